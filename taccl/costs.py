@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from taccl.errors import NumericsWarning, TopologyError
-from taccl.memo import kept
+from taccl.memo import TURNED, kept
 from taccl.units import BYTES_PER_MB, format_size
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from taccl.topology.topology import Topology
 
+T = TypeVar("T", bound=np.generic)
 #: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
 _MAX_TICKS_PER_US, _ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62
@@ -77,10 +78,12 @@ class HoldColumns:
 @kept
 def hold_columns(topology: Topology) -> HoldColumns:
     """The holds of a topology as columns; made once for each."""
+    if (other := topology.memo.get(TURNED)) is not None:
+        same = hold_columns(other)
+        return replace(same, receives=_frozen(~same.receives))
     holds = topology.holds
     link = _read_only([hold.link for hold in holds])
-    receives = np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds))
-    receives.setflags(write=False)
+    receives = _frozen(np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds)))
     first = np.concatenate(([0], np.cumsum(np.bincount(link, minlength=len(topology.links)))))
     resource = _read_only([hold.resource for hold in holds])
     return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
@@ -89,18 +92,30 @@ def hold_columns(topology: Topology) -> HoldColumns:
 @kept
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The source and the destination of every link, of several the first; made once for each topology."""
+    if (other := topology.memo.get(TURNED)) is not None:
+        src, dst = link_ends(other)
+        return dst, src
     return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
 
 
 @kept
 def wide_links(topology: Topology) -> tuple[int, ...]:
     """The links of several sources or destinations, by index; found once for each topology."""
+    if (other := topology.memo.get(TURNED)) is not None:
+        return wide_links(other)
     return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
+
+
+def read_columns(topology: Topology) -> None:
+    """Read a topology's columns, which takes a while of very many links, before any time limit runs."""
+    link_ends(topology), wide_links(topology), hold_columns(topology), _cost_columns(topology)
 
 
 @kept
 def _cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
     """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
+    if (other := topology.memo.get(TURNED)) is not None:
+        return _cost_columns(other)
     columns = []
     for things in (topology.links, topology.holds):
         for name in ("alpha_us", "beta_us_per_mb"):
@@ -168,6 +183,9 @@ def _warn_of_rounding(topology: Topology) -> None:
 
 
 def _read_only(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    array = np.array(values, dtype=np.int64)
+    return _frozen(np.array(values, dtype=np.int64))
+
+
+def _frozen(array: NDArray[T]) -> NDArray[T]:
     array.setflags(write=False)
     return array

@@ -12,6 +12,9 @@ class _Keeps(Protocol):
     def memo(self) -> dict[Any, Any]: ...
 
 
+#: Under which a topology that was turned round remembers the other, whose columns are its own, turned.
+TURNED = "turned round from"
+
 Thing = TypeVar("Thing", bound=_Keeps)
 Found = TypeVar("Found")
 Rest = ParamSpec("Rest")

@@ -20,7 +20,7 @@ from taccl.arguments import checked_as, known_index
 from taccl.clauses import Clauses, Passage, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
-from taccl.costs import Costs, exact_costs
+from taccl.costs import Costs, exact_costs, read_columns
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.names import shown
 from taccl.topology.topology import Topology
@@ -82,6 +82,7 @@ class Problem:
                 f"{self.topology.name} has {self.topology.num_ranks}; make them equal",
                 where="collective",
             )
+        read_columns(self.topology)
         if len(self.chunk_bytes) != self.collective.num_chunks or min(self.chunk_bytes, default=1) <= 0:
             raise CollectiveError(
                 f"found {len(self.chunk_bytes)} chunk sizes, smallest {min(self.chunk_bytes, default=0)}; "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
 from taccl.errors import FormatError, InputError, TopologyError
-from taccl.memo import kept
+from taccl.memo import TURNED, kept
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
@@ -229,6 +229,7 @@ class Topology:
                 Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, OTHER_SIDE[h.side]) for h in self.holds
             ),
         )
+        turned.memo[TURNED] = self
         return turned
 
     @property
