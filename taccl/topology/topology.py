@@ -8,7 +8,7 @@ share and a spine uplink are resources like any other.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
