@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -91,21 +92,23 @@ def read_only(tmp_path: Path):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _kernels(request: pytest.FixtureRequest) -> None:
-    """Have two workers of a whole run compile half of the kernels each, rather than both compile all."""
+def _kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have workers of a whole run compile each kernel once: who comes second waits, and loads what there is."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or request.session.testscollected < _WHOLE_RUN:
         return
-    from taccl import collectives, topologies
-    from taccl.problem import make_problem
+    from taccl.synthesis import large
     from taccl.synthesis.heuristic.improvement import compile_improvement
-    from taccl.synthesis.large import compile_kernels
 
-    if int(worker.removeprefix("gw")) % 2:
-        compile_improvement()
-    else:
+    def compile_list_schedulers() -> None:
         for name in ("allgather", "alltoall", "reduce-scatter"):
-            compile_kernels(make_problem(topologies.ring(2), collectives.make(name, 2), chunk_bytes=1))
+            large._compile_for(name, ())
+
+    halves = [compile_improvement, compile_list_schedulers]
+    for compile_half in halves[:: 1 if int(worker.removeprefix("gw")) % 2 else -1]:
+        with (tmp_path_factory.getbasetemp().parent / f"{compile_half.__name__}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            compile_half()
     gc.freeze()  # what that has loaded, too
 
 
