@@ -74,13 +74,16 @@ def search_guided(
         if search.best is None:
             offer_compiled(search, budget_s=search.deadline.left_s, num_runs=1)
     tried: list[SketchProposal] = []
-    for sketch in proposals or _suggested(search, limit_s):
+    proposals = list(proposals or _suggested(search, limit_s))
+    for i, sketch in enumerate(proposals):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
         _take(search, sketch)
         tried.append(sketch)
+        alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # they share the time
+        limit_s = suggesting.sketch_share / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
-            run(sketch.problem, suggesting.sketch_share * search.deadline.left_s, bound=sketch.bound)
+            run(sketch.problem, limit_s, bound=sketch.bound)
     if search.best is None:
         # What the compiled one had no time for takes the other longer.
         search.gives_up |= search.deadline.has_passed and suits(problem)

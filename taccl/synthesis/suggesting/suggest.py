@@ -149,7 +149,11 @@ def suggest_for(
     if along:
         _try_dimensions(trials, most)
     proposals: list[SketchProposal] = []
-    for candidate in sorted(trials.found, key=lambda each: each.rank)[:most]:
+    # Where merging makes no difference to a plan, one of its two sketches is enough.
+    distinct: dict[tuple[str, int, float], _Candidate] = {}
+    for candidate in sorted(trials.found, key=lambda each: each.rank):
+        distinct.setdefault(candidate.made, candidate)
+    for candidate in list(distinct.values())[:most]:
         bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
         limit_s = None if give_up is NEVER else max(give_up.left_s, parameters.budget.least_bound_s)
         proposals.append(_proposal(trials, candidate, min(bound_s, give_up.left_s), limit_s))
@@ -169,6 +173,11 @@ class _Candidate:
         """The finish, and then the size of the model."""
         problem = self.schedule.problem
         return self.schedule.finish_us, effort(problem) // timing_group(problem).counted
+
+    @property
+    def made(self) -> tuple[str, int, float]:
+        """Plan, chunks per rank, and finish."""
+        return self.plan.name, self.schedule.problem.collective.chunks_per_rank, self.schedule.finish_us
 
 
 @dataclass
