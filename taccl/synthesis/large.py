@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-__all__ = ["compile_kernels", "effort", "schedule_large", "suits", "why_not"]
-
 #: What each half is called while it is under way.
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 

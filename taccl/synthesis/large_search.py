@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.synthesis.search import Search
 
-__all__ = ["have_compiled", "offer_compiled", "search_large"]
-
 
 def search_large(search: Search) -> None:
     """Look for a schedule by the compiled list schedulers alone; what is kept is verified.

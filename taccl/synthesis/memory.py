@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _Ends: TypeAlias = "list[Sequence[int]]"
 
-__all__ = ["MemoryNeed", "check_columns", "check_memory", "free_memory_bytes", "memory_need"]
-
 #: Per transfer of a whole schedule, and while it is written to a file.
 _EXPANDED_BYTES, _FILE_BYTES = 150, 400
 #: Per hop of a way that is chosen first: where the kernel orders and queues it, and in the columns it fills.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.router import Routes
     from taccl.topology.topology import Topology
 
-__all__ = ["Demand", "Fabric", "Holds", "make_demand", "make_fabric", "pack_bits", "problem_arrays", "starts"]
-
 
 class Fabric(NamedTuple):
     """Links by slot, the resources that several links share, and how fast ranks are joined.

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = [
-    "HEAP_FULL", "NUM_SENT", "OVER_LIMIT", "SIGNAL", "STOPPED", "Hops", "Queues", "join_hops", "send_along",
-]  # fmt: skip
-
 #: What `send_along` returns for a finish when it found none.
 HEAP_FULL, OVER_LIMIT, STOPPED = -1, -2, -3
 

@@ -26,20 +26,6 @@ from taccl.synthesis.heuristic.events import pop, push, tidy
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = [
-    "DONE",
-    "LOST",
-    "STOP",
-    "Nets",
-    "Paths",
-    "Prices",
-    "Routing",
-    "choose",
-    "list_paths",
-    "list_trees",
-    "route",
-]
-
 _NONE = -1
 _NEVER = 1e300
 

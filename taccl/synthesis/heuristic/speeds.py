@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Holds
 
-__all__ = ["components", "crowded", "fast_rates", "speed_classes"]
-
 #: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
-__all__ = ["Rule", "default_rules", "spread"]
-
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 

@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Fabric
 
-__all__ = [
-    "FEWEST_FIRST", "HEAP_FULL", "IN_TURN", "OVER_LIMIT", "STOPPED", "STUCK",
-    "NUM_SENDS", "SIGNAL", "State", "mark_needed", "spread_chunks",
-]  # fmt: skip
-
 #: In which order a rank asks the links into it: by how few chunks they have left to offer, or in turn.
 FEWEST_FIRST, IN_TURN = 0, 1
 #: What `spread_chunks` returns for a finish when it found none.
