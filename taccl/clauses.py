@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from taccl.arguments import checked
@@ -180,11 +181,11 @@ def _crosses_straight(asked: bool, passage: Passage) -> _Links:
         starts, needs = (starts, root) if passage.reducing else (root, needs)
     here, there = ({topology.node_of_rank[r] for r in ranks} for ranks in (starts, needs))
 
-    def crosses(link: int) -> bool:
-        srcs, dsts = topology.nodes_of_link[link]
+    @cache  # as many links join the same nodes
+    def crosses(srcs: frozenset[int], dsts: frozenset[int]) -> bool:
         return srcs == dsts or (srcs <= here and dsts <= there)
 
-    return crosses
+    return lambda link: crosses(*topology.nodes_of_link[link])
 
 
 def _is_among_holders(relays: Collection[int], passage: Passage) -> _Links:

@@ -247,6 +247,8 @@ def hops_from(
     hops = dict.fromkeys(starts, 0)
     queue = list(hops)
     for rank in queue:
+        if len(hops) == topology.num_ranks:  # the fewest links to all are known
+            break
         here = hops[rank]
         for link in incident[rank] if limit is None or here < limit else ():
             srcs, dsts = topology.links[link].srcs, topology.links[link].dsts

@@ -184,7 +184,8 @@ class SuggestingParameters(_Group):
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
     most_merged: int = 6  # chunks in one send between nodes
-    # For the bound of the best proposal, and of each other.
+    # For the bound of the best proposal, and of each other; and of the time for all of them at most.
+    bounds_share: float = 0.3
     first_bound_s: float = 5.0
     bound_s: float = 2.0
     # With more moves, once folded, a candidate is scheduled by the compiled list scheduler; with fewer by so

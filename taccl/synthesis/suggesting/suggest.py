@@ -73,7 +73,8 @@ def suggest_sketches(
     most : int
         How many proposals at most; none where no candidate can be scheduled in time.
     time_limit_s : float
-        After which no further candidate is begun; the first is always tried.
+        Of trying candidates and bounding the best. Where none is done by then, the first is taken with what
+        the compiled list scheduler makes of it.
     progress : callable, optional
         Called with (what is being tried, best finish in us or None, None).
 
@@ -125,15 +126,20 @@ def suggest_for(
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
 
-    It stops without any at `give_up`; by default the first candidate is always tried to its end. Schedules
-    `along` the dimensions of a product are candidates where they are asked for: a search that is to improve
-    the best candidate gets further from others, and tries them itself.
+    It stops without any at `give_up`; by default there is one wherever there can be. Schedules `along` the
+    dimensions of a product are candidates where they are asked for: a search that is to improve the best
+    candidate gets further from others, and tries them itself.
     """
     problems = {each.collective.chunks_per_rank: each for each in cut}
     suggesting = parameters.suggesting
-    deadline = give_up.sooner(time_limit_s) if give_up is not NEVER else Deadline.after(time_limit_s)
+    is_patient = give_up is NEVER
+    if is_patient:
+        bounds_s = suggesting.first_bound_s + (most - 1) * suggesting.bound_s
+        give_up = Deadline.after(time_limit_s)
+        time_limit_s -= min(bounds_s, suggesting.bounds_share * time_limit_s)
+    deadline = give_up.sooner(time_limit_s)
     check_reachable(cut[0])
-    shape = find_shape(cut[0].topology, deadline=give_up)
+    shape = find_shape(cut[0].topology, deadline=NEVER if is_patient else give_up)
     trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
     capped = cut[0].clauses.max_merge
     merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
@@ -146,6 +152,8 @@ def suggest_for(
     ]
     finish_us, place = min(tried)
     _try_partitions(trials, *ways[place], per_rank, finish_us)
+    if is_patient and not trials.found:
+        trials.take_first(ways, per_rank)
     if along:
         _try_dimensions(trials, most)
     proposals: list[SketchProposal] = []
@@ -153,10 +161,11 @@ def suggest_for(
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
         distinct.setdefault(candidate.made, candidate)
-    for candidate in list(distinct.values())[:most]:
-        bound_s = suggesting.bound_s if proposals else suggesting.first_bound_s
-        limit_s = None if give_up is NEVER else max(give_up.left_s, parameters.budget.least_bound_s)
-        proposals.append(_proposal(trials, candidate, min(bound_s, give_up.left_s), limit_s))
+    best = list(distinct.values())[:most]
+    for place, candidate in enumerate(best):
+        bound_s = suggesting.bound_s if place else suggesting.first_bound_s
+        limit_s = max(give_up.left_s, parameters.budget.least_bound_s) / (len(best) - place)
+        proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s))
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
 
@@ -196,7 +205,7 @@ class _Trials:
 
     @property
     def until(self) -> Deadline:
-        """The first candidate is tried for as long as it takes."""
+        """The first candidate may take the time of the bounds, too."""
         return self.deadline if self.found else self.give_up
 
     def best_us(self) -> float:
@@ -226,6 +235,21 @@ class _Trials:
         verify(schedule).raise_if_failed()
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
+
+    def take_first(self, ways: Sequence[tuple[Plan, int]], per_rank: int) -> None:
+        """The first way that leads somewhere, without symmetries to fold by; for which there was no time."""
+        for plan, max_merge in ways:
+            problem = self.problems[per_rank]
+            with suppress(SketchError):  # a chunk has no way under this plan
+                sketch = make_sketch(problem, self.shape, plan, max_merge)
+                applied = _applied(sketch, problem)
+                quick = schedule_large(applied, num_runs=1, seed=self.seed) if suits(applied) else None
+                schedule = quick or quick_schedule(applied, self.seed, NEVER, self.parameters)
+                if schedule is not None:
+                    verify(schedule).raise_if_failed()
+                    self.fitting.setdefault(plan.name, ())
+                    self.found.append(_Candidate(sketch, plan, schedule))
+                    return
 
 
 def _applied(sketch: Sketch, problem: Problem) -> Problem:
@@ -273,9 +297,7 @@ def _try_dimensions(trials: _Trials, most: int) -> None:
                 trials.found[trials.found.index(each)] = replace(each, schedule=found)
 
 
-def _proposal(
-    trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: float | None
-) -> SketchProposal:
+def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: float) -> SketchProposal:
     problem, sketch, plan, shape = candidate.schedule.problem, candidate.sketch, candidate.plan, trials.shape
     unmerged = sketch.merging.max == 1
     parts = [plan.why]
