@@ -29,7 +29,8 @@ from taccl.synthesis.heuristic.improvement import (
     suits_improvement,
 )
 from taccl.synthesis.heuristic.limits import Limits, Sends
-from taccl.synthesis.heuristic.queues import direct_routes, send_along_trees, send_at_once
+from taccl.synthesis.heuristic.queues import send_along_trees, send_at_once
+from taccl.synthesis.heuristic.router import find_paths
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
@@ -94,9 +95,7 @@ def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     verify_compact(schedule_large(pair, num_runs=1))
     if name == "alltoall":
         fabric, demand = problem_arrays(pair)
-        routes = direct_routes(fabric, demand)
-        assert routes is not None, "two ranks are joined"
-        send_at_once(fabric, demand, routes)
+        send_at_once(fabric, demand, find_paths(fabric, demand))
     # Chunks that go to one rank each go along trees, too, where a sketch guides them, be it a suggested one.
     send_along_trees(*problem_arrays(to_all), Limits(num_runs=1), limit_ticks=2**62)
 

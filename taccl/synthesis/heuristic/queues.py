@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
 
-__all__ = [
-    "direct_routes", "send_along_trees", "send_at_once", "send_best", "send_queued", "travel_ticks",
-]  # fmt: skip
+__all__ = ["send_along_trees", "send_at_once", "send_best", "send_queued", "travel_ticks"]
 
 
 _INT32_MAX = int(np.iinfo(np.int32).max)
@@ -69,38 +67,15 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     NoSolutionError
         If it was stopped before there was a schedule.
     """
-    parameters, left_s = limits.parameters, limits.deadline.left_s
-    search_ns = parameters.router.link_ns * len(np.unique(demand.origin)) * fabric.num_slots
-    # A search that cannot be in time is not begun where chunks may go straight to their targets.
-    routes = direct_routes(fabric, demand) if search_ns / 10**9 > left_s else None
-    if routes is None:
-        routes = find_paths(fabric, demand, limits)
-    verifying_s = len(routes.slot) * parameters.large.verify_us_per_transfer / 10**6
-    best = _send_best(fabric, demand, routes, replace(limits, deadline=limits.deadline.later(-verifying_s)))
-    return best or send_at_once(fabric, demand, routes, limits)
-
-
-def _send_best(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits) -> Sends | None:
-    parameters = limits.parameters.queues
+    routes = find_paths(fabric, demand, limits)
+    verifying_s = len(routes.slot) * limits.parameters.large.verify_us_per_transfer / 10**6
+    parameters, find = limits.parameters.queues, partial(find_paths, fabric, demand)
     most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
-    find, num_runs = partial(find_paths, fabric, demand), limits.num_runs or max(2, most)
-    return send_best(fabric, demand, routes, find, limits, orders=parameters.path_orders, num_runs=num_runs)
-
-
-def direct_routes(fabric: Fabric, demand: Demand) -> Routes | None:
-    """The fastest link from where each chunk starts to its one target; None where there is none."""
-    assert demand.target is not None, "chunks go to one rank each"
-    ends = fabric.src * fabric.num_ranks + fabric.dst
-    slot = np.lexsort((fabric.speed, ends)).astype(np.int32)
-    origin = demand.origin[demand.origin_of[:-1]].astype(np.int64)
-    goes = np.flatnonzero(origin != demand.target)
-    asked = origin[goes] * fabric.num_ranks + demand.target[goes]
-    slot = slot[np.minimum(np.searchsorted(ends[slot], asked), len(slot) - 1)]
-    if len(slot) and (ends[slot] != asked).any():
-        return None
-    hop_of = np.searchsorted(goes, np.arange(demand.num_chunks + 1))
-    took = fabric.alpha[slot] + demand.units[goes] * fabric.beta[slot]
-    return Routes(hop_of, slot, int(np.bincount(slot, weights=took).max(initial=0)))
+    best = send_best(
+        fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
+        orders=parameters.path_orders, num_runs=limits.num_runs or max(2, most),
+    )  # fmt: skip
+    return best or send_at_once(fabric, demand, routes, limits)
 
 
 def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
