@@ -792,7 +792,7 @@ class TestContributionsApart:
         """On two nodes of eight, where latency counts, every baseline competes."""
         topology = taccl.topologies.ndv2(2)
         problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
-        result = taccl.synthesize(problem, time_limit_s=3)
+        result = taccl.synthesize(problem, time_limit_s=30)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
 
 
