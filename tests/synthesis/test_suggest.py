@@ -170,3 +170,11 @@ def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
     with pytest.raises(CollectiveError, match="leave the others out"):
         ring = taccl.topologies.ring(4)
         taccl.suggest_sketches(ring, taccl.collectives.allgather(4), "1MB", chunks_per_rank=2)
+
+
+def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
+    """Without the symmetries that it has no time to look for."""
+    (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
+    assert found.sketch.symmetry == ()
+    assert taccl.verify(found.schedule).ok
+    assert 0 < found.bound_us <= found.finish_us
