@@ -320,9 +320,10 @@ def test_a_run_that_ends_its_worker_is_a_row(problem, monkeypatch):
 
 
 TERMINATED = """
-    import os, sys, taccl
+    import os, signal, sys, taccl
     def end(done, total):
         os.kill(os.getpid(), int(sys.argv[1]))
+    signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # nohup has a process ignore SIGHUP
     if __name__ == "__main__":
         ring = taccl.topologies.parse("ring:4")
         quick = taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4)
