@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from taccl.units import format_gap, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from fractions import Fraction
 
     from taccl.problem import Problem
     from taccl.program.program import Program
@@ -52,7 +52,8 @@ class _Candidate:
 
     The order of sends is kept, so that the finish is the longest of many ways through them, each of which
     takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
-    one side of a third thus tell how long it takes there at least, and few sizes need to be simulated.
+    one side of a third thus tell how long it takes there at least, those on both sides how long at most, and
+    few sizes need to be simulated.
     """
 
     def __init__(self, schedule: Schedule, source: str) -> None:
@@ -79,26 +80,34 @@ class _Candidate:
         """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
         key = self._chunk_bytes(size)
         if key not in self._finish:
-            try:
-                found = simulate(self.schedule, size=size)
-                self._finish[key] = found.launch + found.finish
-            except InputError:
-                self._finish[key] = math.inf
+            least, most = self._range(key)
+            if least < most:
+                try:
+                    found = simulate(self.schedule, size=size)
+                    least = found.launch + found.finish
+                except InputError:
+                    least = math.inf
+            self._finish[key] = least
         return self._finish[key]
 
     def at_least(self, size: int) -> Fraction | float:
         """What its finish cannot be less than, as far as that is known."""
-        key = self._chunk_bytes(size)
+        return self._range(self._chunk_bytes(size))[0]
+
+    def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
+        """What its finish is at least and at most: on a straight line through three sizes both are one."""
         if key in self._finish:
-            return self._finish[key]
-        known = sorted((x, y) for x, y in self._finish.items() if y < math.inf)
+            return (self._finish[key],) * 2
+        known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
         below, above = [p for p in known if p[0] < key], [p for p in known if p[0] > key]
+
+        def line(one: tuple[int, Fraction], other: tuple[int, Fraction]) -> Fraction:
+            (x, y), (other_x, other_y) = one, other
+            return y + (y - other_y) * (key - x) / (x - other_x)
+
         least: Fraction | float = below[-1][1] if below else 0
-        for pair in (below[:-3:-1], above[:2]):
-            if len(pair) == 2:
-                (x, y), (other_x, other_y) = pair
-                least = max(least, y + (y - other_y) * (key - x) / (x - other_x))
-        return least
+        least = max([least, *(line(*pair) for pair in (below[:-3:-1], above[:2]) if len(pair) == 2)])
+        return least, line(below[-1], above[0]) if below and above else math.inf
 
     def at(self, size: int) -> Schedule:
         """The verified schedule with the times it has at a size."""

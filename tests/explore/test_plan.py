@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import taccl
@@ -365,3 +366,23 @@ def test_small_sums_are_made_by_few_sends(topology, at_most_us):
     """Baselines that add at several ranks compete, and their programs fit the format."""
     (only,) = taccl.plan(topology, "allreduce", sizes=["1KB"], backend="greedy", time_limit_s=1).ranges
     assert only.finish_max <= Fraction(at_most_us)
+
+
+def test_few_sizes_are_simulated(monkeypatch):
+    """Between sizes on one straight line the finish is known, and is what a simulation says."""
+
+    problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), "allgather", size_bytes="1MB")
+    schedule = taccl.baselines.baseline("ring", problem)
+    simulated = []
+
+    def counted(schedule, *, size):
+        simulated.append(size)
+        return taccl.simulate(schedule, size=size)
+
+    monkeypatch.setattr(plan_search, "simulate", counted)
+    candidate = plan_search._Candidate(schedule, "ring")
+    sizes = [2**10, 2**26, *np.random.default_rng(0).integers(2**10, 2**26, 30).tolist()]
+    for size in sizes:
+        found = taccl.simulate(schedule, size=size)
+        assert candidate.at_least(size) <= candidate.finish(size) == found.launch + found.finish
+    assert len(simulated) < 10
