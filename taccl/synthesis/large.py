@@ -113,21 +113,14 @@ def schedule_large(
 ) -> CompactSchedule:
     """A schedule of a problem that `suits`, by the kernel.
 
-    Parameters
-    ----------
-    target_ticks : int
-        A finish that is good enough, such as a lower bound.
-    time_limit_s : float, optional
-        After which no run but the first is begun; after the deadline, first or not, it is stopped.
-    num_runs : int, optional
-        How many rules and seeds to try at most; by default each rule once.
-    spill_dir : path, optional
-        A folder for columns while they are found, in files without names; by default they are in memory.
+    - `target_ticks`: A finish that is good enough, such as a lower bound.
+    - `time_limit_s`: After which no run but the first is begun; after the deadline, first or not, it is
+      stopped.
+    - `num_runs`: How many rules and seeds to try at most; by default each rule once.
+    - `spill_dir`: A folder for columns while they are found, in files without names; by default they are in
+      memory.
 
-    Raises
-    ------
-    NoSolutionError
-        If it was stopped before there was a schedule.
+    Raises `NoSolutionError` if it was stopped before there was a schedule.
     """
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0

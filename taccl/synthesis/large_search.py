@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 def search_large(search: Search) -> None:
     """Look for a schedule by the compiled list schedulers alone; what is kept is verified.
 
-    Raises
-    ------
-    InputError
-        If there is not enough memory, or the folder to spill to cannot be used.
-    NoSolutionError, KeyboardInterrupt
-        If there was no schedule by the deadline, or when Ctrl-C came.
+    Raises `InputError` if there is not enough memory, or the folder to spill to cannot be used.
+    `NoSolutionError` or `KeyboardInterrupt` if there was no schedule by the deadline, or when Ctrl-C came.
     """
     problem, options = search.problem, search.options
     if options.spill_dir is not None:

@@ -118,12 +118,8 @@ def check_memory(
 ) -> int | None:
     """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
 
-    The limit is by default a share of what is free.
-
-    Raises
-    ------
-    InputError
-        If it is not enough for one; it says how much is needed, the limit, and what would fit.
+    The limit is by default a share of what is free. Raises `InputError` if it is not enough for one; it says
+    how much is needed, the limit, and what would fit.
     """
     limit = _limit(memory_limit_mb, share)
     how = {"spilled": spilled, "summary": summary, "to_file": to_file}
@@ -163,12 +159,7 @@ def check_columns(
     """Refuse what every rank receives from every rank where the bare columns have no room.
 
     To be called before topology and collective, named for the error, are built: for very many ranks that
-    takes long.
-
-    Raises
-    ------
-    InputError
-        If a row of ten bytes for every pair of ranks is more than the limit.
+    takes long. Raises `InputError` if a row of ten bytes for every pair of ranks is more than the limit.
     """
     limit = _limit(memory_limit_mb, share)
     needed = 10 * num_ranks * (num_ranks - 1)

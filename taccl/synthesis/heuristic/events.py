@@ -20,10 +20,7 @@ __all__ = ["is_free", "keep_ticks", "pop", "push", "ticks_in_words", "tidy"]
 def is_free(fabric: Fabric, resource_free: NDArray[np.int64], e: int, size: int, time: int) -> bool:
     """Whether the shared resources of a link are free for a send that starts now.
 
-    Parameters
-    ----------
-    resource_free : (num_resources,) int64
-        When each is free.
+    - `resource_free` ((num_resources,) int64): When each is free.
     """
     took = fabric.alpha[e] + size * fabric.beta[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):

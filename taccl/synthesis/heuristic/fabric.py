@@ -35,31 +35,24 @@ class Fabric(NamedTuple):
     ``own_alpha + u * own_beta``. Where a resource is held by one link alone, on the sending side, these two
     say so; every other hold is a row of `hold_resource`.
 
-    Parameters
-    ----------
-    link : (num_slots,) int32
-        The topology's link of every slot. Links with several ends have none.
-    src, dst, speed : (num_slots,) int64
-        The ends, and the speed class, 0 for the fastest.
-    into : (num_ranks + 1,) int64
-        The slots into rank r are ``into[r]:into[r + 1]``.
-    out_of, out_slot : (num_ranks + 1,), (num_slots,) int64
-        The slots out of rank r are ``out_slot[out_of[r]:out_of[r + 1]]``.
-    hold_of : (num_slots + 1,) int64
-        The holds of slot e are rows ``hold_of[e]:hold_of[e + 1]`` of the next four.
-    hold_resource, hold_alpha, hold_beta, hold_receives, hold_lead : (num_holds,)
-        The lead is the time from a send's start to where it takes the resource: of chunks of several sizes
-        the shortest.
-    num_resources : int
-        Resources that the rows name.
-    wake_of, wake_group, wake_hold : (num_slots + 1,), (num_wakes,), (num_wakes,) int64
-        Groups of slots to look at again when a send over slot e lets go of the resource of a row.
-    group_of, group_slot, group_lead : (num_groups + 1,), (num_wakes,), (num_groups,) int64
-        Slots that hold one resource with one lead.
-    component : (num_classes, num_ranks) int64
-        Ranks that share a number reach one another over links of faster classes than k.
-    fast_rate : (num_classes, num_ranks) float64
-        Chunks of typical size that a rank can receive in a tick over links of faster classes than k.
+    - `link` ((num_slots,) int32): The topology's link of every slot. Links with several ends have none.
+    - `src`, `dst`, `speed` ((num_slots,) int64): The ends, and the speed class, 0 for the fastest.
+    - `into` ((num_ranks + 1,) int64): The slots into rank r are ``into[r]:into[r + 1]``.
+    - `out_of`, `out_slot` ((num_ranks + 1,), (num_slots,) int64): The slots out of rank r are
+      ``out_slot[out_of[r]:out_of[r + 1]]``.
+    - `hold_of` ((num_slots + 1,) int64): The holds of slot e are rows ``hold_of[e]:hold_of[e + 1]`` of the
+      next four.
+    - `hold_resource`, `hold_alpha`, `hold_beta`, `hold_receives`, `hold_lead` ((num_holds,)): The lead is the
+      time from a send's start to where it takes the resource: of chunks of several sizes the shortest.
+    - `num_resources`: Resources that the rows name.
+    - `wake_of`, `wake_group`, `wake_hold` ((num_slots + 1,), (num_wakes,), (num_wakes,) int64): Groups of
+      slots to look at again when a send over slot e lets go of the resource of a row.
+    - `group_of`, `group_slot`, `group_lead` ((num_groups + 1,), (num_wakes,), (num_groups,) int64): Slots
+      that hold one resource with one lead.
+    - `component` ((num_classes, num_ranks) int64): Ranks that share a number reach one another over links of
+      faster classes than k.
+    - `fast_rate` ((num_classes, num_ranks) float64): Chunks of typical size that a rank can receive in a tick
+      over links of faster classes than k.
     """
 
     num_ranks: int
@@ -104,23 +97,17 @@ class Fabric(NamedTuple):
 class Demand:
     """Which chunks there are, where each starts, and which ranks may receive it.
 
-    Parameters
-    ----------
-    units : (num_chunks,) int64
-        Size of every chunk, in the units of `Costs`.
-    origin_of, origin : (num_chunks + 1,) int64, int32
-        Chunk c starts at ranks ``origin[origin_of[c]:origin_of[c + 1]]``.
-    wanted : (num_ranks, ceil(num_chunks / 8)) uint8, optional
-        Bit ``c & 7`` of byte ``c >> 3`` says that a rank is to receive chunk c. None: every rank, every
-        chunk.
-    needed : like `wanted`, optional
-        The same without relays, where there are any: what does not lead there is left out in the end.
-    reach : (num_chunks,) int64, optional
-        How far each chunk has to go. A rank sends its own in this order, farthest first.
-    target : (num_chunks,) int32, optional
-        The one rank that each chunk goes to, where that is so for all. Then `wanted` is left out.
-    routes : Routes, optional
-        How each chunk goes to its targets.
+    - `units` ((num_chunks,) int64): Size of every chunk, in the units of `Costs`.
+    - `origin_of`, `origin` ((num_chunks + 1,) int64, int32): Chunk c starts at ranks
+      ``origin[origin_of[c]:origin_of[c + 1]]``.
+    - `wanted` ((num_ranks, ceil(num_chunks / 8)) uint8): Bit ``c & 7`` of byte ``c >> 3`` says that a rank is
+      to receive chunk c. None: every rank, every chunk.
+    - `needed`: The same without relays, where there are any: what does not lead there is left out in the end.
+    - `reach` ((num_chunks,) int64): How far each chunk has to go. A rank sends its own in this order,
+      farthest first.
+    - `target` ((num_chunks,) int32): The one rank that each chunk goes to, where that is so for all. Then
+      `wanted` is left out.
+    - `routes`: How each chunk goes to its targets.
     """
 
     units: NDArray[np.int64]
@@ -154,17 +141,11 @@ def make_fabric(
 ) -> Fabric:
     """The arrays of a topology.
 
-    Parameters
-    ----------
-    links : sequence of int, optional
-        Links that may be used; by default all. A link with several sources or destinations is left out.
-    units : int
-        The size of chunk, in the units of `costs`, that speed classes are told by.
+    - `links`: Links that may be used; by default all. A link with several sources or destinations is left
+      out.
+    - `units`: The size of chunk, in the units of `costs`, that speed classes are told by.
 
-    Raises
-    ------
-    TopologyError
-        If no link is left.
+    Raises `TopologyError` if no link is left.
     """
     num_links = len(topology.links)
     srcs, dsts = link_ends(topology)
@@ -218,10 +199,7 @@ def make_fabric(
 def make_demand(collective: Collective, costs: Costs) -> Demand:
     """The arrays of a collective in which nothing is combined.
 
-    Raises
-    ------
-    CollectiveError
-        If the collective combines, or makes chunks from one another.
+    Raises `CollectiveError` if the collective combines, or makes chunks from one another.
     """
     if collective.combining or collective.derivations:
         raise CollectiveError(

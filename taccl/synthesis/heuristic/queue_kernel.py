@@ -29,18 +29,13 @@ _NUM_ASKED, SIGNAL, NUM_SENT = range(3)
 class Hops(NamedTuple):
     """Routes of chunks, hop after hop.
 
-    Parameters
-    ----------
-    units : (num_chunks,) int64
-        Sizes.
-    slot : (num_hops,) int32
-    chunk : (num_hops,) int32
-    is_first : (num_hops,) bool
-        Whether a hop leaves where its chunk starts.
-    next_of, next_end : (num_hops,) int32
-        The hops that go on from where hop t ends are ``next_of[t]:next_end[t]``.
-    key : (num_hops,) float64
-        Of chunks that wait for one link the smallest goes first.
+    - `units` ((num_chunks,) int64): Sizes.
+    - `slot`: (num_hops,) int32.
+    - `chunk`: (num_hops,) int32.
+    - `is_first` ((num_hops,) bool): Whether a hop leaves where its chunk starts.
+    - `next_of`, `next_end` ((num_hops,) int32): The hops that go on from where hop t ends are
+      ``next_of[t]:next_end[t]``.
+    - `key` ((num_hops,) float64): Of chunks that wait for one link the smallest goes first.
     """
 
     units: NDArray[np.int64]
@@ -55,23 +50,17 @@ class Hops(NamedTuple):
 class Queues(NamedTuple):
     """What changes while chunks are sent; all of it is used up.
 
-    Parameters
-    ----------
-    queue_of, queue_size, queue_key, queue_hop
-        Hops that wait for slot e are a heap in ``queue_of[e]:queue_of[e] + queue_size[e]``.
-    resource_left : (num_resources,) int64
-        Ticks for which resources are yet to be taken.
-    free, resource_free : int64
-        When links and resources are free.
-    is_asked, asked_key, asked
-        Links to ask, as a heap.
-    event_time, event_what
-        A heap: what is a hop that arrives, a link that is free (num_hops + e), or a group of links to ask
-        (num_hops + num_slots + g).
-    scalar : (3,) int64
-        How many links there are to ask, a sign from outside to stop, and how many hops were sent.
-    sent_chunk, sent_link, sent_start : (num_hops,), (num_hops,), (num_hops, 1 or 2) int32
-        What is found, in order of start; links by index of the topology. See `keep_ticks`.
+    - `queue_of`, `queue_size`, `queue_key`, `queue_hop`: Hops that wait for slot e are a heap in
+      ``queue_of[e]:queue_of[e] + queue_size[e]``.
+    - `resource_left` ((num_resources,) int64): Ticks for which resources are yet to be taken.
+    - `free`, `resource_free`: When links and resources are free.
+    - `is_asked`, `asked_key`, `asked`: Links to ask, as a heap.
+    - `event_time`, `event_what`: A heap: what is a hop that arrives, a link that is free (num_hops + e), or a
+      group of links to ask (num_hops + num_slots + g).
+    - `scalar` ((3,) int64): How many links there are to ask, a sign from outside to stop, and how many hops
+      were sent.
+    - `sent_chunk`, `sent_link`, `sent_start` ((num_hops,), (num_hops,), (num_hops, 1 or 2) int32): What is
+      found, in order of start; links by index of the topology. See `keep_ticks`.
     """
 
     queue_of: NDArray[np.int64]
@@ -99,10 +88,7 @@ class Queues(NamedTuple):
 def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
     """Find a start for every hop; the finish in ticks, or why there is none.
 
-    Parameters
-    ----------
-    limit : int
-        Give up once the finish passes it, which the column of starts must have room for.
+    - `limit`: Give up once the finish passes it, which the column of starts must have room for.
     """
     num_hops, num_slots = len(hops.slot), len(s.free)
     finish = 0
@@ -182,10 +168,8 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, limit: int) -> int:
 def send_in_order(fabric: Fabric, hops: Hops, order: NDArray[np.int64], start: NDArray[np.int64]) -> int:
     """Start every hop as soon as those before it in an order let it; the finish in ticks.
 
-    Parameters
-    ----------
-    order, start : (num_hops,)
-        Hops, each after that which brings its chunk; and room for when each starts.
+    - `order`, `start` ((num_hops,)): Hops, each after that which brings its chunk; and room for when each
+      starts.
     """
     link_free = np.zeros(len(fabric.link), np.int64)
     resource_free = np.zeros(fabric.num_resources, np.int64)
@@ -220,17 +204,13 @@ def join_hops(
 ) -> None:
     """Fill in which hops go on from which, and turn their times into those until all that follow end.
 
-    Parameters
-    ----------
-    hop_of : (num_chunks + 1,) int64
-        The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, each after that which brings the chunk to its
-        source, and those from one rank next to one another.
-    into : (num_ranks,) int64
-        Room.
-    took : (num_hops,) int64
-        Ticks of each hop; in the end, of the longest chain of hops that begins with it.
-    signal : (2,) int64
-        It stops once the first is 1. The second becomes the number of chunks that are done.
+    - `hop_of` ((num_chunks + 1,) int64): The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, each after that
+      which brings the chunk to its source, and those from one rank next to one another.
+    - `into` ((num_ranks,) int64): Room.
+    - `took` ((num_hops,) int64): Ticks of each hop; in the end, of the longest chain of hops that begins with
+      it.
+    - `signal` ((2,) int64): It stops once the first is 1. The second becomes the number of chunks that are
+      done.
     """
     for c in range(len(hop_of) - 1):
         if signal[0]:

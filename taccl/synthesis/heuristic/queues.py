@@ -55,17 +55,10 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
 
     By default there are more runs the fewer sends there are.
 
-    Parameters
-    ----------
-    demand : Demand
-        With a target for every chunk.
+    - `demand`: With a target for every chunk.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach its target.
-    NoSolutionError
-        If it was stopped before there was a schedule.
+    Raises `CollectiveError` if a chunk cannot reach its target. `NoSolutionError` if it was stopped before
+    there was a schedule.
     """
     routes = find_paths(fabric, demand, limits)
     verifying_s = len(routes.slot) * limits.parameters.large.verify_us_per_transfer / 10**6
@@ -104,18 +97,11 @@ def send_along_trees(
 ) -> Sends | None:
     """The best schedule of several seeds along trees; None if none ends within the limit.
 
-    Parameters
-    ----------
-    demand : Demand
-        Its routes, if it has any, are the first that are tried. Without, trees are only looked for where that
-        takes little time.
-    limit_ticks : int
-        Only what ends by then counts.
+    - `demand`: Its routes, if it has any, are the first that are tried. Without, trees are only looked for
+      where that takes little time.
+    - `limit_ticks`: Only what ends by then counts.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach a rank that wants it.
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it.
     """
     parameters, routes = limits.parameters.queues, demand.routes
     steps = max(1, search_steps(fabric, demand))
@@ -152,14 +138,9 @@ def send_best(
 ) -> Sends | None:
     """The best of several orders along each of several routes; None if none ends within the limit.
 
-    Parameters
-    ----------
-    routes : Routes
-        The first to try.
-    find : function of Limits to Routes
-        Further ones.
-    orders : int
-        How many orders are tried along the same routes.
+    - `routes`: The first to try.
+    - `find`: Further ones.
+    - `orders`: How many orders are tried along the same routes.
     """
 
     def attempt(run: int, limit: int, limits: Limits) -> Sends | None:

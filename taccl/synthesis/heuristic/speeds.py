@@ -25,10 +25,7 @@ def crowded(
 ) -> NDArray[np.int64]:
     """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
 
-    Parameters
-    ----------
-    src, dst, duration : (num_slots,)
-        Slots as `holds` has them.
+    - `src`, `dst`, `duration` ((num_slots,)): Slots as `holds` has them.
 
     Returns
     -------

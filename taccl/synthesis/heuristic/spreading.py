@@ -45,13 +45,10 @@ _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 class Rule:
     """How the kernel chooses.
 
-    Parameters
-    ----------
-    order : {"fewest-first", "in-turn"}
-        Which link into a rank chooses first: that with the fewest chunks to offer, or each in its turn.
-    theta : float
-        How many slow sends' time a rank must be behind its fast component before a slow link repeats for
-        it what the component has already. Negative: links are all the same.
+    - `order`: Which link into a rank chooses first: that with the fewest chunks to offer, or each in its
+      turn.
+    - `theta`: How many slow sends' time a rank must be behind its fast component before a slow link repeats
+      for it what the component has already. Negative: links are all the same.
     """
 
     order: str = "fewest-first"
@@ -70,17 +67,10 @@ def spread(
 ) -> Sends:
     """Sends that bring every chunk to all that want it, each rank once; by default one run for every rule.
 
-    Parameters
-    ----------
-    rules : sequence of Rule, optional
-        Tried in order, then again with other seeds; by default `default_rules`.
+    - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
 
-    Raises
-    ------
-    CollectiveError
-        If a chunk cannot reach a rank that wants it.
-    NoSolutionError
-        If it was stopped before there was a schedule.
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `NoSolutionError` if it was stopped
+    before there was a schedule.
     """
     if demand.target is not None:
         return send_queued(fabric, demand, limits)

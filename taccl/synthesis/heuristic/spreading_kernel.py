@@ -47,30 +47,22 @@ _FRESH, _BEHIND, _ANYTHING = 0, 1, 2
 class State(NamedTuple):
     """What changes while chunks spread; all of it is used up.
 
-    Parameters
-    ----------
-    log_of, log, log_end
-        Rank r's chunks in order of arrival are ``log[log_of[r]:log_end[r]]``: its own to begin with; there is
-        room for all it is to receive.
-    claimed, missing
-        Bits of the chunks that a rank has, expects, or is not to receive; how many are left to claim.
-    held, num_held
-        Bits of the chunks that some rank of a component has or expects, by class and component, and their
-        number. An empty first axis switches the rules for slow links off.
-    resource_free : (num_resources,)
-        When shared resources are free.
-    link_free, place, fresh_place, armed, turn, queue : (num_slots,)
-        When links are free; the place in the source's log before which all is claimed at the destination,
-        and before which all is held in its component; links to look at; where a rank's turn of links is;
-        room for the links that a rank asks.
-    active, is_active : (num_ranks,)
-        Ranks with links to look at.
-    event_time, event_what
-        A heap: what is a slot and, in the last bits, the chunk that arrives over it; or a group of slots.
-    sent_chunk, sent_link, sent_start
-        One row for every send, in order of start; see `keep_ticks`.
-    scalar : (5,) int64
-        Active ranks, sends, the finish so far, a sign from outside to stop, and events.
+    - `log_of`, `log`, `log_end`: Rank r's chunks in order of arrival are ``log[log_of[r]:log_end[r]]``: its
+      own to begin with; there is room for all it is to receive.
+    - `claimed`, `missing`: Bits of the chunks that a rank has, expects, or is not to receive; how many are
+      left to claim.
+    - `held`, `num_held`: Bits of the chunks that some rank of a component has or expects, by class and
+      component, and their number. An empty first axis switches the rules for slow links off.
+    - `resource_free` ((num_resources,)): When shared resources are free.
+    - `link_free`, `place`, `fresh_place`, `armed`, `turn`, `queue` ((num_slots,)): When links are free; the
+      place in the source's log before which all is claimed at the destination, and before which all is held
+      in its component; links to look at; where a rank's turn of links is; room for the links that a rank
+      asks.
+    - `active`, `is_active` ((num_ranks,)): Ranks with links to look at.
+    - `event_time`, `event_what`: A heap: what is a slot and, in the last bits, the chunk that arrives over
+      it; or a group of slots.
+    - `sent_chunk`, `sent_link`, `sent_start`: One row for every send, in order of start; see `keep_ticks`.
+    - `scalar` ((5,) int64): Active ranks, sends, the finish so far, a sign from outside to stop, and events.
     """
 
     log_of: NDArray[np.int64]
@@ -111,17 +103,11 @@ def spread_chunks(
 ) -> int:
     """Spread every chunk to the ranks that want it; the finish in ticks.
 
-    Parameters
-    ----------
-    units : (num_chunks,) int64
-        Sizes of chunks.
-    order : int
-        How a rank orders the links into it.
-    theta : float
-        A slow link brings a rank a chunk that its component has only if the rank is more than theta slow
-        sends behind its component.
-    limit : int
-        Give up once time passes it.
+    - `units` ((num_chunks,) int64): Sizes of chunks.
+    - `order`: How a rank orders the links into it.
+    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is more than theta
+      slow sends behind its component.
+    - `limit`: Give up once time passes it.
 
     Returns
     -------
@@ -195,12 +181,9 @@ def mark_needed(
 ) -> None:
     """Mark the sends that lead to a rank that needs the chunk; `needed` is used up.
 
-    Parameters
-    ----------
-    chunk, src, dst, keep : (num_sends,)
-        In order of start, one send at most for a chunk and destination.
-    needed : (num_ranks, ceil(num_chunks / 8)) uint8
-        Bits of the chunks that ranks need.
+    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): In order of start, one send at most for a chunk and
+      destination.
+    - `needed` ((num_ranks, ceil(num_chunks / 8)) uint8): Bits of the chunks that ranks need.
     """
     for t in range(len(chunk) - 1, -1, -1):
         c = int(chunk[t])
