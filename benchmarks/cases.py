@@ -102,7 +102,7 @@ class PlainCase:
         made = taccl.collectives.make(
             self.collective, topology.num_ranks, chunks_per_rank=self.chunks_per_rank
         )
-        return taccl.problem.make_problem(topology, made, size_bytes=self.size_bytes)
+        return taccl.make_problem(topology, made, size_bytes=self.size_bytes)
 
 
 #: The finish to meet by chunks per rank; with links to several ranks on offer, what is met without them.
