@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import Deadline
@@ -60,6 +61,16 @@ def test_neighbours_that_send_and_receive_swap_names() -> None:
     names = isomorphism_of(pairs())
     assert names is not None
     assert names.ranks == names.chunks == (1, 0, 3, 2)
+
+
+@pytest.mark.parametrize("sketch", ["dgx2/sk1", "dgx2/sk2"])
+def test_relays_limit_sums_by_their_roots_and_spreads_by_their_origins(sketch: str) -> None:
+    """Of each node's pairs one rank sends and one receives: what limits sums says nothing of the halves."""
+    topology = taccl.topologies.dgx2(nodes=2)
+    collective = collectives.allreduce(topology.num_ranks)
+    problem = taccl.load_sketch(sketch).apply(topology, collective, size="1MB")
+    assert problem.clauses.carries_to
+    assert find_isomorphism(*halves(problem)) is not None
 
 
 def one_way(beta: int) -> Topology:
