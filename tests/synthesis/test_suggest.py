@@ -178,3 +178,13 @@ def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
     assert found.sketch.symmetry == ()
     assert taccl.verify(found.schedule).ok
     assert 0 < found.bound_us <= found.finish_us
+
+
+@pytest.mark.slow
+def test_of_sketches_that_differ_in_merging_alone_the_looser_stays():
+    """They finish alike so far; where chunks may travel together, more can be found yet."""
+    topology = taccl.topologies.ndv2(nodes=2)
+    found = taccl.suggest_sketches(topology, "alltoall", size="1MB", time_limit_s=20)
+    plans = [(each.sketch.name.replace("-unmerged", ""), each.finish_us) for each in found]
+    assert len(set(plans)) == len(plans)
+    assert any(each.sketch.merging.max > 1 for each in found)

@@ -157,10 +157,13 @@ def suggest_for(
     if along:
         _try_dimensions(trials, most)
     proposals: list[SketchProposal] = []
-    # Where merging makes no difference to a plan, one of its two sketches is enough.
+    # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
-        distinct.setdefault(candidate.made, candidate)
+        if candidate.sketch.merging.max > 1:
+            distinct[candidate.made] = candidate
+        else:
+            distinct.setdefault(candidate.made, candidate)
     best = list(distinct.values())[:most]
     for place, candidate in enumerate(best):
         bound_s = suggesting.bound_s if place else suggesting.first_bound_s
