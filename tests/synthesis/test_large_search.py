@@ -88,6 +88,7 @@ class TestPhases:
                 patience_s=math.inf,
             )
             assert taccl.verify(found).ok
+            assert found.finish > schedule_large(problem, num_runs=1, parameters=few).finish
 
     @pytest.mark.slow
     def test_limit_keeps_the_best(self):
