@@ -22,9 +22,9 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     Hosts that are near each other on average are joined first (hierarchical clustering by average linkage).
     Where the next two to be joined are farther apart than all before by a factor, what was joined is a level.
     There are none where clusters tell distances no better than they do where the same distances are dealt out
-    at random.
+    at random; nor, of few hosts, where the factor is within what the two directions of a pair differ by.
 
-    - `distance`, (num_hosts, num_hosts) array: Symmetric, without holes.
+    - `distance`, (num_hosts, num_hosts) array: Without holes; of two directions the mean counts.
     """
     if len(distance) < 3:
         return []
