@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from taccl.arguments import checked
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from taccl.collective import Chunk, Collective
     from taccl.topology.topology import Topology
 
-    #: Whether a link is one of some.
-    _Links: TypeAlias = Callable[[int], bool]
+    #: Nodes where something starts, and where it ends.
+    _Nodes: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 #: What a clause speaks of: links as such, chunks on links, chunks of process groups on links, the links that
 #: a chunk passes one after another, the order of sends over a link, merged sends; or the search alone.
@@ -50,12 +49,12 @@ class SwitchPolicy:
 
 
 class Passage(NamedTuple):
-    """A chunk on its way, while it spreads or (`reducing`) to its root."""
+    """A chunk on its way from `starts`, while it spreads or (`reducing`) to its root."""
 
     topology: Topology
     collective: Collective
     chunk: int
-    starts: tuple[int, ...]
+    starts: frozenset[int]
     reducing: bool
 
     @property
@@ -78,9 +77,10 @@ class Clause(NamedTuple):
     - `reads`: A value as (label, text) for a person; None where the report words it by itself.
     - `meaning`, `remedy`: What it says (of its ``{value}``), and how to give it up, for explanations.
     - `violation`: The kind of violation of a schedule that breaks it.
-    - `admits`: Of clauses on chunks: of a value and a passage, which links it admits.
-    - `speaks_of`: Links on which a value may not admit one, of those that `links_allowed` leaves; None for
-      all.
+    - `of_passage`, `of_link`: What clauses on chunks go by: of a passage, None where they let it be; of a
+      link, given their value and the topology.
+    - `admits`: Of those, whether such a passage may use such a link.
+    - `speaks_of`: Links on which a value may not admit one; None for all.
     - `in_reverse`: The field that it becomes where time is turned round; empty for its own.
     - `is_new`: Whether files are written without it where it asks for nothing, as they were before it was
       there.
@@ -94,7 +94,9 @@ class Clause(NamedTuple):
     meaning: str = ""
     remedy: str = ""
     violation: str = ""
-    admits: Callable[[Any, Passage], _Links] | None = None
+    of_passage: Callable[[Passage], Hashable | None] = lambda _: None
+    of_link: Callable[[Any, Topology, int], Hashable] = lambda _, __, link: link
+    admits: Callable[[Any, Any], bool] = lambda *_: True
     speaks_of: Callable[[Any, Topology], Collection[int]] | None = None
     in_reverse: str = ""
     is_copied: bool = False
@@ -150,49 +152,44 @@ _PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def _any_link(_: int) -> bool:
-    return True
-
-
-def _is_allowed(links: Collection[int], _: Passage) -> _Links:
-    return links.__contains__
-
-
-def _is_carried_from(carried: Mapping[int, frozenset[int]], passage: Passage) -> _Links:
+def _start_of_spreading(passage: Passage) -> Hashable | None:
     if passage.reducing:
-        return _any_link
-    starts = (passage.data.root,) if passage.is_rooted else passage.starts
-    return lambda link: link not in carried or not carried[link].isdisjoint(starts)
+        return None
+    return frozenset((passage.data.root,)) if passage.is_rooted else passage.starts
 
 
-def _is_carried_to(carried: Mapping[int, frozenset[int]], passage: Passage) -> _Links:
-    if not passage.reducing:
-        return _any_link
-    return lambda link: link not in carried or passage.data.root in carried[link]
+def _root_of_reducing(passage: Passage) -> Hashable | None:
+    return frozenset((passage.data.root,)) if passage.reducing else None
 
 
-def _crosses_straight(asked: bool, passage: Passage) -> _Links:
-    if not asked or (passage.collective.derivations and not passage.is_rooted):
-        return _any_link
-    topology, data, starts = passage.topology, passage.data, passage.starts
-    needs = data.destinations
+def _is_carried(starts: frozenset[int], carried: frozenset[int]) -> bool:
+    return not carried.isdisjoint(starts)
+
+
+def _crossed_nodes(passage: Passage) -> Hashable | None:
+    if passage.collective.derivations and not passage.is_rooted:
+        return None
+    data, node = passage.data, passage.topology.node_of_rank
+    starts: Collection[int] = passage.starts
+    ends: Collection[int] = data.destinations
     if passage.is_rooted:
-        root = (data.root,) if data.root is not None else ()
-        starts, needs = (starts, root) if passage.reducing else (root, needs)
-    here, there = ({topology.node_of_rank[r] for r in ranks} for ranks in (starts, needs))
-
-    @cache  # as many links join the same nodes
-    def crosses(srcs: frozenset[int], dsts: frozenset[int]) -> bool:
-        return srcs == dsts or (srcs <= here and dsts <= there)
-
-    return lambda link: crosses(*topology.nodes_of_link[link])
+        root = () if data.root is None else (data.root,)
+        starts, ends = (starts, root) if passage.reducing else (root, ends)
+    return frozenset(node[r] for r in starts), frozenset(node[r] for r in ends)
 
 
-def _is_among_holders(relays: Collection[int], passage: Passage) -> _Links:
-    links, collective = passage.topology.links, passage.collective
-    members = collective.process_groups[collective.group_of_chunk[passage.chunk]].ranks
-    holders = {*relays, *members}
-    return lambda link: holders.issuperset(links[link].srcs) and holders.issuperset(links[link].dsts)
+def _crosses_straight(passage: _Nodes, link: _Nodes) -> bool:
+    (here, there), (srcs, dsts) = passage, link
+    return srcs == dsts or (srcs <= here and dsts <= there)
+
+
+def _members(passage: Passage) -> Hashable | None:
+    collective = passage.collective
+    return frozenset(collective.process_groups[collective.group_of_chunk[passage.chunk]].ranks)
+
+
+def _ends_but_relays(relays: frozenset[int], topology: Topology, link: int) -> Hashable:
+    return frozenset((*topology.links[link].srcs, *topology.links[link].dsts)) - relays
 
 
 def _clause(default: Any, scope: Scope, shape: Shape, said: Sequence[str], /, **declared: Any) -> Any:
@@ -247,15 +244,15 @@ class Clauses:
     links_allowed: frozenset[int] | None = _clause(
         None, "link", "links", ("internode.connections", "intranode.links", "switch"),
         violation="link-not-allowed",
-        admits=_is_allowed,
-        speaks_of=lambda *_: (),
     )  # fmt: skip
     carries_from: Mapping[int, frozenset[int]] = _clause(
         {}, "chunk", "ranks-of-link", ("internode.relays",),
         reads=lambda value: ("limited links", f"{format_count(len(value), 'link')}, by where chunks start"),
         meaning="links carry only what starts at some ranks",
         violation="carries-from",
-        admits=_is_carried_from,
+        of_passage=_start_of_spreading,
+        of_link=lambda carried, _, link: carried[link],
+        admits=_is_carried,
         speaks_of=lambda value, _: value,
     )  # fmt: skip
     carries_to: Mapping[int, frozenset[int]] = _clause(
@@ -263,7 +260,9 @@ class Clauses:
         reads=lambda value: ("limited for sums", f"{format_count(len(value), 'link')}, by the sums' roots"),
         meaning="links carry only what starts at some ranks",
         violation="carries-to",
-        admits=_is_carried_to,
+        of_passage=_root_of_reducing,
+        of_link=lambda carried, _, link: carried[link],
+        admits=_is_carried,
         speaks_of=lambda value, _: value,
         in_reverse="carries_from",
     )  # fmt: skip
@@ -273,6 +272,8 @@ class Clauses:
         meaning="a chunk crosses only straight from a node where it starts to one that needs it",
         remedy='set it to "any"',
         violation="direct-crossing",
+        of_passage=_crossed_nodes,
+        of_link=lambda _, topology, link: topology.nodes_of_link[link],
         admits=_crosses_straight,
         speaks_of=lambda _, topology: topology.internode_links,
     )  # fmt: skip
@@ -309,7 +310,9 @@ class Clauses:
         meaning="only some ranks pass on chunks of process groups that they are not in",
         remedy="remove it, so that any rank may relay",
         violation="link-not-allowed",
-        admits=_is_among_holders,
+        of_passage=_members,
+        of_link=_ends_but_relays,
+        admits=lambda members, ends: ends <= members,
         is_new=True,
     )  # fmt: skip
     max_hops: Count | None = _clause(

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.arguments import checked_as, known_index
-from taccl.clauses import Clauses, Passage, SwitchPolicy
+from taccl.clauses import Clause, Clauses, Passage, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs, read_columns
@@ -27,9 +28,9 @@ from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from taccl.arguments import Bytes, Count, Natural
 
@@ -184,44 +185,61 @@ class Problem:
         """
         link = known_index(link, len(self.topology.links), "link")
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
-        if not self._masks:
-            return True
-        passage = Passage(self.topology, self.collective, chunk, self._starts(chunk), reducing)
-        return all(admits(passage)(link) for admits, _ in self._masks)
+        return bool(self.open_links(chunk, reducing=reducing)[link])
 
     def links_admitted(self, chunk: int, *, reducing: bool = False) -> tuple[int, ...]:
-        """All links that `may_carry` a chunk, in order; chunks that the clauses treat alike share them."""
-        if not self.clauses.said("chunk", "group"):
-            return self.links_allowed
-        data, node = self.collective.chunks[chunk], self.topology.node_of_rank
-        starts, ends = self._starts(chunk), frozenset(node[r] for r in data.destinations)
-        key = starts, data.root, ends, self.holders(chunk), reducing
-        if key not in self._admitted:
-            passage = Passage(self.topology, self.collective, chunk, starts, reducing)
-            opened = [(admits(passage), links) for admits, links in self._masks]
-            closed = {e for is_open, links in opened for e in links if not is_open(e)}
-            self._admitted[key] = tuple(e for e in self.links_allowed if e not in closed)
-        return self._admitted[key]
+        """All links that `may_carry` a chunk, in order."""
+        return tuple(np.flatnonzero(self.open_links(chunk, reducing=reducing)).tolist())
 
-    def _starts(self, chunk: int) -> tuple[int, ...]:
-        """Ranks where a chunk is from the beginning, or is made."""
-        return (*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ()))
-
-    @cached_property
-    def _admitted(self) -> dict[Hashable, tuple[int, ...]]:
-        return {}
+    def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
+        """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
+        if not self._masks:
+            return self._open_links[()]
+        starts = frozenset((*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ())))
+        passage = Passage(self.topology, self.collective, chunk, starts, reducing)
+        asked = tuple([each.of_passage(passage) for each, _ in self._masks])
+        found = self._open_links.get(asked)
+        if found is None:
+            found = self._open_links[()].copy()
+            for number, what in enumerate(asked):
+                found[self._closed(number, what)] = False
+            found.setflags(write=False)
+            self._open_links[asked] = found
+        return found
 
     @cached_property
-    def _masks(self) -> list[tuple[Callable[[Passage], Callable[[int], bool]], Collection[int]]]:
-        """Of every clause that keeps chunks off links: the links that it admits, and those it speaks of."""
-        allowed = set(self.links_allowed)
-        masks: list[tuple[Callable[[Passage], Callable[[int], bool]], Collection[int]]] = []
-        for each in self.clauses.said():
-            if each.admits is not None:
-                value = getattr(self.clauses, each.field)
-                spoken = allowed if each.speaks_of is None else each.speaks_of(value, self.topology)
-                masks.append((partial(each.admits, value), allowed.intersection(spoken)))
+    def _open_links(self) -> dict[tuple[Hashable, ...], NDArray[np.bool_]]:
+        """Found so far, by what each clause goes by; where none keeps chunks off links, those allowed."""
+        allowed = np.zeros(len(self.topology.links), bool)
+        allowed[list(self.links_allowed)] = True
+        allowed.setflags(write=False)
+        return {(): allowed}
+
+    @cached_property
+    def _masks(self) -> list[tuple[Clause, dict[Hashable, list[int]]]]:
+        """Clauses that keep chunks off some of the links left, and these by what the clause goes by."""
+        masks, topology = [], self.topology
+        for each in self.clauses.said("chunk", "group"):
+            value = getattr(self.clauses, each.field)
+            links: dict[Hashable, list[int]] = defaultdict(list)
+            for e in self.links_allowed if each.speaks_of is None else each.speaks_of(value, topology):
+                links[each.of_link(value, topology, e)].append(e)
+            masks.append((each, links))
         return masks
+
+    def _closed(self, mask: int, passage: Hashable) -> list[int]:
+        """The links that a clause closes to what it goes by."""
+        key = mask, passage
+        if key not in self._closed_links:
+            clause, links = self._masks[mask]
+            alike = () if passage is None else links.items()
+            closed = (some for what, some in alike if not clause.admits(passage, what))
+            self._closed_links[key] = list(chain.from_iterable(closed))
+        return self._closed_links[key]
+
+    @cached_property
+    def _closed_links(self) -> dict[Hashable, list[int]]:
+        return {}
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""

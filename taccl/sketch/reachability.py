@@ -19,13 +19,16 @@ from taccl.memo import kept
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 
     from numpy.typing import NDArray
 
     from taccl.errors import InputError
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
+
+#: How many links most chunks need not pass: ranks as near are found for all of them at once.
+_NEAR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
         return hops_from(
             problem.topology,
             (rank,),
-            frozenset(problem.links_admitted(chunk, reducing=reducing)).__contains__,
+            problem.open_links(chunk, reducing=reducing).__getitem__,
             reducing=True,
             limit=problem.clauses.path_limit,
         ).keys()
@@ -135,14 +138,32 @@ def _alike(problem: Problem, chunk: int) -> Hashable:
 
 def unmet(problem: Problem) -> Iterator[Demand]:
     """The demands that are not met, each with the ends that are not reached."""
-    known: dict[Hashable, Iterable[int]] = {}
+    near: dict[Hashable, Set[int]] = {}
+    known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
-        kind = kind_of(problem, demand)
+        kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))
+        if kind not in near:
+            near[kind] = _near(problem, demand)
+        if near[kind] >= set(demand.ends):
+            continue
         if kind not in known:
             known[kind] = reached(problem, demand).keys()
         ends = tuple(rank for rank in demand.ends if rank not in known[kind])
         if ends:
             yield replace(demand, ends=ends)
+
+
+def _near(problem: Problem, demand: Demand) -> Set[int]:
+    """Ranks that a demand's chunk gets to over a few links, each of one source and one destination."""
+    links = np.flatnonzero(problem.open_links(demand.chunk, reducing=demand.reducing))
+    if wide := wide_links(problem.topology):
+        links = np.setdiff1d(links, wide)
+    ahead, behind = (each[links] for each in link_ends(problem.topology)[:: -1 if demand.reducing else 1])
+    found = np.zeros(problem.topology.num_ranks, bool)
+    found[list(demand.starts)] = True
+    for _ in range(min(_NEAR, problem.clauses.path_limit or _NEAR)):
+        found[behind[found[ahead]]] = True
+    return set(np.flatnonzero(found).tolist())
 
 
 def demands(problem: Problem) -> Iterator[Demand]:
@@ -188,7 +209,7 @@ def reached(problem: Problem, demand: Demand) -> dict[int, int]:
     return hops_from(
         problem.topology,
         demand.starts,
-        frozenset(problem.links_admitted(demand.chunk, reducing=demand.reducing)).__contains__,
+        problem.open_links(demand.chunk, reducing=demand.reducing).__getitem__,
         reducing=demand.reducing,
         limit=problem.clauses.path_limit,
     )

@@ -140,7 +140,7 @@ def _claims(
     enough: Fraction | float,
 ) -> Iterator[Claim]:
     """What is found, the quick first, until a claim of so many ticks is enough."""
-    latency = _latency(demand, divisible=divisible)
+    latency = _latency(demand, divisible=divisible, limit=limit)
     yield latency
     demand.deadline = Deadline(limit)
     try:
@@ -246,10 +246,11 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     return f"what must enter ranks {shown} ({len(ranks)} of them)"
 
 
-def _latency(demand: NeededSends, *, divisible: bool) -> Claim:
+def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
     """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible.
 
-    Where there are too many ranks for the times between all of them, of a few chunks.
+    Of a few chunks where there are too many ranks for the times between all of them, or no time: it stops at
+    `limit`, on the clock.
     """
     best = Claim(0, "nothing has to be sent", None)
     distances, kinds = demand.distances, list(demand.example.items())
@@ -260,7 +261,9 @@ def _latency(demand: NeededSends, *, divisible: bool) -> Claim:
         kinds = kinds[:: max(1, len(kinds) // _FEW_CHUNKS)]
     # Chunks that start alike and go over the same links are everywhere at the same time.
     alike: dict[tuple[object, ...], list[float]] = {}
-    for (data, whole, _, made), c in kinds:
+    for place, ((data, whole, _, made), c) in enumerate(kinds):
+        if place > _FEW_CHUNKS and time.monotonic() >= limit:
+            break
         links, units = demand.carried(c), 0 if divisible else whole
         key = (data.origins, links, units, made)
         if key not in alike:

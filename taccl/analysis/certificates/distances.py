@@ -33,12 +33,8 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
 
     num_ranks = problem.topology.num_ranks
     direct = np.full((num_ranks, num_ranks), np.inf)
-    ends = problem.topology.links
-    for e in links:
-        time = problem.costs.duration(e, units)
-        for src in ends[e].srcs:
-            for dst in ends[e].dsts:
-                direct[src, dst] = min(direct[src, dst], time)
+    arc, src, dst = arcs_of(problem, links)
+    np.minimum.at(direct, (src, dst), problem.costs.link_alpha[arc] + units * problem.costs.link_beta[arc])
     limit = problem.clauses.path_limit
     times: NDArray[np.float64] = (
         dijkstra(csgraph_from_dense(direct, null_value=np.inf))
@@ -109,7 +105,7 @@ class Distances:
         self._made: dict[int | None, dict[int, int]] = {}
         #: Whether clauses keep chunks off links, each from its own.
         self._is_limited = bool(problem.clauses.said("chunk", "group"))
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[bytes, int] = {}
         self._link_sets: list[tuple[int, ...]] = []
         self._every: int | None = None
         self.memo: dict[Any, Any] = {}
@@ -199,15 +195,14 @@ class Distances:
         problem = self.problem
         if not self._is_limited:
             if self._every is None:
-                self._every = self._number(problem.links_allowed)
+                self._every = self._number(problem.open_links(c))
             return self._every
         if reducing is not None:
-            return self._number(problem.links_admitted(c, reducing=reducing))
-        either = set(problem.links_admitted(c)).union(problem.links_admitted(c, reducing=True))
-        return self._number(tuple(sorted(either)))
+            return self._number(problem.open_links(c, reducing=reducing))
+        return self._number(problem.open_links(c) | problem.open_links(c, reducing=True))
 
-    def _number(self, links: tuple[int, ...]) -> int:
-        if links not in self._numbers:
-            self._numbers[links] = len(self._link_sets)
-            self._link_sets.append(links)
-        return self._numbers[links]
+    def _number(self, is_open: NDArray[np.bool_]) -> int:
+        number = self._numbers.setdefault(is_open.tobytes(), len(self._link_sets))
+        if number == len(self._link_sets):
+            self._link_sets.append(tuple(np.flatnonzero(is_open).tolist()))
+        return number

@@ -53,41 +53,18 @@ def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
 
 def _masks(problem: Problem, fabric: Fabric) -> list[tuple[Fabric, NDArray[np.int64]]]:
     """Chunks to which the same links are open, and the fabric of these links alone."""
-    clauses, topology, collective = problem.clauses, problem.topology, problem.collective
-    node = np.array(topology.node_of_rank)
+    chunks, most = problem.collective.chunks, problem.clauses.path_limit
     members: dict[tuple[object, ...], list[int]] = {}
-    for c, chunk in enumerate(collective.chunks):
-        key: tuple[object, ...] = ()
-        if clauses.carries_from or clauses.path_limit is not None:
-            key += (chunk.origins,)
-        if clauses.direct_crossing:
-            nodes = [frozenset(node[list(ranks)].tolist()) for ranks in (chunk.origins, chunk.destinations)]
-            key += tuple(nodes)
-        if clauses.relays is not None:
-            key += (collective.group_of_chunk[c],)
-        members.setdefault(key, []).append(c)
-    links, admits = fabric.link.tolist(), clauses.carries_from
-    guarded = [(e, admits[link]) for e, link in enumerate(links) if link in admits]
-    src_node, dst_node = node[fabric.src], node[fabric.dst]
-    crosses = src_node != dst_node
+    for c, chunk in enumerate(chunks):
+        members.setdefault((id(problem.open_links(c)), most and chunk.origins), []).append(c)
     classes = []
-    for chunks in members.values():
-        chunk = collective.chunks[chunks[0]]
-        is_open = np.ones(fabric.num_slots, bool)
-        for e, admitted in guarded:
-            is_open[e] = not admitted.isdisjoint(chunk.origins)
-        if clauses.direct_crossing:
-            has, needs = node[list(chunk.origins)], node[list(chunk.destinations)]
-            is_open &= ~crosses | (np.isin(src_node, has) & np.isin(dst_node, needs))
-        holders = problem.holders(chunks[0])
-        if holders is not None:
-            holds = np.isin(np.arange(fabric.num_ranks), sorted(holders))
-            is_open &= holds[fabric.src] & holds[fabric.dst]
-        if clauses.path_limit is not None:
-            is_open &= _on_fewest_links(fabric, is_open, chunk.origins, clauses.path_limit)
+    for alike in members.values():
+        is_open = problem.open_links(alike[0])[fabric.link]
+        if most is not None:
+            is_open = is_open & _on_fewest_links(fabric, is_open, chunks[alike[0]].origins, most)
         kept = fabric.out_slot[is_open[fabric.out_slot]]
         out_of = starts(fabric.src[kept], fabric.num_ranks)
-        classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(chunks, np.int64)))
+        classes.append((fabric._replace(out_of=out_of, out_slot=kept), np.array(alike, np.int64)))
     return classes
 
 

@@ -300,15 +300,13 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
 
 def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Links that the clauses open to each class of trees, and every tree's class."""
-    number: dict[tuple[int, ...], int] = {}
-    open_class = [
-        number.setdefault(problem.links_admitted(tree.chunk, reducing=tree.reducing), len(number))
-        for tree in trees
-    ]
-    rows = np.zeros((len(number), len(problem.topology.links)), bool)
-    for row, links in zip(rows, number, strict=True):
-        row[list(links)] = True
-    return rows, np.array(open_class, np.int64)
+    rows: dict[bytes, tuple[int, NDArray[np.bool_]]] = {}
+    open_class = []
+    for tree in trees:
+        row = problem.open_links(tree.chunk, reducing=tree.reducing)
+        open_class.append(rows.setdefault(row.tobytes(), (len(rows), row))[0])
+    found = np.array([row for _, row in rows.values()], bool).reshape(-1, len(problem.topology.links))
+    return found, np.array(open_class, np.int64)
 
 
 def _state(arcs: Arcs, num_trees: int, num_ranks: int, most_holds: int) -> State:

@@ -11,6 +11,7 @@ import numpy as np
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
+from taccl.memo import kept
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
@@ -138,16 +139,16 @@ def fitting_shifts(
     They move every rank (so that together they are no more than there are ranks), and no resource in use
     stays where it is: what ranks do alike they can then do at once. The longest blocks come first.
     """
-    kept: list[Shift] = []
+    found: list[Shift] = []
     num_ranks = problem.topology.num_ranks
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
         deadline.check()
-        if shift.repeats_one_of(kept):
+        if shift.repeats_one_of(found):
             continue
-        permutations = tuple(each.ranks(num_ranks) for each in (*kept, shift))
+        permutations = tuple(each.ranks(num_ranks) for each in (*found, shift))
         if _has(problem, permutations[-1]) and _folds(problem, permutations):
-            kept.append(shift)
-    return tuple(kept)
+            found.append(shift)
+    return tuple(found)
 
 
 def _has(problem: Problem, ranks: tuple[int, ...]) -> bool:
@@ -171,6 +172,7 @@ def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     return bool(moved) and timing_group(folded).order == group.order
 
 
+@kept
 def _machine(topology: Topology) -> dict[str, str]:
     """Machine and profile, where they alone make the topology again."""
     from taccl.topology.registry import machine_names, parse

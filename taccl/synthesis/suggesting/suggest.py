@@ -205,6 +205,7 @@ class _Trials:
     parameters: SearchParameters
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
+    plain: dict[tuple[str, int, int], tuple[Sketch, Problem]] = field(default_factory=dict)
 
     @property
     def until(self) -> Deadline:
@@ -225,7 +226,7 @@ class _Trials:
         try:
             until.check()
             if plan.name not in self.fitting:
-                plain = _applied(make_sketch(problem, self.shape, plan, max_merge), problem)
+                _, plain = self.without_symmetry(plan, per_rank, max_merge)
                 self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
             sketch = make_sketch(problem, self.shape, plan, max_merge, self.fitting[plan.name])
             applied = _applied(sketch, problem)
@@ -239,13 +240,20 @@ class _Trials:
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
 
+    def without_symmetry(self, plan: Plan, per_rank: int, max_merge: int) -> tuple[Sketch, Problem]:
+        """The sketch of a plan without symmetries to fold by, and the problem under it."""
+        key = plan.name, per_rank, max_merge
+        if key not in self.plain:
+            problem = self.problems[per_rank]
+            sketch = make_sketch(problem, self.shape, plan, max_merge)
+            self.plain[key] = sketch, _applied(sketch, problem)
+        return self.plain[key]
+
     def take_first(self, ways: Sequence[tuple[Plan, int]], per_rank: int) -> None:
         """The first way that leads somewhere, without symmetries to fold by; for which there was no time."""
         for plan, max_merge in ways:
-            problem = self.problems[per_rank]
             with suppress(SketchError):  # a chunk has no way under this plan
-                sketch = make_sketch(problem, self.shape, plan, max_merge)
-                applied = _applied(sketch, problem)
+                sketch, applied = self.without_symmetry(plan, per_rank, max_merge)
                 quick = schedule_large(applied, num_runs=1, seed=self.seed) if suits(applied) else None
                 schedule = quick or quick_schedule(applied, self.seed, NEVER, self.parameters)
                 if schedule is not None:
