@@ -240,10 +240,10 @@ class _Half:
         self.guided = is_guided(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         holds = hold_columns(topology)
-        late = np.unique(holds.resource[holds.receives])  # held until a send ends
-        self._num_held = int(np.isin(holds.resource, late).sum()) / max(1, self.num_links)
+        late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
+        self._num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
         costs = problem.costs
-        alike = all(len(np.unique(each)) < 2 for each in (costs.link_alpha, costs.link_beta))
+        alike = all((each == each[:1]).all() for each in (costs.link_alpha, costs.link_beta))
         self._even = alike and len(set(problem.chunk_bytes)) < 2
 
     @property
@@ -291,10 +291,10 @@ def _mean_hops(problem: Problem, origins: _Ends, destinations: _Ends) -> float:
     joined = csr_array((np.ones(len(used)), (src[used], dst[used])), shape=(num_ranks, num_ranks))
     if problem.collective.combining:  # a reduction is searched backwards
         joined = joined.T.tocsr()
-    pairs = np.array([(each[0], to[0]) for each, to in zip(origins, destinations, strict=True)])
-    if len(np.unique(pairs[:, 1])) < len(np.unique(pairs[:, 0])):  # as of a gather: the same ways backwards
-        joined, pairs = joined.T.tocsr(), pairs[:, ::-1]
-    starts = np.unique(pairs[:, 0])
+    pairs = np.array([[some[0] for some in ends] for ends in (origins, destinations)]).T
+    starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
+    if len(ends) < len(starts):  # as of a gather: the same ways backwards
+        joined, pairs, starts = joined.T.tocsr(), pairs[:, ::-1], ends
     # At random, as regular steps could all meet one side of a mesh.
     sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]
     row = np.full(num_ranks, -1)

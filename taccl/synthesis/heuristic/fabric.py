@@ -258,16 +258,17 @@ def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int64], nu
     own_beta[(own_alpha == 0) & (own_beta == 0)] = 1
     kept = np.flatnonzero(~private)
     kept = kept[np.argsort(slot[kept], kind="stable")]
-    names, numbered = np.unique(resource[kept], return_inverse=True)
+    shared = np.bincount(resource[kept], minlength=1) > 0
+    number = np.cumsum(shared) - 1
     return Holds(
         own_alpha,
         own_beta,
         slot[kept],
-        numbered,
+        number[resource[kept]],
         alpha[kept],
         beta[kept],
         receives[kept],
-        len(names),
+        int(shared.sum()),
     )
 
 

@@ -37,7 +37,8 @@ def crowded(
         crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
         for end in (src, dst):
             count = int(end.max()) + 1
-            resource = np.unique(holds.resource * count + end[holds.slot]) // count
+            pairs = np.sort(holds.resource * count + end[holds.slot])  # sooner than `unique`, which hashes
+            resource = pairs[np.diff(pairs, prepend=-1) > 0] // count
             crowd = np.minimum(crowd, np.bincount(resource, minlength=holds.num_resources))
         length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
         np.maximum.at(slowest, holds.slot, length)
