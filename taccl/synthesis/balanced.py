@@ -125,8 +125,7 @@ def balanced_schedule(
     if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
         return None
     compact = schedule_along(plan, problem, producer=_producer(policy))
-    found = compact if compact.num_transfers > _MANY_TRANSFERS else compact.expand()
-    verification = verify(found)
+    verification = verify(compact)
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
             f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
@@ -134,7 +133,7 @@ def balanced_schedule(
             where=BALANCED,
         )
     verification.raise_if_failed()
-    return found
+    return compact if compact.num_transfers > _MANY_TRANSFERS else compact.expand()
 
 
 def search_balanced(

@@ -275,20 +275,33 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
     """What each clause costs: the bound with it, against the bound without it."""
     problem = barriers.problem
-    bound = lower_bound(problem)
+    bound = lower_bound(problem, limit_s=max(0.0, deadline - time.monotonic()))
     costs = []
     for clause, without in _each_without(barriers):
-        if time.monotonic() > deadline:
+        cost = price(bound.bound_us, clause, without, deadline)
+        if cost is None:
             break
-        costs.append(price(bound.bound_us, clause, without))
+        costs.append(cost)
     costs.sort(key=lambda cost: (cost.clause != EVERY_CLAUSE, -cost.difference_us))
     along = bound_along(problem)
     return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), dimension_bound=along)
 
 
-def price(bound_us: float, clause: str, without: Problem) -> ClauseCost:
-    """What a clause costs: the bound of a problem with it, against that of the one without it."""
-    free_us = lower_bound(without).bound_us
+def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None) -> float | None:
+    """The lower bound in us; None where time is up before all is done for it."""
+    left_s = deadline - time.monotonic()
+    bound = lower_bound(problem, divisible=divisible, limit_s=left_s) if left_s > 0 else None
+    return None if bound is None or time.monotonic() > deadline else bound.bound_us
+
+
+def price(bound_us: float, clause: str, without: Problem, deadline: float) -> ClauseCost | None:
+    """What a clause costs: the bound of a problem with it, against that of the one without it.
+
+    None where time is up before that is found: a bound that is cut short would make the clause too dear.
+    """
+    free_us = bound_by(without, deadline)
+    if free_us is None:
+        return None
     difference = bound_us - free_us
     return ClauseCost(clause, free_us, difference, 100 * difference / free_us if free_us else 0.0)
 

@@ -160,15 +160,13 @@ def make_fabric(
         raise TopologyError("found no link from one rank to one rank; expected at least one", where="links")
     duration = costs.link_alpha + units * costs.link_beta
     speed = np.zeros(num_links, np.int64)
-    everything = _holds(topology, costs, np.where(usable, np.arange(num_links), -1), num_links)
+    everything = _holds(topology, costs, usable)
     speed[kept] = speed_classes(crowded(everything, srcs, dsts, duration, units)[kept])
     ahead = (srcs - dsts) % topology.num_ranks
     link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
-    slot_of_link = np.full(num_links, -1)
-    slot_of_link[link] = np.arange(len(link))
     src, dst, speed = srcs[link], dsts[link], speed[link]
     out_slot = np.argsort(src, kind="stable")
-    holds = _holds(topology, costs, slot_of_link, len(link))
+    holds = _by_slot(everything, link)
     component = components(src, dst, speed, topology.num_ranks)
     return Fabric(
         num_ranks=topology.num_ranks,
@@ -230,7 +228,7 @@ def pack_bits(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Rows of holds that are not one link's alone, ordered by slot; and what a link holds by itself."""
+    """Rows of holds that are not one link's alone; and what a link holds by itself."""
 
     own_alpha: NDArray[np.int64]
     own_beta: NDArray[np.int64]
@@ -242,33 +240,40 @@ class Holds:
     num_resources: int
 
 
-def _holds(topology: Topology, costs: Costs, slot_of_link: NDArray[np.int64], num_slots: int) -> Holds:
-    columns = hold_columns(topology)
-    slot = slot_of_link[columns.link]
-    alpha, beta = costs.hold_alpha, costs.hold_beta
-    usable = slot >= 0
-    slot, resource, receives = slot[usable], columns.resource[usable], columns.receives[usable]
-    alpha, beta = alpha[usable], beta[usable]
-    holders = np.bincount(resource, minlength=1)
-    private = (holders[resource] == 1) & ~receives
+def _holds(topology: Topology, costs: Costs, usable: NDArray[np.bool_]) -> Holds:
+    """The holds of links that can be used; here a link is its own slot."""
+    columns, num_links = hold_columns(topology), len(usable)
+    some = usable[columns.link]
+    link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
+    alpha, beta = costs.hold_alpha[some], costs.hold_beta[some]
+    private = (np.bincount(resource, minlength=1)[resource] == 1) & ~receives
     # A link is never free sooner than all it holds lets it be: consecutive sends are as far apart.
-    own_alpha, own_beta = np.zeros(num_slots, np.int64), np.zeros(num_slots, np.int64)
-    np.maximum.at(own_alpha, slot, alpha)
-    np.maximum.at(own_beta, slot, beta)
+    own_alpha, own_beta = np.zeros(num_links, np.int64), np.zeros(num_links, np.int64)
+    np.maximum.at(own_alpha, link, alpha)
+    np.maximum.at(own_beta, link, beta)
     own_beta[(own_alpha == 0) & (own_beta == 0)] = 1
     kept = np.flatnonzero(~private)
-    kept = kept[np.argsort(slot[kept], kind="stable")]
     shared = np.bincount(resource[kept], minlength=1) > 0
-    number = np.cumsum(shared) - 1
+    number = (np.cumsum(shared) - 1)[resource[kept]]
     return Holds(
-        own_alpha,
-        own_beta,
-        slot[kept],
-        number[resource[kept]],
-        alpha[kept],
-        beta[kept],
-        receives[kept],
-        int(shared.sum()),
+        own_alpha, own_beta, link[kept], number, alpha[kept], beta[kept], receives[kept], int(shared.sum())
+    )
+
+
+def _by_slot(holds: Holds, link: NDArray[np.int32]) -> Holds:
+    """The same holds with links in the order of their slots."""
+    slot_of_link = np.full(len(holds.own_alpha), -1)
+    slot_of_link[link] = np.arange(len(link))
+    order = np.argsort(slot_of_link[holds.slot], kind="stable")
+    return Holds(
+        holds.own_alpha[link],
+        holds.own_beta[link],
+        slot_of_link[holds.slot[order]],
+        holds.resource[order],
+        holds.alpha[order],
+        holds.beta[order],
+        holds.receives[order],
+        holds.num_resources,
     )
 
 

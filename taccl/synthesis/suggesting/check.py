@@ -27,7 +27,7 @@ from taccl.sketch.group import Symmetries, symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
 from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
-from taccl.synthesis.explaining.explain import explain, price
+from taccl.synthesis.explaining.explain import bound_by, explain, price
 from taccl.synthesis.suggesting.plans import Shift, find_shifts
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.topology.topology import Topology
@@ -71,7 +71,8 @@ class SketchReport:
         In the order of the file.
     bound_us, free_us, divisible_us : float, optional
         The lower bound under the sketch, without any clause, and under the sketch for data that may be cut
-        at will. Faulty clauses are left out; None where no schedule exists.
+        at will. Faulty clauses are left out; None where no schedule exists, the last two also where time
+        was up first.
     limits : str
         What limits `bound_us`; of an infeasible sketch, who cannot get where.
     conflict, change : tuple of str, str
@@ -181,14 +182,14 @@ def check_sketch(
             change=found.change,
             num_unreachable=missed,
         )
-    bound = lower_bound(problem)
+    bound = lower_bound(problem, limit_s=max(0.0, deadline - time.monotonic()))
     return SketchReport(
         name=guide.name,
         usable=not wrong,
         clauses=reports(lambda name: check.effect(name, bound.bound_us, deadline)),
         bound_us=bound.bound_us,
-        free_us=lower_bound(check.apply(_clause_names(guide))).bound_us,
-        divisible_us=lower_bound(problem, divisible=True).bound_us,
+        free_us=bound_by(check.apply(_clause_names(guide)), deadline),
+        divisible_us=bound_by(problem, deadline, divisible=True),
         limits=bound.limits,
         hints=check.hints(),
     )
@@ -263,9 +264,9 @@ class _Check:
                     name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
                 )
             return ClauseReport(name, "unused", "what it forbids, others forbid already", bound_us, 0.0)
-        if time.monotonic() > deadline:
+        cost = price(bound_us, name, without, deadline)
+        if cost is None:
             return ClauseReport(name, "binds", "not bounded: time was up")
-        cost = price(bound_us, name, without)
         if cost.difference_us <= 0:
             return ClauseReport(name, "binds", "costs nothing that the bound shows", cost.bound_us, 0.0)
         percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
@@ -359,16 +360,12 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
     longest = problem.topology.num_ranks - 1  # of any path without a circle
     longest = min(longest, clauses.path_limit or longest)
     rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
-    across = {e for e in links if problem.topology.is_internode(e)}
+    across = [e for e in links if problem.topology.is_internode(e)]
     if collective.num_chunks * len(across) > _MOST_ASKED:
         return rest, links, clauses.values("chunk", "order")
     both = (False, True) if collective.sums_up else (False,)
-    carried = frozenset(
-        (e, c, reducing)
-        for c in range(collective.num_chunks)
-        for reducing in both
-        for e in across.intersection(problem.links_admitted(c, reducing=reducing))
-    )
+    asked = [(c, reducing) for c in range(collective.num_chunks) for reducing in both]
+    opened = [problem.open_links(c, reducing=reducing) for c, reducing in asked]
 
     def is_own(link: int, chunk: int, reducing: bool) -> bool:
         data, ends = collective.chunks[chunk], problem.topology.links[link]
@@ -376,6 +373,10 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
             return data.root in ends.dsts
         return not set(data.origins if data.root is None else (data.root,)).isdisjoint(ends.srcs)
 
+    def has_others(link: int) -> bool:
+        passed = (each for each, is_open in zip(asked, opened, strict=True) if is_open[link])
+        return any(not is_own(link, *each) for each in passed)
+
     # Own chunks go first only where there are others behind them.
-    ordered = {passage[0] for passage in carried if passage[0] in clauses.own_first and not is_own(*passage)}
-    return rest, links, carried, frozenset(ordered)
+    ordered = frozenset(e for e in clauses.own_first.intersection(across) if has_others(e))
+    return rest, links, [is_open[across].tobytes() for is_open in opened], ordered
