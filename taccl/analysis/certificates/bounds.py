@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
@@ -22,7 +22,8 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.gates import Costs, first_tick, gates_of
+from taccl.analysis.certificates.gates import passed_by
+from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading, late_part, moments
@@ -35,7 +36,6 @@ from taccl.deadline import Deadline, OutOfTime
 from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
-from taccl.units import format_count
 
 #: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
 _MAX_TIMED = 60_000
@@ -286,7 +286,7 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
-        yield from _gossip(demand)
+        yield from gossip(demand)
     for name, sets in reversed(demand.families):  # what enters nodes limits more often, and they are fewer
         for entering in (True, False):
             for ranks in demand.different(sets):
@@ -297,7 +297,7 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
                 sends = Counter(job.units for job in jobs)
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
                 links = {e for job in jobs for e in job.links}
-                ticks, resources = _passed(demand, sends, links, since=early)
+                ticks, resources = passed_by(demand.problem, sends, links, since=early)
                 verb = "enter" if entering else "leave"
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                 what = f"{chunks} must {verb} {_set_name(demand, name, ranks)} through {resources}"
@@ -314,49 +314,13 @@ def _counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
             needed = volume.needed((ranks,))
             if needed:
                 links = crossing_links(demand.problem, (ranks,)).tolist()
-                ticks, resources = _passed(demand, Counter({size: needed}), links)
+                ticks, resources = passed_by(demand.problem, Counter({size: needed}), links)
                 what = f"{needed} chunks must enter {_set_name(demand, name, ranks)} through {resources}"
                 yield Claim(ticks, what, Border(ranks, True))
 
 
-def _gossip(demand: NeededSends) -> Iterator[Claim]:
-    """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
-
-    Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
-    sends have been made at least, and each of the n - 1 others then still needs one.
-    """
-    topology = demand.topology
-    everyone = frozenset(range(topology.num_ranks))
-    for name, part_of, links in (
-        ("ranks", tuple(everyone), demand.allowed),
-        ("nodes", topology.node_of_rank, demand.allowed.intersection(topology.internode_links)),
-    ):
-        sends: Counter[int] = Counter()
-        for kind, count in demand.classes.items():
-            parts = {part_of[r] for r in kind.data.origins} & {part_of[r] for r in kind.data.destinations}
-            if len(parts) > 1:
-                sends[kind.units] += 2 * (len(parts) - 1) * count
-        if sends and links:
-            ticks, resources = _passed(demand, sends, links)
-            what = f"{sends.total()} sends are needed between all {name} together, through {resources}"
-            yield Claim(ticks, what, Border(everyone, name == "ranks"))
-
-
 def _set_name(demand: NeededSends, family: str, ranks: frozenset[int]) -> str:
     return f"{family} {demand.topology.node_of_rank[min(ranks)] if family == 'node' else min(ranks)}"
-
-
-def _passed(
-    demand: NeededSends, sends: Counter[int], links: Collection[int], *, since: int = 0
-) -> tuple[int, str]:
-    """When links can have passed so many sends, each as the smallest; through how many resources."""
-    none = np.zeros(len(demand.topology.links), dtype=np.int64)
-    costs = Costs(demand.problem, min(sends))
-    gates = gates_of(costs, np.array(sorted(links), dtype=np.int64), none, none + since)
-    number = format_count(len(gates.hold), "resource")
-    if not gates.hold.all():
-        return since, number
-    return first_tick(lambda ticks: int(gates.within(0, ticks).sum()) >= sends.total()), number
 
 
 def _single_machine(demand: NeededSends) -> Iterator[Claim]:

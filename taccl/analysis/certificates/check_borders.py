@@ -6,15 +6,23 @@ What must cross a set of ranks is read off the collective once more. The dynamic
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import passages
+from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_spread_tail import fastest
 from taccl.analysis.certificates.single_machine import Job, machine_ticks
 from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
+from taccl.schedule.combine import reduction_half
+
+#: Ticks that never come.
+NEVER = 2**61
 
 
 def latency(facts: Facts, path: Path) -> int:
@@ -46,7 +54,9 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
         for data, units in zip(facts.collective.chunks, facts.units, strict=True):
             parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
             sends[units] += max(0, 2 * (len(parts) - 1))
-        return _fills(facts, sends, links, ticks)
+        if _fills(facts, sends, links, ticks):
+            return True
+        return not border.entering and _fills_between_ends(facts, sends.total(), links, ticks)
     if facts.multi:
         return False
     jobs = list(_jobs(facts, border.ranks, entering=border.entering))
@@ -69,6 +79,80 @@ def _fills(
     return (
         all(way.hold for way in ways) and sum(way.between(0, math.ceil(ticks) - 1) for way in ways) < number
     )
+
+
+def _fills_between_ends(facts: Facts, number: int, links: Sequence[int], ticks: Fraction) -> bool:
+    """Whether links between nodes cannot pass so many sends, of which those at either end count half.
+
+    What starts before one rank can hold all contributions of a node, or ends when one copy can spread in a
+    node no more, does not do all that a send must do.
+    """
+    node, last = facts.topology.node_of_rank, math.ceil(ticks) - 1
+    if not facts.spreads_alike or not links or not number:
+        return False
+    adding = wanting = facts.topology.num_ranks
+    for data in facts.collective.chunks:
+        starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
+        parts = starts.keys() & ends.keys()
+        if len(parts) > 1:
+            adding = min([adding, *(starts[part] for part in parts)])
+            wanting = min([wanting, *(ends[part] for part in parts)])
+    single, size = _one_by_one(facts), facts.units[0]
+    took = [single.alpha[e] + size * single.beta[e] for e in links]
+    too_long = any(
+        alpha > facts.alpha[e] or beta > facts.beta[e]
+        for e in (facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ())
+        for alpha, beta, _ in facts.holds[e].values()
+    )
+    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    head, tail = (min([*took, _reaching(some, num)]) for some, num in ((turned, adding), (facts, wanting)))
+    room = min(head + tail, last - 2 * max(took))
+    if room <= 0 or too_long:
+        return False
+    first, since = room * head // (head + tail), last - room * tail // (head + tail)
+    ways = passages(single, links, dict.fromkeys(links, 0))
+
+    def halves(way: Passage) -> int:
+        return max(
+            2 * way.between(first, since),
+            2 * way.between(first, last) - 1,
+            2 * way.between(0, since) - 1,
+            2 * way.between(0, last) - 2,
+        )
+
+    return all(way.hold for way in ways) and sum(map(halves, ways)) < 2 * number
+
+
+def _one_by_one(facts: Facts) -> Facts:
+    """What is sent merged, taken chunk behind chunk, none of which pays a latency."""
+    if facts.clauses.max_merge == 1:
+        return facts
+    single, merging = copy(facts), facts.clauses.merging
+    single.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
+    single.alpha = [0 if e in merging else alpha for e, alpha in enumerate(facts.alpha)]
+    single.holds = [
+        {r: (0 if e in merging else alpha, beta, side) for r, (alpha, beta, side) in held.items()}
+        for e, held in enumerate(facts.holds)
+    ]
+    return single
+
+
+def _reaching(facts: Facts, num: int) -> int:
+    """How long a chunk takes at least from one rank of a node to so many of it."""
+    sending: dict[int, list[int]] = defaultdict(list)
+    for e in facts.allowed:
+        if not facts.topology.is_internode(e):
+            sending[facts.topology.links[e].src].append(e)
+    fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
+    coming: list[tuple[int, int]] = sorted(fast)
+    now = 0
+    for _ in range(num - 1):
+        if not coming:
+            return NEVER
+        now, every = heapq.heappop(coming)
+        for again in [(now + every, every), *((now + first, every) for first, every in fast)]:
+            heapq.heappush(coming, again)
+    return now
 
 
 def batches(facts: Facts, machine: SingleMachine) -> int:

@@ -35,7 +35,7 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
         sending[links[e].src].append(e)
     for e in inside + border:
         coming[links[e].dst].append(e)
-    fast = _fastest([passages(facts, some, at_once) for some in sending.values()])
+    fast = fastest([passages(facts, some, at_once) for some in sending.values()])
     entries = heapq.merge(*(gate.ends(0) for gate in gates))
     since = next(islice(entries, len(wanted) - witness.last, None))  # the first of the last ones is in
     room: list[int] = []
@@ -62,7 +62,7 @@ def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int,
     return wanted, facts.releases(starts)
 
 
-def _fastest(senders: list[list[Passage]]) -> list[tuple[int, int]]:
+def fastest(senders: list[list[Passage]]) -> list[tuple[int, int]]:
     """(soonest end, ticks to the next) of the sends of a rank that is no slower than any, way by way."""
     ways: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for mine in senders:

@@ -8,14 +8,19 @@ However sends are merged and ordered, what passes a gate in a time is limited by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends
 from taccl.problem import Problem
+from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from collections import Counter
 
 Ints = NDArray[np.int64]
 
@@ -211,3 +216,34 @@ def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
         middle = (low + top) // 2
         low, top = (low, middle) if holds(middle) else (middle + 1, top)
     return low
+
+
+def passed_by(
+    problem: Problem, sends: Counter[int], links: Collection[int], *, since: int = 0
+) -> tuple[int, str]:
+    """When links can have passed so many sends, each as the smallest; through how many resources."""
+    none = np.zeros(len(problem.topology.links), dtype=np.int64)
+    costs = Costs(problem, min(sends))
+    gates = gates_of(costs, np.array(sorted(links), dtype=np.int64), none, none + since)
+    number = format_count(len(gates.hold), "resource")
+    if not gates.hold.all():
+        return since, number
+    return first_tick(lambda ticks: int(gates.within(0, ticks).sum()) >= sends.total()), number
+
+
+def fastest_senders(out: Gates) -> list[tuple[int, int]]:
+    """(soonest end, ticks to the next) of sends by a rank that outdoes all others, gate by gate.
+
+    - `out`: Of sends by rank.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    soonest = out.offset + out.rest[0]
+    for i, length, first in zip(out.of_set.tolist(), out.hold.tolist(), soonest.tolist(), strict=True):
+        places.setdefault(i, []).append((length, first))
+    by_place: dict[int, list[tuple[int, int]]] = {}
+    for gates in places.values():
+        for place, gate in enumerate(sorted(gates)):
+            by_place.setdefault(place, []).append(gate)
+    return [
+        (min(first for _, first in some), min(length for length, _ in some)) for some in by_place.values()
+    ]

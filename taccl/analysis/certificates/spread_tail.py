@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, gates_of
+from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, fastest_senders, gates_of
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 
@@ -64,18 +64,7 @@ class _Spread:
 
     def __init__(self, enter: Gates, inside: Gates, direct: Gates, out: Gates, num_ranks: int) -> None:
         self.enter, self.inside, self.direct, self.num_ranks = enter, inside, direct, num_ranks
-        places: dict[int, list[tuple[int, int]]] = {}
-        soonest = out.offset + out.rest[0]
-        for i, length, first in zip(out.of_set.tolist(), out.hold.tolist(), soonest.tolist(), strict=True):
-            places.setdefault(i, []).append((length, first))
-        by_place: dict[int, list[tuple[int, int]]] = {}
-        for gates in places.values():
-            for place, gate in enumerate(sorted(gates)):
-                by_place.setdefault(place, []).append(gate)
-        #: (soonest end, ticks to the next) of sends by a rank that outdoes all others, gate by gate.
-        self.senders = [
-            (min(first for _, first in some), min(length for length, _ in some)) for some in by_place.values()
-        ]
+        self.senders = fastest_senders(out)
 
     @classmethod
     def of(cls, costs: Costs, ranks: frozenset[int], release: Ints) -> _Spread | None:

@@ -1,0 +1,118 @@
+"""Sends between nodes for sums that they share: after the first sums in nodes, before the last copies there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.gossip import gossip
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.collective import Chunk, Collective
+from tests.fuzzing import cases, some
+from tests.synthesis.small_problems import custom, problem_of, two_levels
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+
+def claims(problem: Problem) -> list[Fraction]:
+    """What is said of sends between ranks, of those between nodes, and of these within its ends."""
+    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in gossip(NeededSends(problem))]
+
+
+def test_sums_are_made_before_they_cross_and_spread_after() -> None:
+    """Four sums, and copies, through a NIC each way: 4 sends of 3 us, and 1 us before and behind them."""
+    problem = problem_of(two_levels(2, local=1, nic=3), collectives.allreduce(4))
+    assert claims(problem)[1:] == [12, 14]
+    bound = lower_bound(problem)
+    assert bound.bound >= 14 and bound.check()
+
+
+def test_one_send_more_may_begin_and_end_outside() -> None:
+    """With ends of 2 us each, a fifth send makes up for the halves of the first and of the last: 15 us."""
+    problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4))
+    assert claims(problem)[1:] == [12, 15]
+
+
+def test_more_ranks_double_for_longer() -> None:
+    """Four ranks add up, and spread a copy, in twice 1 us each; 8 sends each way take 40 us."""
+    problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
+    assert claims(problem)[1:] == [40, 44]
+
+
+def test_the_ends_take_no_longer_than_a_crossing() -> None:
+    """Behind slow links inside, an early send brings what another node's rank adds after 2 us."""
+    problem = problem_of(
+        two_levels(2, local=7, nic=2), custom(4, [(range(4), [0, 1, 2])] * 4, combining=True)
+    )
+    assert claims(problem)[1:] == [8, 10]
+
+
+def test_both_ends_are_cut_to_fit_between_two_crossings() -> None:
+    """Two sums take 2 sends of 3 us each way: at 6 us there is no room beside two sends."""
+    two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
+    assert claims(two)[1:] == [6]
+
+
+def test_merged_chunks_count_one_behind_the_other() -> None:
+    """The last of 4 sends each way ends 1 us after its 3 us at the NIC; of merged ones that is not counted."""
+    topology = two_levels(2, local=1, nic=3, alpha=1)
+    alone, merged = (
+        problem_of(
+            topology, collectives.allreduce(4), max_merge=most, merging=frozenset(topology.internode_links)
+        )
+        for most in (1, 4)
+    )
+    assert (claims(alone)[-1], claims(merged)[-1]) == (15, 14)
+
+
+def test_sums_that_one_rank_of_a_node_adds_to_need_no_head() -> None:
+    """And those that one rank of each wants need no tail."""
+    chunks = tuple(Chunk((0, 2), (0, 1, 2, 3), 0) for _ in range(4))
+    problem = problem_of(two_levels(2, local=2, nic=3), Collective("sums", 4, chunks, combining=True))
+    assert claims(problem)[1:] == [12, 14]
+
+
+@pytest.mark.parametrize("chunk_bytes", [(10**6,) * 3 + (2 * 10**6,)])
+def test_chunks_of_two_sizes_are_only_counted(chunk_bytes: tuple[int, ...]) -> None:
+    """As there is no one time that a send takes."""
+    problem = problem_of(two_levels(2, local=2, nic=3), collectives.allreduce(4), chunk_bytes=chunk_bytes)
+    assert claims(problem)[1:] == [12]
+
+
+def test_the_check_proves_what_is_claimed_and_no_more() -> None:
+    """It works out both ends anew."""
+    problem = problem_of(two_levels(4, local=1, nic=5), collectives.allreduce(8))
+    ticks, limits, witness = list(gossip(NeededSends(problem)))[-1]
+    bound = Certificate(problem, Fraction(ticks, problem.costs.ticks_per_us), "cut counting", limits, witness)
+    assert bound.bound == 40 + 4 and bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_schedule_beats_the_claim() -> None:
+    """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
+    found = 0
+    for seed in cases("gossip between nodes", few=12, many=400):
+        rng = random.Random(f"gossip {seed}")
+        per_node, nic = rng.choice((2, 2, 3)), rng.choice((1, 2, 3))
+        topology = two_levels(per_node, local=rng.choice((1, 2, 3)), nic=nic, alpha=rng.choice((0, 1)))
+        n = topology.num_ranks
+        chunks = [Chunk(tuple(range(n)), tuple(range(n)), rng.randrange(n)) for _ in range(rng.randint(2, n))]
+        merges = (
+            {"max_merge": 2, "merging": frozenset(topology.internode_links)} if rng.random() < 0.5 else {}
+        )
+        problem = problem_of(topology, Collective("sums", n, tuple(chunks), combining=True), **merges)
+        best = taccl.synthesize(problem, time_limit_s=1.0, sketch="none").schedule.finish
+        assert max(claims(problem)) <= best, seed
+        found += len(claims(problem)) == 3
+    assert found > some(5, 100)
