@@ -106,9 +106,9 @@ def _fills_between_ends(facts: Facts, number: int, links: Sequence[int], ticks: 
     )
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
     head, tail = (min([*took, _reaching(some, num)]) for some, num in ((turned, adding), (facts, wanting)))
-    room = min(head + tail, last - 2 * max(took))
-    if room <= 0 or too_long:
+    if head + tail == 0 or too_long:
         return False
+    room = min(head + tail, max(0, last - 2 * max(took)))
     first, since = room * head // (head + tail), last - room * tail // (head + tail)
     ways = passages(single, links, dict.fromkeys(links, 0))
 
