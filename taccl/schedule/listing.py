@@ -165,6 +165,28 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
     start = tasks.starts(
         [(by, -tail, task) for task, (by, tail) in enumerate(zip(latest, tasks.tails(), strict=True))]
     )
+    return _started(problem, schedule, order, start)
+
+
+def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
+    """The same sends, started anew in their order, or those first that most time must follow.
+
+    Raises `ValueError` if some wait for each other, as where ranks exchange partial sums.
+    """
+    problem = schedule.problem
+    order = Precedence(
+        problem, problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
+    )  # fmt: skip
+    tasks = Tasks.of_sends(order)
+    urgency = [-tail for tail in tasks.tails()]
+    if not longest_first:
+        urgency = order.start + [0] * (order.num_events - order.num_sends)
+    return _started(problem, schedule, order, tasks.starts([(each,) for each in urgency]))
+
+
+def _started(problem: Problem, schedule: Schedule, order: Precedence, start: Sequence[int]) -> Schedule:
+    """The sends of a schedule at other times."""
     return make_schedule(
         problem, chunk=schedule.chunk, link=schedule.link, start=[start[s] for s in order.send],
         end=[start[s] + order.duration[s] for s in order.send], group=order.send, reduce=schedule.reduce,

@@ -92,13 +92,54 @@ def _longest_path(count: int, waits: Sequence[Wait]) -> list[int]:
                 ready.append(b)
     if done == count:
         return start
-    # Two ranks that exchange partial sums bound each other from both sides, which is no contradiction as
-    # long as going round such a cycle delays nobody: relax until nothing moves.
-    for _ in range(count + 1):
-        moved = False
-        for a, b, gap in edges:
-            if start[a] + gap > start[b]:
-                start[b], moved = start[a] + gap, True
-        if not moved:
-            return start
-    raise ValueError("the order of sends contradicts itself: some wait for each other")
+    return _longest_path_around(count, edges)
+
+
+def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> list[int]:
+    """The same where some wait for each other: two ranks that exchange partial sums bound each other so.
+
+    That is no contradiction as long as going round such a cycle delays nobody. Events that wait for each
+    other are timed together, and after all that these wait for.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import NegativeCycleError, bellman_ford, connected_components
+
+    longest: dict[tuple[int, int], int] = {}
+    for a, b, gap in edges:
+        longest[a, b] = max(gap, longest.get((a, b), gap))
+    ends = np.array(list(longest)).T
+    graph = csr_array((np.ones(len(longest), np.int8), (ends[0], ends[1])), shape=(count, count))
+    number, part = connected_components(graph, connection="strong")
+    part_of: list[int] = part.tolist()
+    members: list[list[int]] = [[] for _ in range(number)]
+    inside: list[list[tuple[int, int, int]]] = [[] for _ in range(number)]
+    beyond: list[list[tuple[int, int, int]]] = [[] for _ in range(number)]
+    waiting, start = [0] * number, [0] * count
+    for event, each in enumerate(part_of):
+        members[each].append(event)
+    for (a, b), gap in longest.items():
+        here, there = part_of[a], part_of[b]
+        (inside if here == there else beyond)[here].append((a, b, gap))
+        waiting[there] += here != there
+    ready = [each for each in range(number) if not waiting[each]]
+    while ready:
+        each = ready.pop()
+        some = members[each]
+        if len(some) > 1:
+            place = {event: i for i, event in enumerate(some, 1)}  # 0 is what comes before all of them
+            rows = [(0, place[a], -start[a]) for a in some]
+            rows += [(place[a], place[b], -gap) for a, b, gap in inside[each]]
+            srcs, dsts, lengths = np.array(rows, dtype=np.int64).T
+            shape = (len(some) + 1,) * 2
+            try:
+                found = bellman_ford(csr_array((lengths.astype(float), (srcs, dsts)), shape=shape), indices=0)
+            except NegativeCycleError:
+                raise ValueError("the order of sends contradicts itself: some wait for each other") from None
+            for event, time in zip(some, found[1:].tolist(), strict=True):
+                start[event] = -int(time)
+        for a, b, gap in beyond[each]:
+            start[b] = max(start[b], start[a] + gap)
+            waiting[part_of[b]] -= 1
+            if not waiting[part_of[b]]:
+                ready.append(part_of[b])
+    return start

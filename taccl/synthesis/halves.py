@@ -29,6 +29,7 @@ from taccl.schedule.combine import (
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
+from taccl.synthesis.exchange import exchange_s, keep_exchanged
 from taccl.synthesis.isomorphic import find_isomorphism, hand_over
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
         search.interrupt()
         whole = join(search.problem, found)
     search.offer_whole(whole, producer=whole.producer)
+    if exchange_s(search.problem, search.deadline.left_s, search.parameters):
+        keep_exchanged(search, whole)
     return searches
 
 

@@ -82,6 +82,7 @@ class Search:
     #: The list scheduler's, and the same on the fold, kept aside while a named solver works alone.
     first: tuple[Schedule | CompactSchedule, ListSchedule] | None = None
     is_verified: bool = False  # whatever is returned is verified at last
+    exchanged: Schedule | None = None  # the best whose sums are exchanged at their roots, to be offered last
     began_s: float = field(default_factory=time.monotonic)
     stages: list[Stage] = field(default_factory=list)
     trace: list[Moment] = field(default_factory=list)

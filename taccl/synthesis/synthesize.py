@@ -35,6 +35,7 @@ from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
 from taccl.synthesis.competing import competing_s, offer_baselines, sums_apart, sums_are_small
+from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
@@ -222,10 +223,11 @@ def _by_ranks(
     is_small, most_s = sums_are_small(problem), budget.improve_share * limit.left_s
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
     behind_s = max(plan.improving_s, min(moment_s, most_s))
+    exchanging_s = exchange_s(problem, limit.left_s, parameters) if backend == "auto" else 0.0
     try:
         if competes and is_small:
             offer_baselines(search)
-        search.allow(-behind_s)
+        search.allow(-behind_s - exchanging_s)
         if backend == BALANCED:
             search_balanced(search, policy=options.policy)
             _prove(search)
@@ -238,6 +240,9 @@ def _by_ranks(
             offer_baselines(search)
         if plan.improving_s:
             stages.ruin_and_recreate(search)
+        if exchanging_s:
+            search.allow(exchanging_s)
+            offer_exchanged(search)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None:

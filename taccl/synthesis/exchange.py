@@ -1,0 +1,112 @@
+"""Sums that two ranks complete at once: each sends the other what it has, where one would wait for the other.
+
+A sum that comes together at one rank, its root, waits there for what comes last, and goes back the same way.
+If the root sends the rank that comes last all else that it has, both complete the sum, by as many sends: the
+way through the tree is one link shorter, as by recursive doubling on two ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from taccl.errors import InputError
+from taccl.schedule.listing import listed
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.heuristic.routes import Tree, read_trees
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Transfer
+    from taccl.synthesis.parameters import SearchParameters
+    from taccl.synthesis.search import Search
+
+
+def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
+    """About what it takes to exchange sums; 0 where there are none, or there is not the time."""
+    collective, portfolio = problem.collective, parameters.portfolio
+    transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
+    needed_s = transfers * portfolio.exchange_s_per_transfer
+    return needed_s if needed_s <= portfolio.exchange_share * left_s else 0.0
+
+
+def keep_exchanged(search: Search, schedule: Schedule) -> None:
+    """Keep a schedule with its sums exchanged, if it is the best of those, until all others are improved.
+
+    Sums that two ranks complete do not come together along trees, which ruin and recreate needs.
+    """
+    top = search.top
+    for longest_first in (None, False, True):
+        with suppress(InputError, ValueError):  # sends may wait for one another
+            again = schedule if longest_first is None else listed(schedule, longest_first=longest_first)
+            found = exchanged(again)
+            if found is not None and (top.exchanged is None or found.finish < top.exchanged.finish):
+                top.exchanged = found
+
+
+def offer_exchanged(search: Search) -> None:
+    """Offer the best schedule whose sums are exchanged: of those kept, and what the best is so."""
+    since = time.monotonic()
+    if search.is_met or search.interrupted:
+        return
+    if isinstance(search.best, Schedule) and search.best.carries is None:
+        keep_exchanged(search, search.best)
+    if search.exchanged is not None:
+        whole = replace(search.exchanged, problem=search.problem)
+        finish = search.offer_whole(whole, producer=whole.producer, proposed=True)
+        search.record("exchange", "taccl", "done", since, finish_us=finish)
+
+
+def exchanged(schedule: Schedule) -> Schedule | None:
+    """The schedule with its sums exchanged at their roots; None where that has no send start earlier.
+
+    Raises `InputError` or `ValueError` if merged sends would wait for each other.
+    """
+    trees = iter(read_trees(schedule))
+    pairs = (_last_pair(schedule, *both) for both in zip(trees, trees, strict=True))
+    pair_of = {(out.chunk, out.group): (since, back) for since, out, back in filter(None, pairs)}
+    start, reduce, chunk = schedule.start.copy(), schedule.reduce.copy(), schedule.chunk.tolist()
+    rows: dict[int, list[int]] = defaultdict(list)
+    for row, group in enumerate(schedule.group.tolist()):
+        rows[group].append(row)
+    for group, some in rows.items():
+        found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
+        since = max((each for each, _ in found), default=0)
+        # What the root sends leaves before what it waits for is there, and comes after that has left.
+        is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
+        if is_fit and since < start[some[0]]:
+            start[some], reduce[some] = since, True
+    if (reduce == schedule.reduce).all():
+        return None
+    return exact_times(
+        schedule.problem, chunk=schedule.chunk, link=schedule.link, starts=start, group=schedule.group,
+        reduce=reduce, producer=f"{schedule.producer}, sums exchanged",
+    )  # fmt: skip
+
+
+def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[int, Transfer, Transfer] | None:
+    """Since when the root could send to the rank whose contributions come last; that send, and theirs."""
+    links, (root,) = schedule.problem.topology.links, reduction.origins
+    coming = [
+        (transfer.end_ticks, rank)
+        for rank, transfer in reduction.read_from.items()
+        if links[transfer.link].dsts == (root,)
+    ]
+    if not coming:
+        return None
+    *others, (_, last) = sorted(coming)
+    out, back = spreading.read_from.get(last), reduction.read_from[last]
+    ends = [] if out is None else [links[out.link].srcs, links[out.link].dsts, links[back.link].srcs]
+    if out is None or ends != [(root,), (last,), (last,)] or not _may_add(schedule.problem, out):
+        return None
+    return max(back.start_ticks, others[-1][0] if others else 0), out, back
+
+
+def _may_add(problem: Problem, out: Transfer) -> bool:
+    """Whether the sketch lets a send carry contributions, too."""
+    is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
+    return not is_direct and out.link in problem.links_admitted(out.chunk, reducing=True)

@@ -1,0 +1,135 @@
+"""Sums that two ranks complete at once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.deadline import Deadline
+from taccl.schedule.listing import listed
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.exchange import exchange_s, exchanged, offer_exchanged
+from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.search import Options, Search
+from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases, some
+from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_levels
+
+
+def line(num_ranks):
+    """Neighbours joined both ways, 1 us."""
+    builder = TopologyBuilder("line", [0] * num_ranks)
+    for rank in range(num_ranks - 1):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+        builder.add_link(rank + 1, rank, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def one_sum(topology, *sends, **clauses):
+    """A sum of all for all, whose root is rank 1, by (from, to, is added) in order, as soon as may be."""
+    everyone = range(topology.num_ranks)
+    problem = problem_of(topology, custom(len(everyone), [(everyone, everyone)], combining=True), **clauses)
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    return exact_times(
+        problem, chunk=[0] * len(sends), link=[link[a, b] for a, b, _ in sends], sequence=range(len(sends)),
+        reduce=[added for _, _, added in sends], producer="by hand",
+    )  # fmt: skip
+
+
+ALONG_A_LINE = [(0, 1, True), (3, 2, True), (2, 1, True), (1, 2, False), (1, 0, False), (2, 3, False)]
+
+
+def test_the_middle_of_a_line_exchanges():
+    """Four ranks in a line take 4 us by way of rank 1, 3 if it sends what it has while rank 2 does."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    found = exchanged(schedule)
+    taccl.verify(found).raise_if_failed()
+    assert (schedule.finish_us, found.finish_us) == (4, 3)
+    assert (len(found), found.producer) == (len(schedule), "by hand, sums exchanged")
+    assert exchanged(found) is None  # two ranks complete it: no one is the root
+
+
+def test_what_is_exchanged_is_lowered():
+    """As programs that two ranks run at once, one buffer each."""
+    found = exchanged(one_sum(line(4), *ALONG_A_LINE))
+    program = taccl.lower(found)
+    assert program.num_steps
+
+
+def test_a_root_that_hears_from_others_as_late_waits():
+    """On a line of three both ends come to the middle at once."""
+    schedule = one_sum(line(3), (0, 1, True), (2, 1, True), (1, 0, False), (1, 2, False))
+    assert exchanged(schedule) is None
+
+
+def test_a_sum_that_goes_back_another_way_stays():
+    """Rank 0 gets the sum from rank 2, and has no use for what rank 1 had before."""
+    sends = [(2, 1, True), (0, 1, True), (1, 2, False), (2, 0, False)]
+    assert exchanged(one_sum(full(3), *sends)) is None
+
+
+def test_listing_starts_sends_anew():
+    """In their order, or the longest way first, no schedule of a line changes."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    for longest_first in (False, True):
+        again = listed(schedule, longest_first=longest_first)
+        taccl.verify(again).raise_if_failed()
+        assert again.digest() == schedule.digest()
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [(4, 3), (6, 5), (8, 7)])
+def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
+    """Half of a ring there and half of it back, but for the step that two ranks make at once."""
+    problem = problem_of(ring(num_ranks, alpha=0), collectives.allreduce(num_ranks))
+    result = taccl.synthesize(problem, time_limit_s=3)
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.finish_us == steps
+
+
+def test_it_is_offered_last_and_only_where_it_is_better():
+    """What was found before stays where the exchange is none."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    search = Search(schedule.problem, Options(), Deadline.after(60), best=schedule)
+    offer_exchanged(search)
+    assert search.best.finish_us == 3 and search.stages[-1].name == "exchange"
+    same = search.best
+    offer_exchanged(search)
+    assert search.best is same
+
+
+def test_it_is_not_begun_without_sums_or_time():
+    """Copies have no roots; and a large allreduce takes more than a part of a moment."""
+    gather, reduction = (
+        problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)
+    )
+    assert exchange_s(gather, 60.0, DEFAULTS) == 0
+    assert exchange_s(reduction, 60.0, DEFAULTS) > 0 == exchange_s(reduction, 0.01, DEFAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_exchanged_sums_are_sums():
+    """Whatever a search finds, exchanged it is a schedule of the same problem, with as many sends."""
+    found = 0
+    for seed in cases("sums exchanged", few=12, many=500):
+        rng = random.Random(f"sums exchanged {seed}")
+        betas = [rng.randrange(3) for _ in range(4)]
+        around = ring(rng.randint(3, 7), betas=betas), two_levels(2, local=1, nic=rng.randint(1, 4)), line(5)
+        topology = rng.choice(around)
+        sums = collectives.allreduce(topology.num_ranks, chunks_per_rank=rng.randint(1, 2))
+        problem = random_problem(seed, combining=True) if seed % 3 == 0 else problem_of(topology, sums)
+        schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+        if schedule.carries is not None:
+            continue
+        try:
+            other = exchanged(schedule)
+        except ValueError:
+            continue
+        if other is not None:
+            taccl.verify(other).raise_if_failed()
+            assert len(other) == len(schedule)
+            found += 1
+    assert found > some(2, 100)
