@@ -66,6 +66,8 @@ def exchanged(schedule: Schedule) -> Schedule | None:
 
     Raises `InputError` or `ValueError` if merged sends would wait for each other.
     """
+    if not schedule.problem.collective.sums_up:
+        return None
     trees = iter(read_trees(schedule))
     pairs = (_last_pair(schedule, *both) for both in zip(trees, trees, strict=True))
     pair_of = {(out.chunk, out.group): (since, back) for since, out, back in filter(None, pairs)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from taccl.analysis.verification.verify import verify
@@ -19,6 +20,7 @@ from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.exchange import exchanged
 from taccl.synthesis.heuristic.improvement import (
     Improvement,
     compile_improvement,
@@ -147,7 +149,10 @@ def replan(
         chunks = cut_off if schedule.finish <= old.finish else None
         limits = replace(limits, deadline=Deadline.after(left_s))
         schedule, _ = improve_schedule(schedule, limits, chunks=chunks)
-    candidates = [each for each in (same, schedule) if each is not None and verify(each).ok]
+    crossed = None
+    with suppress(InputError, ValueError):
+        crossed = None if schedule is None else exchanged(schedule)
+    candidates = [each for each in (same, schedule, crossed) if each is not None and verify(each).ok]
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None
     if schedule is None:

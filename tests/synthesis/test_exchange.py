@@ -12,9 +12,13 @@ from taccl.deadline import Deadline
 from taccl.schedule.listing import listed
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.exchange import exchange_s, exchanged, offer_exchanged
+from taccl.synthesis.heuristic.improvement import Improvement
+from taccl.synthesis.heuristic.routes import read_trees
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
 from taccl.topology.topology import TopologyBuilder
+from taccl.topology.transform import without
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_levels
 
@@ -50,6 +54,35 @@ def test_the_middle_of_a_line_exchanges():
     assert (schedule.finish_us, found.finish_us) == (4, 3)
     assert (len(found), found.producer) == (len(schedule), "by hand, sums exchanged")
     assert exchanged(found) is None  # two ranks complete it: no one is the root
+
+
+def test_an_exchange_is_read_as_trees():
+    """One of the two is taken for the root, and the other, with all behind it, waits for the sum from there."""
+    reduction, spreading = read_trees(exchanged(one_sum(line(4), *ALONG_A_LINE)))
+    (root,) = reduction.origins
+    assert root in (1, 2) and spreading.origins == {root}
+    assert reduction.link_to.keys() == spreading.link_to.keys() == {0, 1, 2, 3} - {root}
+    starts = {rank: sent.start_ticks for rank, sent in spreading.read_from.items()}
+    assert starts[3 - root] >= max(sent.end_ticks for sent in reduction.read_from.values())
+    assert starts[0 if root == 2 else 3] >= spreading.read_from[3 - root].end_ticks
+
+
+def test_improvement_begins_from_an_exchange():
+    """Along the same trees, where one root waits for the other again: no later than by itself."""
+    found = exchanged(one_sum(line(4), *ALONG_A_LINE))
+    search = Improvement(found.problem, read_trees(found))
+    assert found.problem.costs.us(search.run(turns=0)) == 4
+    taccl.verify(search.schedule()).raise_if_failed()
+
+
+def test_what_fails_leaves_most_of_an_exchange():
+    """Re-planned along its trees, not anew, and exchanged again."""
+    topology = ring(6, alpha=0)
+    old = taccl.synthesize(problem_of(topology, collectives.allreduce(6)), time_limit_s=3).schedule
+    assert old.producer.endswith("sums exchanged")
+    left = without(topology, links=[(0, 1)])
+    found = replan(old, problem_of(left, collectives.allreduce(6)), time_limit_s=3)
+    assert not found.from_scratch and found.num_kept > len(old) / 2
 
 
 def test_what_is_exchanged_is_lowered():

@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule, Transfer
+from taccl.topology.topology import Link
+
+#: Groups of sends that are no longer those of a schedule, from here down.
+_ALONE = -(1 << 40)
 
 
 @dataclass(slots=True)
@@ -65,8 +69,9 @@ class Tree:
 def read_trees(schedule: Schedule) -> list[Tree]:
     """The trees of all chunks in a schedule without derived ones, in order of chunk, the reducing one first.
 
-    Of several arrivals of a chunk the first counts. Where partial sums do not come in along a tree (they are
-    exchanged in pairs, say), the chunk's trees have no links.
+    Of several arrivals of a chunk the first counts. Where two ranks complete a sum at once, each by what the
+    other sends, one is taken for its root, and the other waits for it. Where partial sums come in along no
+    tree in any other way, the chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)
@@ -135,7 +140,8 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
             held[rank] = was | carried[t] if transfer.reduce else carried[t]
             if held[rank] == everyone not in (was, carried[t]):
                 complete.append(rank)
-    is_tree &= len(complete) == 1
+    exchange = _exchange(inwards, links, complete)
+    is_tree &= len(complete) == 1 or exchange is not None
     root = complete[0] if is_tree else data.root
     reduction = Tree(c, True, {root}, set(data.origins) - {root})
     spreading = Tree(c, False, {root}, set(data.destinations) - {root})
@@ -143,8 +149,34 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
         reduction.read_from = {rank: transfer for rank, transfer in inwards.items() if rank != root}
         reduction.link_to = {rank: transfer.link for rank, transfer in reduction.read_from.items()}
         reduction.prune(problem)
-        _spread(problem, spreading, outwards)
+        _spread(problem, spreading, outwards if exchange is None else [exchange, *outwards])
+        if exchange is not None:
+            _delay(problem, spreading, max(each.end_ticks for each in reduction.read_from.values()))
     return [reduction, spreading]
+
+
+def _exchange(
+    inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
+) -> Transfer | None:
+    """What the first of two ranks that complete a sum at once sends the other, if both send."""
+    if len(complete) != 2 or not inwards.keys() >= set(complete):
+        return None
+    out, back = (inwards[rank] for rank in complete)
+    is_one = [links[each.link].dsts for each in (back, out)] == [(rank,) for rank in complete]
+    return out if is_one else None
+
+
+def _delay(problem: Problem, tree: Tree, since: int) -> None:
+    """Have a tree grow from a root that has the chunk from some moment on; sends that move part."""
+    there = dict.fromkeys(tree.origins, since)
+    num_ranks = problem.topology.num_ranks
+    for rank, sent in sorted(tree.read_from.items(), key=lambda each: each[1].start_ticks):
+        start = max(sent.start_ticks, *(there.get(r, 0) for r in problem.topology.links[sent.link].srcs))
+        if start > sent.start_ticks:
+            end, alone = start + sent.end_ticks - sent.start_ticks, _ALONE - tree.chunk * num_ranks - rank
+            sent = sent._replace(start_ticks=start, end_ticks=end, group=alone)
+            tree.read_from[rank] = sent
+        there[rank] = sent.end_ticks
 
 
 def _events(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, int]]:
