@@ -40,6 +40,7 @@ def keep_exchanged(search: Search, schedule: Schedule) -> None:
     Sums that two ranks complete do not come together along trees, which ruin and recreate needs.
     """
     top = search.top
+    schedule = replace(schedule, problem=top.problem)  # a sketch that is only suggested need not be obeyed
     for longest_first in (None, False, True):
         with suppress(InputError, ValueError):  # sends may wait for one another
             again = schedule if longest_first is None else listed(schedule, longest_first=longest_first)
@@ -56,7 +57,7 @@ def offer_exchanged(search: Search) -> None:
     if isinstance(search.best, Schedule) and search.best.carries is None:
         keep_exchanged(search, search.best)
     if search.exchanged is not None:
-        whole = replace(search.exchanged, problem=search.problem)
+        whole = search.exchanged
         finish = search.offer_whole(whole, producer=whole.producer, proposed=True)
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 

@@ -85,11 +85,15 @@ def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[s
     return cast("S", joined)
 
 
-def search_halves(search: Search, search_half: Callable[[Search], None]) -> list[Search]:
+def search_halves(
+    search: Search, search_half: Callable[[Search], None], *, exchanges: bool = False
+) -> list[Search]:
     """Search each half of a problem, join what is found, and offer it; the searches that were made.
 
     A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
     it is, and nothing is joined where a half has no schedule.
+
+    - `exchanges`: Whether the joined schedule is kept with its sums exchanged, too.
     """
     halves = split(search.problem)
     if not halves[0].name:
@@ -121,7 +125,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
         search.interrupt()
         whole = join(search.problem, found)
     search.offer_whole(whole, producer=whole.producer)
-    if exchange_s(search.problem, search.deadline.left_s, search.parameters):
+    if exchanges and exchange_s(search.problem, search.deadline.left_s, search.parameters):
         keep_exchanged(search, whole)
     return searches
 

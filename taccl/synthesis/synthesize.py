@@ -453,7 +453,7 @@ def _search_plain(search: Search, backend: str, is_large: bool) -> None:
     keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
     apart_s = keeps_apart * portfolio.apart_share * search.deadline.left_s
     search.allow(-apart_s)
-    searches = search_halves(search, search_half)
+    searches = search_halves(search, search_half, exchanges=backend == "auto")
     if len(searches) == 2 and backend == "auto" and not search.interrupted:
         overlap(search, searches)
     search.allow(apart_s)
