@@ -104,7 +104,7 @@ class PortfolioParameters(_Group):
     balanced_s_per_transfer: float = 5e-6
     balanced_least_s: float = 0.3  # once, what takes less is tried after the time is over, too
     # What it takes to exchange sums at their roots; not begun where that is a larger share of the time.
-    exchange_s_per_transfer: float = 2e-4
+    exchange_s_per_transfer: float = 2.5e-4
     exchange_share: float = 0.1
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
     apart_moves: int = 10_000
