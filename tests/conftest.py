@@ -42,7 +42,7 @@ def pytest_xdist_auto_num_workers() -> int:
 _LEFT_OUT = pytest.StashKey[int]()
 _BEGAN = pytest.StashKey[float]()
 #: More CPU than this makes a test slow, with what it sets up.
-_SLOW_S = 0.25
+_SLOW_S = 0.1
 #: So many tests use all kernels.
 _WHOLE_RUN = 2000
 
@@ -157,9 +157,9 @@ def _tell_unmarked(terminalreporter) -> None:
         report.nodeid: value
         for report in terminalreporter.stats.get("passed", [])
         for key, value in report.user_properties
-        if key == "cpu_s" and value > 4 * _SLOW_S and "slow" not in report.keywords
+        if key == "cpu_s" and value > 10 * _SLOW_S and "slow" not in report.keywords
     }
     if taken:
-        terminalreporter.section(f"not marked slow, and more than {4 * _SLOW_S:g} s of CPU")
+        terminalreporter.section(f"not marked slow, and more than {10 * _SLOW_S:g} s of CPU")
     for name, seconds in sorted(taken.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{seconds:6.1f} s  {name}")

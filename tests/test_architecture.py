@@ -105,6 +105,7 @@ def test_no_imports_go_round():
     assert not [sorted(each) for each in nx.strongly_connected_components(imports) if len(each) > 1]
 
 
+@pytest.mark.slow
 def test_kernels_take_few_arguments():
     """Eight at most: named tuples of arrays carry the rest, which say what each array is."""
     for path in FILES:

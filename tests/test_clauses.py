@@ -318,6 +318,7 @@ def test_no_search_passes_more_links_than_it_may() -> None:
                 assert {each.kind for each in verify(compact(tight)).violations} == told
 
 
+@pytest.mark.slow
 def test_a_limit_keeps_a_symmetry_and_renames_no_half() -> None:
     """Whatever maps links to links keeps how many a path has."""
     text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"
@@ -344,6 +345,7 @@ def test_explain_gives_the_least_limit() -> None:
         taccl.synthesize(problem)
 
 
+@pytest.mark.slow
 def test_what_a_limit_costs_is_told() -> None:
     """Round the ring a chunk comes in 6 us; with one link for each, over a slow one in 9."""
     sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 1\n")

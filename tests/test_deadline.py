@@ -135,6 +135,7 @@ def test_a_bound_needs_no_time(problem):
     assert least.check()
 
 
+@pytest.mark.slow
 def test_without_time_the_first_schedule_is_returned(problem):
     """It is verified, bounded, and the result says that no sketch could be tried."""
     result = taccl.synthesize(problem, time_limit_s=1e-3)

@@ -28,6 +28,7 @@ def test_nothing_heavy_is_loaded():
     assert in_fresh_process(code) == "[]"
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
     """A problem without a sketch is made without any slow package."""
     code = (

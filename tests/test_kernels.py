@@ -191,6 +191,7 @@ def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, conte
     assert (mended.scaled(20), hits(mended.scaled)) == (40, 1)
 
 
+@pytest.mark.slow
 def test_code_for_other_types_is_not_run(small, tmp_path):
     """Two processes that write at once may leave numba's index with the code of the other."""
     first = small()

@@ -45,6 +45,7 @@ def test_notebook_runs(notebook, shell, short_searches):
         )
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_is_no_success(shell):
     """So the test above can fail."""
     assert shell.run_cell("1 + 1").success

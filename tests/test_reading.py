@@ -146,6 +146,7 @@ def test_json_exact_decimals():
     assert parse_json('{"a": 0.1}', source="a.json", exact=True)["a"] == Decimal("0.1")
 
 
+@pytest.mark.slow
 def test_json_repeated_key_among_many():
     """A hundred thousand keys are gone through once: eight times as many take far less than 64 times the CPU."""
 

@@ -32,6 +32,7 @@ def test_a_sum_is_within_its_bound(rows, scale):
         )
 
 
+@pytest.mark.slow
 def test_the_bound_is_met_by_what_is_worst():
     """Eight ranks that are each off by a half: 0.5 / scale is rounded to even, 0, so the sum is off by 4."""
     ranks, scale = 8, 1024.0

@@ -11,6 +11,7 @@ from taccl.errors import InputError
 from tests.fuzzing import fuzzed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [16, 64, 122, 512])
 def test_throughput_is_that_of_the_pool_or_the_line(slots):
     """1,024 B a slot for 10 us each, or 12.5 GB/s, within 2 %: 1.64, 6.55, 12.49 and 12.5 GB/s."""
@@ -30,6 +31,7 @@ def test_every_sum_comes_once_over_a_network_that_loses_packets(loss):
     assert 0 < run.goodput_gb_per_s < 12.5
 
 
+@pytest.mark.slow
 @fuzzed(few=60, many=2000)
 @given(
     workers=st.integers(1, 5), slots=st.integers(1, 6), packets=st.integers(1, 40), seed=st.integers(0, 10**6),

@@ -47,6 +47,7 @@ def test_nothing_to_send_takes_no_time() -> None:
     assert (bound.bound, bound.kind) == (0, "none")
 
 
+@pytest.mark.slow
 def test_latency_is_the_longest_shortest_way() -> None:
     """On a ring of 5 with 2 us a hop rank 2 is two hops from rank 0: 4 us."""
     bound = lower_bound(problem_of(ring(5), collectives.broadcast(5)))
@@ -201,6 +202,7 @@ def test_cases_by_hand(sketch: str, topology: str, collective: str, expected: st
     assert lower_bound(problem).bound == Fraction(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sketch", "topology", "collective", "expected"),
     [

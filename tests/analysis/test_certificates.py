@@ -351,6 +351,7 @@ def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     assert hurried.bound <= lower_bound(problem).bound
 
 
+@pytest.mark.slow
 def test_what_is_quick_is_never_left_out() -> None:
     """With no budget a small problem is bounded by all but linear programs: here by a NIC and its batches."""
     sketch = load_sketch("ndv2/sk1")

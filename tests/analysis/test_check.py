@@ -90,6 +90,7 @@ def test_every_kind_is_among_them() -> None:
     assert all(of_kind(kind) for kind in KINDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_found_is_accepted(kind: str) -> None:
     """Every certificate of `lower_bound`."""

@@ -135,6 +135,7 @@ def test_what_is_not_covered_is_not_claimed(problem: Problem) -> None:
     assert claims(problem) == []
 
 
+@pytest.mark.slow
 def test_the_certificate_is_checked_by_arithmetic() -> None:
     """It holds, one tick more does not, and it says what it is."""
     certificate = lower_bound(h100("broadcast"))
@@ -165,6 +166,7 @@ def corrupted(witness: DelayedSource) -> dict[str, DelayedSource]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", list(corrupted(DelayedSource((frozenset(),), (0,), 0, 0))))
 def test_a_corrupted_witness_is_refused(how: str) -> None:
     """Whatever is changed in the witness of a broadcast, it proves the bound no longer."""

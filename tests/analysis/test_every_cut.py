@@ -77,6 +77,7 @@ def test_it_is_found_once():
     assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "allgather", "alltoall"])
 @pytest.mark.parametrize("name", ["ring:4", "fully-connected:4", "hypercube:2"])
 @pytest.mark.parametrize("size", [8, 1000, 10**6])

@@ -44,6 +44,7 @@ def test_half_of_a_mesh_sends_to_the_other(dims, bound):
     assert found(grid(*dims)) == bound
 
 
+@pytest.mark.slow
 def test_the_numbers_of_ranks_do_not_matter():
     """The middle is found where ranks are numbered at random: by how far they are from the corners."""
     order = np.random.default_rng(0).permutation(48).tolist()

@@ -60,6 +60,7 @@ def test_merged_chunks_may_come_at_once() -> None:
     assert best_us(merging) >= 60 + 5 * Fraction(20, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gather", "scatter"])
 def test_the_certificate_is_checked_by_arithmetic(name: str) -> None:
     """It holds, one tick more does not, nor does it the other way round in time; and its witness is described."""
@@ -78,6 +79,7 @@ def test_the_certificate_is_checked_by_arithmetic(name: str) -> None:
     assert certificate.witness_text == ways[name]
 
 
+@pytest.mark.slow
 def test_sums_and_derived_chunks_are_not_read_backwards() -> None:
     """What is combined or copied on its way has no reverse."""
     certificate = lower_bound(problem("scatter"))

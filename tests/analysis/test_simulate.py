@@ -206,6 +206,7 @@ def test_merges_are_kept():
     assert replayed.finish_us == 11 + 5 + 200 + 105
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "assumption", [{"size": "1KB"}, {"size": "1GB"}, {"alpha": "pipelined"}, {"alpha": "occupies"}]
 )
@@ -304,6 +305,7 @@ def test_critical_path_names_clause():
     assert (last.waited_for, last.what) == ("clause", "own_first")
 
 
+@pytest.mark.slow
 def test_critical_path_adds_up_to_the_finish():
     """A path starts at 0, ends at the finish, and each step starts when what it waits for is over."""
     for schedule in random_schedules():

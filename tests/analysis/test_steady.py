@@ -165,6 +165,7 @@ def test_random_intervals_agree_with_many_tiles():
         assert abs(slope - steady.interval) <= steady.interval / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 @pytest.mark.parametrize("baseline", ["ring", "hierarchical"])
 def test_machine_intervals_agree_with_many_tiles(baseline, name):

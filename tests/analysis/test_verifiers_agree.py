@@ -478,6 +478,7 @@ def test_verifiers_agree_on_mutants_of_schedules():
     assert set(compared) >= {"", "presence", "contention", "double-count"}, compared
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_sums_of_many_contributions_agree():
     """Of more contributions than the compact verifier follows at a time, unless they go along trees."""

@@ -98,6 +98,7 @@ def test_pairs_number_chunks_from_the_first():
     assert rank.tolist() == [1, 2, 0]
 
 
+@pytest.mark.slow
 def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
     """A switch that adds is left alone: the sends are judged, as their list is."""
     topology = taccl.topologies.dgx_h100(1, nvls=True)

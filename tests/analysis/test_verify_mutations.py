@@ -417,6 +417,7 @@ RANDOM = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", SMALL, ids=lambda each: each.__name__)
 def test_random_mutations_are_caught_or_harmless(example):
     """The verifier and the simulation agree on every schedule with one to three random changes."""

@@ -37,6 +37,7 @@ def test_protocols_follow_one_another():
     assert best == ["ll", "ll128", "simple"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall"])
 def test_the_schedule_is_valid_under_the_protocol_chosen(collective, nodes):

@@ -65,6 +65,7 @@ def test_roots_are_servers():
         exchange(2, 1, roots=[2, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "k"), [(4, 1), (4, 6), (8, 4), (8, 10), (5, 3)])
 def test_the_box_or_the_line_is_what_limits(n, k):
     """A worker passes the data once each way, a card n / k of it: 80 us/MB times max(1, n / k)."""

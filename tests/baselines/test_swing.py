@@ -46,6 +46,7 @@ def test_both_directions_of_a_ring_are_used():
     assert schedule.finish == Fraction(3, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("collective", "phases"), [("allgather", 1), ("reduce-scatter", 1), ("allreduce", 2)]
 )

@@ -56,6 +56,7 @@ def test_chunks_follow_one_another_down():
     assert schedule.finish == Fraction(size, 1000) * (Fraction(1, 2) + Fraction(1, 32))
 
 
+@pytest.mark.slow
 def test_all_network_cards_carry_sums_of_an_allreduce():
     """Trees of nodes below every rank of a node use each network card, both ways, where chunks are enough."""
     topology = machines.dgx_a100(2, profile="nominal")

@@ -37,6 +37,7 @@ class TestSynthesize:
         assert "bound" in out
         assert "gap" in out
 
+    @pytest.mark.slow
     def test_json(self, run_json):
         """The object has every figure that scripts rely on."""
         code, values = run_json("synthesize", *SMALL, "--backend", "greedy")
@@ -45,6 +46,7 @@ class TestSynthesize:
         assert {"name", "solver", "status", "seconds", "bound"} <= set(values["stages"][0])
         assert values["finish_us"] >= values["bound_us"]
 
+    @pytest.mark.slow
     def test_output_verifies(self, run, tmp_path):
         """What ``-o`` writes, ``taccl verify`` accepts."""
         path = tmp_path / "out.json"
@@ -303,6 +305,7 @@ class TestShow:
         code, values = run_json("show", sketch_file)
         assert (code, values["kind"], values["name"]) == (0, "sketch", "test sketch")
 
+    @pytest.mark.slow
     def test_upstream_files(self, run_json, upstream):
         """Every upstream file is shown as what it is."""
         for path in sorted((upstream / "sketch").iterdir()):
@@ -366,11 +369,13 @@ class TestBaseline:
         assert (code, values["finish_us"], values["gap"]) == (0, 1.04, 0)
         assert set(values) >= KEYS
 
+    @pytest.mark.slow
     def test_of_a_sketch(self, run_json, sketch_file):
         """A sketch gives the machine, its nodes and the chunk size."""
         code, values = run_json("baseline", "hierarchical", sketch_file, "--collective", "allgather")
         assert (code, values["topology"], values["size_bytes"]) == (0, "ndv2 x2", 16_000_000)
 
+    @pytest.mark.slow
     def test_nodes_rescale_the_sketch(self, run_json, sketch_file):
         """``--nodes`` rescales a sketch."""
         code, values = run_json("baseline", "ring", sketch_file, "--collective", "allgather", "--nodes", 3)
@@ -495,6 +500,7 @@ class TestProblem:
         err = run("explain", saved, "--collective", "allgather")[2]
         assert "found a schedule; expected a sketch" in err
 
+    @pytest.mark.slow
     def test_rooted_and_multi_root(self, run_json):
         """``--root`` and ``--roots`` reach the collective."""
         fabric = ("--topology", "fully-connected:4", "--size", "1KB")
@@ -512,6 +518,7 @@ class TestProblem:
         assert run_json(*words)[1]["cost_model"] == "upstream"
         assert run_json(*words, "--cost-model", "physical")[1]["cost_model"] == "physical"
 
+    @pytest.mark.slow
     def test_upstream_topology_with_another_sketch(self, run_json, upstream, sketch_file):
         """With a sketch of ours an upstream topology stands for its machine."""
         _, values = run_json(
@@ -520,6 +527,7 @@ class TestProblem:
         )  # fmt: skip
         assert values["cost_model"] == "physical"
 
+    @pytest.mark.slow
     def test_topology_file_keeps_its_nodes(self, run, tmp_path):
         """``--nodes`` cannot contradict a topology file."""
         path = tmp_path / "mine.toml"
@@ -627,6 +635,7 @@ class TestProcess:
         done = in_process("baseline", "best", *SMALL)
         assert (done.returncode, done.stderr) == (0, "")
 
+    @pytest.mark.slow
     @pytest.mark.skipif(sys.platform == "win32", reason="closes a POSIX pipe")
     def test_broken_pipe(self):
         """A reader that goes away is no error."""

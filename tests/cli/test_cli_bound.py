@@ -41,6 +41,7 @@ class TestBound:
             assert words in out
         assert "in switches" not in out
 
+    @pytest.mark.slow
     def test_saved_schedule(self, run, run_json, saved):
         """The problem in a schedule's file is bounded, and the schedule set beside it."""
         code, values = run_json("bound", saved)
@@ -53,6 +54,7 @@ class TestBound:
             "taccl: error: --size: found a schedule, which says it itself; leave it out\n",
         )
 
+    @pytest.mark.slow
     def test_algorithm_of_the_published_tool(self, run, run_json, saved, tmp_path):
         """So is that of an algorithm, whose chunks the command line may size."""
         path = tmp_path / "algorithm"
@@ -61,6 +63,7 @@ class TestBound:
         assert (code, values["size_bytes"]) == (0, 4000)
         assert values["schedule"]["finish_us"] == pytest.approx(1.04)
 
+    @pytest.mark.slow
     def test_price_of_a_sketch(self, run_json, sketch_file):
         """A sketch that leaves a link between nodes costs something."""
         _, values = run_json("bound", sketch_file, "--collective", "allgather")
@@ -98,6 +101,7 @@ class TestExplain:
         assert (code, values["feasible"]) == (0, True)
         assert any("internode.connections" in cost["clause"] for cost in values["costs"])
 
+    @pytest.mark.slow
     def test_infeasible(self, run, run_json, tmp_path):
         """Of one that does not, the clauses that clash and a change are named, and the code is 1."""
         path = tmp_path / "none.toml"
@@ -175,6 +179,7 @@ class TestSimulate:
         assert message in err
 
 
+@pytest.mark.slow
 def test_a_topology_may_stand_where_a_sketch_does(run):
     """``taccl bound torus:4x4`` is ``taccl bound --topology torus:4x4``."""
     rest = ("--collective", "allgather", "--size", "16MB", "--json")

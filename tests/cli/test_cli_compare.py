@@ -36,6 +36,7 @@ def test_compare_as_text(run):
     assert [row.split()[:3] for row in rows] == [["0", "greedy", "1.04"], ["1", "greedy", "1.04"]]
 
 
+@pytest.mark.slow
 def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
     """Processes that are started for runs import nothing that is called like a library's, such as json.py."""
     monkeypatch.setenv("PYTHONSAFEPATH", "")
@@ -43,6 +44,7 @@ def test_modules_of_the_current_folder_are_left_alone(run, monkeypatch):
     assert os.environ["PYTHONSAFEPATH"] == "1"
 
 
+@pytest.mark.slow
 def test_compare_as_json(run_json):
     """Every column of every run."""
     code, values = run_json(*SMALL)
@@ -86,6 +88,7 @@ def test_other_endings_are_refused(run, folder):
     assert (code, "expected .csv, .json or .parquet" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_no_schedule_at_all(run):
     """The answer is no: exit code 1, with the reason."""
     code, out, err = run(
@@ -95,6 +98,7 @@ def test_no_schedule_at_all(run):
     assert "none of 1 run has a schedule" in err
 
 
+@pytest.mark.slow
 def test_unknown_backends(run):
     """A typing error names the option."""
     code, _, err = run(*SMALL, "--backends", "greedy,cbd")
@@ -108,6 +112,7 @@ def test_seeds_that_make_no_sense(run, seeds):
     assert (code, "--seeds" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_sweep(run_json):
     """Sketches, sizes and cuts make rows in the order they are named."""
     code, values = run_json(*SWEEP, "--sizes", "1KB:100KB", "--chunks-per-rank", "1,2")
@@ -156,6 +161,7 @@ def test_nodes_rescale_sketches(run_json, sketch_file):
     assert (code, row["status"] in ("found", "proven for its chunks"), row["num_ranks"]) == (0, True, 24)
 
 
+@pytest.mark.slow
 def test_cache_info_and_clear(run, run_json, folder):
     """What there is, what was removed, and that nothing is left."""
     run(*SMALL, "--seeds", "0:3")

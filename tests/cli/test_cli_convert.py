@@ -39,6 +39,7 @@ def test_traces_are_files_of_ranks(run_json, saved, tmp_path):
     assert len(values["lost"]) == 1
 
 
+@pytest.mark.slow
 def test_instances_as_needed_are_told(run, run_json, saved, tmp_path):
     """Chunks of 1000 bytes are not cut any further, and the answer says so; as do ranges of a plan."""
     words = ("--set", "instances=auto")
@@ -104,6 +105,7 @@ def test_bad_words_are_bad_input(run, saved, tmp_path, monkeypatch, words, said)
     assert [path.name for path in tmp_path.iterdir()] == [saved.name]
 
 
+@pytest.mark.slow
 def test_schedule_that_does_not_fit_is_the_answer_no(run, tmp_path):
     """A scan has no place in an algorithm of the published tool: exit code 1."""
     words = [*SMALL]
@@ -127,6 +129,7 @@ def test_program_is_for_sizes_about_that_of_its_schedule(run, saved, tmp_path):
     assert "max_bytes: found '1XB'; expected a size" in err
 
 
+@pytest.mark.slow
 def test_long_threadblocks_are_split_with_a_word(run, tmp_path):
     """A plan for MSCCL++ of more than 64 operations a threadblock is written, and stderr says how."""
     words = ("--topology", "ring:5", "--collective", "alltoall", "--chunks-per-rank", 8, "--size", "40KB")

@@ -145,6 +145,7 @@ _PATHS = (
 _VERBS = tuple({command.split()[0]: command for command in _EVERY}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", _VERBS, ids=lambda command: command.split()[0])
 def test_paths_that_lead_to_no_file(folder, command):
     """Too long, a pipe that nobody writes to, a device without end, links in a circle: refused at once."""
@@ -177,6 +178,7 @@ _CONTENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", _CONTENTS.values(), ids=_CONTENTS)
 def test_contents_that_are_no_file_of_ours(folder, content):
     """Each to every verb: one sentence, whatever the file is called."""

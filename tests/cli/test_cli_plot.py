@@ -42,6 +42,7 @@ def test_a_program_is_told_how_to_be_a_schedule(run, tmp_path, verb):
     assert f"taccl convert {file} OUT.json --topology" in err
 
 
+@pytest.mark.slow
 def test_a_topology_by_name_is_drawn(run, tmp_path):
     """It needs no schedule."""
     path = tmp_path / "ndv2.png"

@@ -22,6 +22,7 @@ def test_the_protocol_that_promises_least_is_taken_and_said(run):
         assert "us, predicted " in out and " with a launch of " in out
 
 
+@pytest.mark.slow
 def test_a_protocol_can_be_asked_for(run_json):
     """One step of 3.4 us under simple, and 15.4 us before it."""
     code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")

@@ -41,6 +41,7 @@ def test_an_order_and_its_files(matrix, tmp_path, capsys):
     assert files["tuner"].read_text().splitlines()[1].startswith("allreduce,0,")
 
 
+@pytest.mark.slow
 def test_text_says_what_is_gained(matrix, capsys):
     """Before, after, the bound, why, what was assumed, and the hosts in the order of ranks."""
     assert run(["reorder", str(matrix), "--size", "8MB"]) == 0
@@ -50,6 +51,7 @@ def test_text_says_what_is_gained(matrix, capsys):
     assert "rank 0 to 3 on: " in out
 
 
+@pytest.mark.slow
 def test_slots_of_a_host_are_told_apart(tmp_path, capsys):
     """Two ranks of each host: the second one is called so."""
     path = tmp_path / "latency.csv"

@@ -14,6 +14,7 @@ SMALL = ("suggest", "ndv2", "--nodes", "2", "--collective", "allgather")
 QUICK = (*SMALL, "--size", "1MB", "--chunks-per-rank", "1", "--time-limit", "0.1")
 
 
+@pytest.mark.slow
 def test_usual_size(run):
     """Without a size 64 MB are taken, and stderr says so."""
     code, out, err = run("suggest", "ndv2", "--collective", "allgather", "--time-limit", 2)
@@ -22,6 +23,7 @@ def test_usual_size(run):
     assert "64MB is taken" in err
 
 
+@pytest.mark.slow
 def test_a_table_of_sketches(run):
     """Every sketch with its finish, its bound and why."""
     code, out, _ = run(*QUICK)
@@ -89,6 +91,7 @@ def test_files_are_not_replaced(run, tmp_path):
     assert run(*QUICK, "-o", tmp_path, "--overwrite")[0] == 0
 
 
+@pytest.mark.slow
 def test_json_has_the_toml(run_json):
     """Plain values hold each sketch as text."""
     code, values = run_json(*QUICK, "--most", "1")
@@ -106,6 +109,7 @@ def test_a_sketch_is_checked(run):
     assert "internode.connections  binds   costs at least" in out
 
 
+@pytest.mark.slow
 def test_a_wrong_sketch_fails_its_check(run, tmp_path):
     """Exit code 1, and what is wrong."""
     path = tmp_path / "wrong.toml"

@@ -47,6 +47,7 @@ def failing(monkeypatch):
     return fail
 
 
+@pytest.mark.slow
 def test_ten_columns_unless_all_are_asked_for(problem):
     """A table shows ten columns, and seeds besides where there are several; `full` shows all."""
     assert tuple(compare(problem, backends=["greedy"], full=False).columns) == SHORT
@@ -230,6 +231,7 @@ def test_no_bar_in_a_pipe(problem, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(problem, cache, monkeypatch):
     """The rest are rows that were not run; the same call again resumes."""
     numbers = iter(range(9))

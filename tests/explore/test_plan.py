@@ -55,6 +55,7 @@ def test_ranges_tile_all_sizes():
     assert all(each.min_bytes <= each.max_bytes for each in ranges)
 
 
+@pytest.mark.slow
 def test_neighbours_cross_where_the_plan_says():
     """At the end of a range its schedule is no slower than the next one, and a byte later it is slower."""
     ranges = four_plan().ranges
@@ -96,6 +97,7 @@ def test_every_range_is_verified_and_bounded():
         assert each.finish_min <= each.finish_max
 
 
+@pytest.mark.slow
 def test_scratch_is_in_proportion():
     """A program with 3 chunks of scratch, of 4 in the buffer, needs three quarters of the largest size."""
     [each] = ring_plan().ranges
@@ -103,6 +105,7 @@ def test_scratch_is_in_proportion():
     assert replace(each, program=replace(each.program, ranks=ranks)).scratch_bytes == 750_000
 
 
+@pytest.mark.slow
 def test_a_ring_needs_one_range():
     """In one piece on a ring of four the ring algorithm is the best at every size: 3 steps over links of 50 GB/s both ways."""
     sizes = "4KB:1MB"
@@ -118,6 +121,7 @@ def test_fewer_ranges_keep_the_least_loss():
     assert any("with so few ranges" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_files_are_what_the_plan_says(tmp_path):
     """Programs with their byte ranges, schedules that load, and an index that names them all."""
     plan, folder = four_plan(), tmp_path / "plan"
@@ -237,6 +241,7 @@ def test_paths_that_no_folder_has_are_said(folder, tmp_path):
         ring_plan().save(tmp_path / folder)
 
 
+@pytest.mark.slow
 def test_interrupts_keep_what_there_is(monkeypatch):
     """Ctrl-C in the second synthesis makes a plan of the first and the baselines."""
     real, calls = plan_search.synthesize, []
@@ -368,6 +373,7 @@ def test_small_sums_are_made_by_few_sends(topology, at_most_us):
     assert only.finish_max <= Fraction(at_most_us)
 
 
+@pytest.mark.slow
 def test_few_sizes_are_simulated(monkeypatch):
     """Between sizes on one straight line the finish is known, and is what a simulation says."""
 

@@ -76,6 +76,7 @@ def test_a_schedule_that_is_not_there(cache):
         cache.schedule("../../etc/passwd")
 
 
+@pytest.mark.slow
 def test_proofs_of_infeasibility_are_stored(impossible, cache):
     """That there is no schedule is read like a schedule."""
     for known in (False, True):
@@ -180,6 +181,7 @@ def test_reading_gives_the_callers_problem(problem, cache, stored):
     assert cache.get(stored.key, problem=problem).schedule.problem is problem
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
     """A folder that cannot be made costs nothing but the cache."""
     (tmp_path / "file").write_text("")
@@ -197,6 +199,7 @@ def test_schedules_need_keys(problem, cache):
         cache.schedules(table)
 
 
+@pytest.mark.slow
 def test_info_and_clear(problem, cache):
     """What is counted is what is removed; what others put into the folder stays."""
     assert cache.info().num_entries == 0

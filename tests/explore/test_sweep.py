@@ -72,6 +72,7 @@ def test_no_size_is_a_row():
     assert (row.status, "found no size" in row.error) == ("does not fit", True)
 
 
+@pytest.mark.slow
 def test_root(tiny):
     """A named broadcast starts where it is told to: three hops at most on a ring of six."""
     (row,) = sweep("ring:6", "broadcast", root=3, sizes=["1KB"]).itertuples()

@@ -57,6 +57,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
     """No folder of a plan, nor of a draft of it."""
     plan = taccl.plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy", time_limit_s=5)

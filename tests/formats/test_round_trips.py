@@ -112,6 +112,7 @@ def test_plans_run_right(which, options, ranks_per_node):
     assert run.outputs_checked
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from(["ring:3", "mesh:2x3", "torus:3x3", "star:4", "ndv2", "dgx1"]), st.integers(1, 2))
 def test_topologies_come_back(name, nodes):

@@ -47,6 +47,7 @@ def test_what_one_node_cannot_tell_stays_at_its_prior(log):
     assert network.source.startswith("prior, not determined")
 
 
+@pytest.mark.slow
 def test_large_sizes_claim_no_latency(log):
     """Where every time grows with its size, no latency is fitted."""
     fit = taccl.fit([log(table(sizes=tuple(2**power for power in range(28, 34))))], "dgx-h100")
@@ -160,6 +161,7 @@ def test_trays_of_a_rack_are_no_nodes(log):
         assert (found.series.num_ranks, found.series.num_nodes) == (8, nodes)
 
 
+@pytest.mark.slow
 def test_bus_bandwidth_alone_is_fitted(log):
     """A page's table without times: 350 GB/s of busbw on a node of 8 are 350 GB/s of a rank."""
     text = "# all_reduce_perf\n| Size | busbw (GB/s) |\n| 1G | 350.0 |\n| 4G | 350.0 |\n| 8G | 350.0 |\n"

@@ -171,6 +171,7 @@ def one(algorithm):
 class TestChoices:
     """Which algorithm at which size."""
 
+    @pytest.mark.slow
     def test_small_sums_are_doubled_and_large_ones_go_round(self):
         """Few steps where latency counts, little data where bandwidth does; sizes without a gap."""
         truth, _, _ = cloud((2, 2, 2, 2))

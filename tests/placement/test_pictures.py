@@ -29,6 +29,7 @@ def test_matrices_show_both_orders(placement):
     assert after[0, 1] == placement.distance_us[placement.order[0], placement.order[1]]
 
 
+@pytest.mark.slow
 def test_ring_counts_steps_between_racks(placement):
     """In the new order as many as there are racks."""
     texts = [text.get_text() for text in ring(placement, ax=figure()).texts]

@@ -147,6 +147,7 @@ def test_a_schedule_of_other_ranks_is_refused():
         taccl.reorder(taccl.topologies.ring(4), "allgather", schedule)
 
 
+@pytest.mark.slow
 def test_what_is_known_is_shown():
     """As text, as plain values, and in a notebook."""
     truth, _, _ = cloud((3, 3), seed=1)

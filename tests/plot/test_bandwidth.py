@@ -52,6 +52,7 @@ def test_a_log_of_something_else_is_refused(found, tmp_path):
             draw(found, measured=[str(log)])
 
 
+@pytest.mark.slow
 def test_no_line_passes_the_bound(rates):
     """Neither the schedule nor a baseline."""
     for line in (rates.schedule, *rates.baselines.values()):

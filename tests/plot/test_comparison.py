@@ -47,6 +47,7 @@ def test_shapes_tell_sizes_apart():
     assert words == ["greedy", "1MB", "1GB"]
 
 
+@pytest.mark.slow
 def test_no_two_kinds_of_runs_look_alike():
     """Twelve backends at ten sizes are 120 pairs of a colour and a mark."""
     runs = [row(f"pulp:{b}", 0.1, size_bytes=10**s) for b in range(12) for s in range(10)]

@@ -62,6 +62,7 @@ def test_colours_can_tell_chunks(exchange):
         taccl.plot.gantt(exchange, colour="size")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fully-connected:16", "dgx2", "ndv2"])
 def test_sixteen_ranks_have_colours_of_their_own(name):
     """Hues tell ranks of a node and shades nodes: no two of 16 are near each other, and all are in the key."""
@@ -84,6 +85,7 @@ def test_sixteen_ranks_have_colours_of_their_own(name):
     assert drawn == {tuple(colour) for colour in colours}
 
 
+@pytest.mark.slow
 def test_both_keys_are_in_the_picture():
     """Beside a key to merged sends and reductions the key to ranks has room, to the right of the axes."""
     problem = problem_of(full(4), collectives.allreduce(4))
@@ -94,6 +96,7 @@ def test_both_keys_are_in_the_picture():
     assert all(key.get_window_extent().x1 <= ax.figure.bbox.x1 for key in keys)
 
 
+@pytest.mark.slow
 def test_names_are_no_formulas(exchange):
     """A dollar in a name is a dollar."""
     import dataclasses

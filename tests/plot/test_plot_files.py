@@ -11,6 +11,7 @@ import taccl
 from taccl.errors import InputError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["svg", "png", "pdf"])
 def test_the_same_picture_is_the_same_bytes(exchange, format):
     """No date, no random identifier."""
@@ -18,6 +19,7 @@ def test_the_same_picture_is_the_same_bytes(exchange, format):
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "begins"), [("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")])
 def test_the_ending_says_the_format(exchange, tmp_path, name, begins):
     """SVG, PNG and PDF, in upper case, too."""

@@ -14,6 +14,7 @@ from taccl.synthesis.result import Moment
 from tests.synthesis.small_problems import problem_of, relayed, ring
 
 
+@pytest.mark.slow
 def test_key_is_beside_the_lines(found):
     """It begins where the axes end, so that it covers no curve."""
     ax = taccl.plot.progress(found)

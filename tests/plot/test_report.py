@@ -36,6 +36,7 @@ def test_every_section_is_there(page):
     assert tuple(re.findall(r'<section id="(\w+)"', page)) == SECTIONS
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_result(page, found):
     """Finish, bound and bandwidth, with their units."""
     for figure in (

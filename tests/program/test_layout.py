@@ -46,6 +46,7 @@ def test_scan_holds_contributions_and_prefixes():
     assert [where.inputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["allgather", "reduce-scatter", "allreduce", "alltoall"])
 def test_parts_of_chunks_are_neighbours(name):
     """Two parts of every chunk are what twice as many chunks per rank are."""

@@ -47,6 +47,7 @@ def test_instances_of_instances():
     interpret(program, capacity=1).raise_if_failed()
 
 
+@pytest.mark.slow
 def test_as_many_as_the_links_need():
     """450 GB/s at 30 GB/s a channel take 15 channels; sizes divide by 16. The interpreter runs all of them."""
     program = taccl.lower(ring_on_h100("64MB"), instances="auto", threadblocks="relay")

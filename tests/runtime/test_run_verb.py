@@ -250,6 +250,7 @@ class TestRefused:
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
         assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]
 
+    @pytest.mark.slow
     def test_a_topology_is_no_program(self, capsys):
         """A file of another kind."""
         file = OURS / "nccl-topo" / "two-cpus-topo.xml"

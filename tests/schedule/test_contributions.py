@@ -198,6 +198,7 @@ def by_brute_force(wanted, known):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 def test_sums_are_made_up_where_they_can_be():
     """The search for disjoint arrivals, and the verifier's, agree with trying all subsets."""

@@ -31,6 +31,7 @@ def schedule():
     return schedule_large(problem_of())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_spilled_schedule_is_the_same(name, tmp_path):
     """Its columns are read from files, and digest, verdict and figures are those of the one in memory."""
@@ -50,12 +51,14 @@ def test_columns_that_are_found_in_files(name, tmp_path):
     assert spilled.digest() == schedule_large(problem_of(name)).digest()
 
 
+@pytest.mark.slow
 def test_spilled_schedule_comes_back(schedule, tmp_path):
     """What one process left in a folder another one reads."""
     spill(schedule, tmp_path)
     assert load_spilled(tmp_path).digest() == schedule.digest()
 
 
+@pytest.mark.slow
 def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
     """Then whoever reads the folder gives it, and another one is refused."""
     monkeypatch.setattr(spilling, "_MOST_PAIRS", 10)
@@ -67,6 +70,7 @@ def test_large_problem_is_not_written(schedule, tmp_path, monkeypatch):
         load_spilled(tmp_path, problem_of(size=4))
 
 
+@pytest.mark.slow
 def test_changed_columns_are_refused(schedule, tmp_path):
     """A digest guards the files."""
     spill(schedule, tmp_path)
@@ -75,6 +79,7 @@ def test_changed_columns_are_refused(schedule, tmp_path):
         load_spilled(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["schedule.json", "link.npy"])
 def test_missing_part_is_refused(name, schedule, tmp_path):
     """A folder that was not finished, or lost a file, holds no schedule."""
@@ -110,6 +115,7 @@ def test_disk_that_is_too_small(tmp_path):
         room_for(10**15, np.int64, tmp_path)
 
 
+@pytest.mark.slow
 def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
     """Neither files nor the folder that was made for them."""
 
@@ -122,6 +128,7 @@ def test_failed_spill_leaves_nothing(schedule, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_summary_has_the_figures(schedule):
     """Transfers, finish, bandwidth and digest of what was dropped."""
     summary = summarize(schedule)
@@ -131,6 +138,7 @@ def test_summary_has_the_figures(schedule):
     assert summary.digest() == schedule.digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.expand(), lambda s: s.table(), taccl.lower])
 def test_summary_has_no_transfers(schedule, use):
     """Whatever needs them says that only a summary was kept."""

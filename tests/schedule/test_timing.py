@@ -291,6 +291,7 @@ def test_two_evaluations_agree_to_the_last_bit(random_schedules: list[Schedule])
         assert once.digest() == _again(once, once.start).digest()
 
 
+@pytest.mark.slow
 def test_valid_times_are_never_later_afterwards(random_schedules: list[Schedule]) -> None:
     """Whatever valid schedule goes in (here: with its second half put off), no send gets later."""
     tried = 0

@@ -300,6 +300,7 @@ print(solution.status, solution.values is not None, solution.seconds < 20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_interrupt_returns_the_best_so_far(solver):
     """Ctrl-C returns the best point, in a script without a main guard."""
@@ -308,6 +309,7 @@ def test_interrupt_returns_the_best_so_far(solver):
     assert done.stdout.split() == ["interrupted", "True", "True"], done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_here():
     """After solving with every solver, none of their libraries is in the calling process."""
     text = """
@@ -323,6 +325,7 @@ print([name for name in ("highspy", "ortools", "gurobipy", "pulp", "scipy", "pan
     assert done.stdout.splitlines() == [str([-220.0] * len(SOLVERS)), "[]"]
 
 
+@pytest.mark.slow
 def test_script_without_main_guard(tmp_path):
     """A plain script file solves; a worker does not run the script again."""
     script = tmp_path / "script.py"
@@ -356,6 +359,7 @@ def test_solver_infos():
     assert all(info.version if info.available else info.why_not for info in infos)
 
 
+@pytest.mark.slow
 def test_warnings_as_errors_do_not_take_a_solver_away():
     """What a solver's library warns of is no reason to call the solver missing."""
     script = "from tests.solvers.solver_models import knapsack; from taccl.solvers.solver import solve; print(solve(knapsack(), 'cbc', time_limit_s=60).objective)"

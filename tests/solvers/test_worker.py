@@ -94,6 +94,7 @@ def test_memory_limit():
     assert drill("echo").status == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_memory_limit_ends_with_its_task():
     """A worker that lived under a limit has none for the next task."""
@@ -153,6 +154,7 @@ def test_stop_returns_the_best():
     assert outcome.result["stopped"]
 
 
+@pytest.mark.slow
 def test_kill_ends_a_task():
     """A killed task is interrupted, with its last progress."""
     task = start_task("pulp", DRILLS + "overrun", {}, time_limit_s=20)
@@ -187,12 +189,14 @@ def test_unknown_family_is_refused():
         warm_up("nonsense")
 
 
+@pytest.mark.slow
 def test_native_output_stays_quiet_unless_asked(capfd):
     """What native code prints goes nowhere, or to standard error with `log`."""
     drill("print_natively")
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_log_shows_native_output():
     """With `log`, descriptors 1 and 2 of the worker reach standard error, and standard output stays clean."""
     text = (
@@ -217,6 +221,7 @@ print(outcome.status)
 """
 
 
+@pytest.mark.slow
 def test_interrupt_returns_the_result():
     """Ctrl-C asks the task to stop; its result comes back as interrupted, and nothing is raised."""
     printed = run_script(INTERRUPTED % "linger", interrupt_after_word="going")
@@ -259,6 +264,7 @@ def test_interrupt_of_highs():
     assert printed.splitlines() == ["interrupted True", "done"]
 
 
+@pytest.mark.slow
 def test_forked_child_has_workers_of_its_own():
     """A forked process neither uses nor ends its parent's workers."""
     printed = run_script(
@@ -279,6 +285,7 @@ print(pid() == before)
     assert printed.split() == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_worker_ends_with_its_parent():
     """A parent that is killed leaves no worker behind."""
     text = (

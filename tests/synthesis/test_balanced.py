@@ -26,6 +26,7 @@ PRODUCTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lp", "greedy"])
 @pytest.mark.parametrize("dims", PRODUCTS)
 def test_most_of_the_optimum_is_reached(dims, policy):
@@ -85,6 +86,7 @@ def test_small_data_is_cut_into_few_chunks():
     assert choose_num_chunks(dims, "allreduce", 10**9) >= 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "alltoall"])
 def test_the_backend_on_a_problem(collective):
     """`synthesize` cuts open data itself, verifies, and tells both bounds."""
@@ -98,6 +100,7 @@ def test_the_backend_on_a_problem(collective):
     assert "along dimensions" in repr(result)
 
 
+@pytest.mark.slow
 def test_chunks_that_are_given_are_kept():
     """Three chunks a rank stay three."""
     topology = parse("multidim:switch4@100,ring3@50")
@@ -123,6 +126,7 @@ def test_what_does_not_go_along_dimensions_is_refused(problem, said):
         taccl.synthesize(problem(), backend="dimension-balanced")
 
 
+@pytest.mark.slow
 def test_a_sketch_that_forbids_it_is_named():
     """Without a link that the algorithm needs there is no schedule of this backend."""
     problem = make_problem(parse("torus:3x3"), "allreduce", size_bytes=10**6)

@@ -164,6 +164,7 @@ def test_fields_at_fault(name):
     assert tuple(": ".join(clause.split(": ")[:2]) for clause in explanation.conflict) == fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_change_makes_it_feasible(name):
     """After the proposed change the list scheduler finds a schedule, and the explanation has no conflict."""
@@ -284,6 +285,7 @@ def random_sketch(rng: random.Random) -> tuple[dict, str, dict, int, int]:
     return content, name, {"root": rng.randrange(nodes * local)} if rooted else {}, nodes, local
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_sketches(seed):
     """The check before synthesis and the explanation agree, and the change satisfies the check."""
@@ -321,6 +323,7 @@ def test_topology_at_fault():
     assert explanation.change == "add a link to one of ranks 2 from one of ranks 0-1"
 
 
+@pytest.mark.slow
 def test_clauses_made_in_python():
     """Clauses that no sketch could have said are told link by link."""
     topology = ndv2(2)

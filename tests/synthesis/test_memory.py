@@ -166,6 +166,7 @@ def test_one_run_where_two_do_not_fit():
     assert check_memory(problem, memory_limit_mb=int((one + more) / 2)) == 1
 
 
+@pytest.mark.slow
 def test_odd_mesh_has_no_implicit_schedule():
     """So none is offered."""
     with pytest.raises(InputError) as caught:
@@ -185,6 +186,7 @@ def test_free_memory_is_known():
     assert 10**6 < free_memory_bytes() < 10**15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "greedy"])
 def test_refused_before_any_work(backend, monkeypatch):
     """`synthesize` refuses before it looks for a bound or a schedule."""

@@ -167,6 +167,7 @@ def test_own_chunks_of_unlike_sizes() -> None:
     assert proven(problem).finish_ticks == 10
 
 
+@pytest.mark.slow
 def test_folding_costs_nothing_where_the_best_has_the_symmetry() -> None:
     """Allgather on a ring: the best schedule that turns with it is as short as the best of all."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(QUARTER,))

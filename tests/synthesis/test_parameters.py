@@ -80,6 +80,7 @@ def test_synthesize_obeys_them():
     assert taccl.synthesize(ring(), time_limit_s=2, parameters=few).choice.startswith("the compiled")
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_row_for_each(tmp_path):
     """The column says how they differ from the defaults, and each has a key of its own in the cache."""
     few = SearchParameters.from_dict({"portfolio": {"joint_moves": 1}})
@@ -114,6 +115,7 @@ NOT_OF_THE_SEARCH = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_constant_stands_elsewhere():
     """A number at the top of a module of the search is one of `SearchParameters`, or says why not."""
     folder = Path(taccl.__file__).parent / "synthesis"

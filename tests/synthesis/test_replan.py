@@ -124,6 +124,7 @@ class TestWhatIsKept:
         assert verify(new.schedule).ok
         assert new.num_kept > 0
 
+    @pytest.mark.slow
     def test_untouched_chunks_stay_as_they_are(self) -> None:
         """A full mesh, each chunk straight to all: of 0 -> 1 lost, only chunk 0 goes another way."""
         case = problem(fully_connected(5), collectives.allgather(5))
@@ -190,6 +191,7 @@ class TestWhatIsKept:
 class TestClauses:
     """What a sketch says still holds."""
 
+    @pytest.mark.slow
     def test_relays_are_obeyed(self) -> None:
         """Two groups on opposite corners of a full mesh: the way round leads through members only."""
         groups = [[0, 1, 2], [3, 4, 5]]
@@ -200,6 +202,7 @@ class TestClauses:
         assert verify(new.schedule).ok
         assert not new.from_scratch
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("make", [collectives.allgather, collectives.allreduce])
     def test_own_chunks_go_first(self, make: object) -> None:
         """On every link of a ring that lost one direction of a pair."""

@@ -83,6 +83,7 @@ class TestFigures:
 class TestStopped:
     """Why the search ended."""
 
+    @pytest.mark.slow
     def test_time_limit(self, monkeypatch):
         """The portfolio that still had something to try stops at its limit."""
         halve_bound(monkeypatch)
@@ -95,6 +96,7 @@ class TestStopped:
         problem = problem_of(ring(4), collectives.allgather(4))
         assert taccl.synthesize(problem, backend="highs", time_limit_s=20).stopped == "nothing better found"
 
+    @pytest.mark.slow
     def test_time_limit_of_a_half(self, monkeypatch):
         """An allreduce whose halves were both cut short was stopped by the time limit."""
         halve_bound(monkeypatch)

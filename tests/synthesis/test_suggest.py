@@ -38,6 +38,7 @@ def test_proposals_are_in_order_of_their_finish(proposals):
     assert 1 <= len(proposals) <= 4
 
 
+@pytest.mark.slow
 def test_no_proposal_promises_less_than_its_bound(proposals):
     """The finish is that of a schedule, and the bound is proven."""
     assert all(each.bound_us <= each.finish_us for each in proposals)
@@ -101,6 +102,7 @@ def test_a_chunk_size_fixes_the_chunks(a100):
     assert best.problem.size_bytes == 24 * 10**6
 
 
+@pytest.mark.slow
 def test_no_chunk_is_smaller_than_a_byte():
     """Of 24 bytes for 24 ranks none is cut."""
     topology = taccl.topologies.dgx_a100(nodes=3, profile="nominal")
@@ -118,6 +120,7 @@ def test_every_kind_of_collective_gets_a_sketch(name):
     assert taccl.verify(found.schedule).ok
 
 
+@pytest.mark.slow
 def test_a_fabric_gets_its_symmetry():
     """A torus is one node: nothing to relay, but all ranks alike."""
     best = taccl.suggest_sketches(taccl.topologies.torus(4, 4), "allgather", "16KB", most=1)[0]
@@ -125,6 +128,7 @@ def test_a_fabric_gets_its_symmetry():
     assert best.sketch.internode is None
 
 
+@pytest.mark.slow
 def test_a_topology_of_ones_own_needs_no_machine():
     """Without a machine that makes it again, the sketch names none."""
     slower = taccl.topologies.dgx_a100(nodes=2, constants={"internode_beta_us_per_mb": 50}, profile="nominal")

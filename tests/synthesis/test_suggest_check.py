@@ -37,12 +37,14 @@ def test_a_shipped_sketch_can_be_used(ndv2):
     assert cost.cost_us == pytest.approx(report.bound_us - cost.bound_us)
 
 
+@pytest.mark.slow
 def test_a_clause_that_says_the_default_is_unused(ndv2):
     """Six chunks a send between nodes is what there is without the clause."""
     _, clauses = check(ndv2, merging={"max": 6})
     assert clauses["merging.max"].verdict == "unused"
 
 
+@pytest.mark.slow
 def test_relays_that_keep_nothing_off_are_unused(ndv2):
     """With direct crossing a link carries chunks of its node only, which is all that the list says."""
     connections = {"0": [1]}
@@ -67,6 +69,7 @@ def test_own_before_relayed_binds_where_a_sender_relays(ndv2):
     assert clauses["internode.own_before_relayed"].verdict == "binds"
 
 
+@pytest.mark.slow
 def test_a_symmetry_guides(ndv2):
     """Swapping the nodes doubles the symmetry, and binds nobody."""
     _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}])
@@ -74,12 +77,14 @@ def test_a_symmetry_guides(ndv2):
     assert "2 symmetries instead of 1" in clauses["symmetry[0]"].effect
 
 
+@pytest.mark.slow
 def test_a_symmetry_given_twice_is_unused(ndv2):
     """What the other entry says already adds nothing."""
     _, clauses = check(ndv2, symmetry=[{"offset": 8, "group": 16}, {"offset": 8, "group": 16}])
     assert clauses["symmetry[1]"].verdict == "unused"
 
 
+@pytest.mark.slow
 def test_of_too_many_symmetries_to_count_orbits_tell():
     """After groups of 3 and 4 ranks one of 12 makes more links alike; after all of those, groups of 6 make no more."""
     topology = taccl.topologies.fully_connected(12)
@@ -94,6 +99,7 @@ def test_of_too_many_symmetries_to_count_orbits_tell():
     assert effects(3, 4, 12, 6)[3] == "the other symmetries fold the model as much"
 
 
+@pytest.mark.slow
 def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
     """Ranks cannot be shifted by one; offset 8 in the same groups is the nearest that can."""
     report, clauses = check(ndv2, symmetry=[{"offset": 1, "group": 16}])
@@ -103,6 +109,7 @@ def test_a_symmetry_that_is_none_names_the_nearest(ndv2):
     assert clauses["symmetry[0]"].effect.endswith("offset 8 in groups of 16")
 
 
+@pytest.mark.slow
 def test_every_fault_is_found_at_once(ndv2):
     """Three clauses do not fit; the one that does is checked all the same."""
     report, clauses = check(
@@ -130,6 +137,7 @@ def test_an_infeasible_sketch_names_what_blocks(ndv2):
     assert report.change
 
 
+@pytest.mark.slow
 def test_a_symmetry_that_is_not_used_is_hinted_at(ndv2):
     """Without any symmetry, swapping the nodes would make the model smaller."""
     report, _ = check(ndv2, merging={"max": 1})
@@ -162,6 +170,7 @@ def test_the_report_as_plain_values(ndv2):
     assert [each["clause"] for each in values["clauses"]] == list(clauses)
 
 
+@pytest.mark.slow
 def test_a_sketch_without_clauses_costs_nothing(ndv2):
     """The bound is that of the topology."""
     report, clauses = check(ndv2)

@@ -53,6 +53,7 @@ def test_a_sketch_leaves_it_open_unless_it_says_it():
     assert not taccl.Sketch().apply(ring, "allgather", size="1MB", chunks_per_rank=2).chunks_open
 
 
+@pytest.mark.slow
 def test_large_data_is_cut_into_more_chunks_than_small_data():
     """Pieces of 1 GB overlap on their ways around the ring; of 1 KB each would pay the latency once more.
 
@@ -104,6 +105,7 @@ def test_a_proposal_brings_its_number_of_chunks():
     assert result.schedule.problem.collective == proposal.problem.collective
 
 
+@pytest.mark.slow
 def test_the_bound_of_an_open_problem_holds_for_every_number():
     """It is that of divisible data, which no number of chunks beats."""
     bound = taccl.lower_bound(_problem())

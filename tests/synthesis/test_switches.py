@@ -75,6 +75,7 @@ def test_auto_is_the_switch_where_that_is_fastest():
     assert "ranks alone" not in result.choice
 
 
+@pytest.mark.slow
 def test_auto_is_what_ranks_do_where_the_switch_is_slow():
     """A slot of 1,024 B for 10 us is 0.1 GB/s: the ranks' schedule is returned, bound by both."""
     problem = allreduce(in_network(4, slots=1), "4MB", chunks_per_rank=1)

@@ -175,6 +175,7 @@ class TestBackends:
         assert {each.solver for each in result.stages} == {"taccl"}
         assert stage_names(result)[-1] == "greedy"
 
+    @pytest.mark.slow
     def test_stages_of_auto(self, loose_bound):
         """While the bound is not met, the portfolio goes through every stage, to the end of its time."""
         result = taccl.synthesize(small(), time_limit_s=1)
@@ -310,6 +311,7 @@ class TestLimits:
         found = taccl.synthesize(problem, backend="highs", time_limit_s=5)
         assert found.finish_us <= first.finish_us
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("collective", ["alltoall", "allreduce"])
     def test_progress(self, collective, loose_bound):
         """The caller hears of every stage, with a finish that only falls and a bound below it."""
@@ -332,6 +334,7 @@ class TestLimits:
             assert any("on cpsat" in what for what in doing)
             assert any("on highs" in what for what in doing)
 
+    @pytest.mark.slow
     def test_error_in_progress_reaches_the_caller(self, loose_bound):
         """What `progress` raises ends the synthesis, and the next one works."""
 
@@ -367,6 +370,7 @@ class TestFallbacks:
         assert result.notes == (str(caught[0].message),)
         assert "2000 variables" in result.notes[0]
 
+    @pytest.mark.slow
     def test_said_once(self, size_limited):
         """Both halves of an allreduce fall through for one reason, which is warned of and noted once."""
         with warnings.catch_warnings(record=True) as caught:
@@ -552,6 +556,7 @@ def interrupted(command, *, word, stream, whole_group=False):
 class TestCtrlC:
     """Ctrl-C returns the best so far."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("stage", ["joint on cpsat", "routing on highs", "job shop on cpsat", "improve"])
     def test_stage_of_auto(self, stage, loose_bound):
         """At whatever stage, the portfolio returns a verified result that says it was interrupted."""

@@ -60,6 +60,7 @@ def test_several_chunks_per_rank(collective):
         check(synthesize_implicit("torus:3x4", collective, chunks_per_rank=pieces))
 
 
+@pytest.mark.slow
 @settings(max_examples=some(15, 25), deadline=None)
 @given(
     dims=st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda d: 2 <= np.prod(d) <= 30),

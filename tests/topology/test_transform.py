@@ -40,6 +40,7 @@ def test_relabel_renames_ends_nodes_and_switches() -> None:
     assert new.resources[0].name == "link 2->0,1"
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000))
 @settings(max_examples=15, deadline=None)
 def test_relabelled_back_is_the_same(seed: int) -> None:

@@ -21,6 +21,7 @@ def step():
     return schedule_workload(overlap(block(), ["y", "sum"], tiles=4), RANKS, rates=RATES)
 
 
+@pytest.mark.slow
 def test_marks_name_the_tiles_that_are_waited_for(step):
     """What sends chunks of a tile of the sum needs that tile of the product, and gives that of the sum."""
     program = lower_step(step, "sum")

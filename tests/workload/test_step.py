@@ -54,6 +54,7 @@ def test_in_sequence_times_add_up():
     assert whole.verify().ok
 
 
+@pytest.mark.slow
 def test_a_share_of_the_processor_slows_what_it_computes():
     """A fifth for communication: 160 us become 200, which the bound knows."""
     shared = schedule_workload(sums(160, 1), RANKS, communication_share=0.2)
@@ -63,6 +64,7 @@ def test_a_share_of_the_processor_slows_what_it_computes():
     assert schedule_workload(sums(160, 1), RANKS, communication_share=0.2, order="in-sequence").verify().ok
 
 
+@pytest.mark.slow
 def test_what_is_sent_waits_for_its_tile(step):
     """Releases are when tiles end, and the verifier holds sends to them."""
     released = {us for _, _, us in step.schedule.problem.release_us}
@@ -108,6 +110,7 @@ def test_a_reader_starts_after_its_chunks():
     assert "reads tile 0 of sum" in repr(replace(step, tiles=moved).verify())
 
 
+@pytest.mark.slow
 def test_all_kinds_of_collectives_are_scheduled():
     """One after another, with pieces of a kernel between."""
     step = Workload("all", 4).input("x", (64, 64), layout="sliced(0)").then("a", "alltoall", "x", axis=1)

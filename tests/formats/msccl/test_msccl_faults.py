@@ -98,6 +98,7 @@ def _set(step: str, name: str, value: str) -> str:
     return re.sub(rf'{name}="[^"]*"', f'{name}="{value}"', step)
 
 
+@pytest.mark.slow
 def test_the_files_are_valid():
     """Before they are spoiled."""
     for text in texts():

@@ -58,6 +58,7 @@ def test_a_missing_dependency_is_a_race(block, other):
     assert "race" in kinds(interpret(parse_msccl_xml(spoiled)))
 
 
+@pytest.mark.slow
 def test_a_missing_dependency_in_a_real_file_is_a_race(shared_data):
     """A step that only waits, taken out of what waits for two others."""
     text = (shared_data / "msccl-xml" / "allgather-32-inplace.xml").read_text()

@@ -47,6 +47,7 @@ def test_lost_operations_are_found(name, kind):
         assert any(kind in fault for fault in run.faults)
 
 
+@pytest.mark.slow
 def test_lost_barriers_are_races():
     """Without a nop, threads run ahead of the one that waits or tells."""
     spoiled = without(plan_of("reduce-scatter"), "nop")
@@ -73,6 +74,7 @@ def test_a_flush_without_destination_does_nothing():
     assert any("race" in fault for fault in run_plan(plan).faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["upkt", "repkt", "ppkt", "nop", "sem_acquire"])
 def test_lost_operations_of_packets_are_found(name):
     """So it is without signals."""

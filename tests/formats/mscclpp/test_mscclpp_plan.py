@@ -56,6 +56,7 @@ def test_every_plan_of_packets_runs_right(name, options):
     assert not used & {"signal", "wait", "put"}
 
 
+@pytest.mark.slow
 def test_other_seeds_judge_alike():
     """The verdict is not that of one choice of inputs."""
     plan = build_mscclpp_plan(program_of("allreduce", "ring:4", in_place=True), ranks_per_node=2)
@@ -156,6 +157,7 @@ def test_unknown_nodes_must_be_told():
         build_mscclpp_plan(program)
 
 
+@pytest.mark.slow
 def test_long_threadblocks_are_refused_or_split():
     """More than 64 operations: an error with a remedy, or threadblocks that take turns and still run right."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
@@ -168,6 +170,7 @@ def test_long_threadblocks_are_refused_or_split():
     assert run_plan(plan).ok
 
 
+@pytest.mark.slow
 def test_what_is_split_unasked_is_warned_of():
     """Without a word on it a long threadblock is split all the same, and nothing is said where none is long."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)

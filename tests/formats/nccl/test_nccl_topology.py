@@ -65,6 +65,7 @@ def _holders(topology, name):
 FILES = foreign_files("nccl-topo/*.xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES)
 def test_allgather_on_every_file_verifies(path):
     """Two nodes of every machine carry a verified allgather, and say what was assumed."""

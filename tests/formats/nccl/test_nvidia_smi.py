@@ -85,6 +85,7 @@ def test_resource_that_another_implies_is_left_out():
     assert not any(resource.name.startswith("PCIe out") for resource in topology.resources)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt"))
 def test_allgather_on_every_file_verifies(path):
     """One and two servers carry a verified allgather."""

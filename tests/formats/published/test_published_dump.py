@@ -91,6 +91,7 @@ def test_topology_comes_back_whole(tmp_path):
     assert_comes_back_whole(OURS / "upstream-taccl/algorithm/allgather-hub-n2.json", tmp_path)
 
 
+@pytest.mark.slow
 def test_real_topology_comes_back_whole(shared_data, tmp_path):
     """Two nodes with a switch each."""
     assert_comes_back_whole(shared_data / "upstream-taccl/algorithm/allgather-dgx2-n2.json", tmp_path)
@@ -106,6 +107,7 @@ def test_overlapping_algorithm_is_refused(path):
         dump_upstream_algorithm(schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "collective", "baseline"),
     [

@@ -127,6 +127,7 @@ def test_verifier_names_the_clause(kind, clauses):
     assert [violation.kind for violation in found.violations] == [kind]
 
 
+@pytest.mark.slow
 def test_verifier_names_a_relay():
     """All ranks of a ring relay for 0 and 2, but only 3 may."""
     collective = collectives.allgather(2).among([0, 2], num_ranks=4)

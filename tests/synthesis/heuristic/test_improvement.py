@@ -206,6 +206,7 @@ def test_what_merges_pays_the_latency_once() -> None:
     assert from_nothing(problem).finish_us == 18
 
 
+@pytest.mark.slow
 def test_a_seed_finds_the_same_again() -> None:
     """Two runs of one seed: the same sends at the same times."""
     problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
@@ -286,6 +287,7 @@ def test_a_search_without_success_ends():
     assert done == f"{turns} turns, 0 better, from {first.finish_us:.4g} us"
 
 
+@pytest.mark.slow
 def test_what_one_seed_does_not_find_another_may():
     """After a run that found nothing better the next has twice the turns, and a seed of its own."""
     problem = make_problem(topologies.mesh(3, 3), collectives.allreduce(9), chunk_bytes=MB)

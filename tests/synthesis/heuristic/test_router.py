@@ -100,6 +100,7 @@ def test_a_stopped_search_has_no_trees_yet() -> None:
         find_trees(fabric, demand, Limits(Deadline.after(0.0)))
 
 
+@pytest.mark.slow
 def test_a_limit_stops_growing_trees() -> None:
     """1600 chunks to 40 ranks each, pass after pass: after a twentieth of a second there are none yet."""
     wants = [([c % 1600], [(c * 37 + 41 * i) % 1600 for i in range(1, 41)]) for c in range(1600)]

@@ -169,6 +169,7 @@ def test_shared_ingress_is_taken_without_a_gap():
     ))).finish_us == 50  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mesh_meets_its_bound():
     """8 x 8: a corner receives 63 chunks over 2 links, in 32 rounds of 20.5 us at least."""
     assert verified(problem_of(topologies.mesh(8, 8), collectives.allgather(64))).finish_us == 656
@@ -205,6 +206,7 @@ def test_arithmetic_check_sees_faults():
     assert "missing" in faults_of_columns(problem, short)
 
 
+@pytest.mark.slow
 def test_every_rank_receives_a_chunk_once():
     """An allgather of n ranks is n * (n - 1) sends."""
     found = solve(problem_of(topologies.torus(6, 6), collectives.allgather(36)))

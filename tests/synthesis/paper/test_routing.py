@@ -302,6 +302,7 @@ def hyper_problem(seed: int) -> Problem:
     return problem_of(builder.build(), custom(num_ranks, ways))
 
 
+@pytest.mark.slow
 def test_links_of_several_ends_leave_a_relaxation() -> None:
     """On random problems that can be solved, the model has a point, none above the optimum, and takes hints."""
     compared = 0
@@ -501,6 +502,7 @@ def test_a_model_with_every_order_is_exact() -> None:
     assert compared >= 12
 
 
+@pytest.mark.slow
 def test_every_number_is_a_fraction_that_scales() -> None:
     """Loads that members share and that merged sends spread are divided once, so CP-SAT has them exactly."""
     sketch = load_sketch("dgx2/sk1")
