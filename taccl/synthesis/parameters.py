@@ -90,7 +90,7 @@ class PortfolioParameters(_Group):
     most_job_shop_s: float = 4.0
     # Improvement ends when nothing got better for so long; within one half of a reduction, which has a
     # share of the time only, the share is larger.
-    improve_share: float = 0.25
+    improve_share: float = 0.4
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
     # Up to so many arrivals of chunks the baselines compete; and what each of them takes: with less time left
@@ -121,8 +121,12 @@ class NeighbourhoodParameters(_Group):
     least_share: float = 0.1
     most_share: float = 0.6
     steps: tuple[float, ...] = (0.8, 1.0, 1.3)
-    # Of the rounds that free states at random; the others free what arrives about one time.
-    random_share: float = 0.5
+    # Of the rounds that free states at random, and that free what arrives last; the others free what arrives
+    # about one time.
+    random_share: float = 0.25
+    last_share: float = 0.5
+    # Of the latter, those that ask for a schedule that meets the bound.
+    bound_share: float = 0.7
     # Of a round: at least, more for every move that is free, at most.
     round_s: float = 1.0
     s_per_move: float = 0.001

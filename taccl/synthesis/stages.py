@@ -319,10 +319,14 @@ def job_shop(
     optional: Collection[int],
     hint: ListSchedule,
     budget_s: float,
+    upper_ticks: int | None = None,
     seed: int | None = None,
     record: bool = True,
 ) -> ListSchedule | None:
-    """Joint ordering and contiguity (and routing, of optional moves) by CP-SAT; offers what it finds."""
+    """Joint ordering and contiguity (and routing, of optional moves) by CP-SAT; offers what it finds.
+
+    What finishes no later than the hint is looked for, or than `upper_ticks`.
+    """
     since = time.monotonic()
     search.report(f"{name} on cpsat")
     options = search.options.of_solvers
@@ -330,7 +334,7 @@ def job_shop(
         search.folded,
         optional=optional,
         required=required,
-        upper_ticks=hint.finish_ticks,
+        upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
         lower_ticks=search.bound_ticks,
         hint=hint,
         time_limit_s=max(search.parameters.solver.least_s, min(budget_s, search.deadline.left_s)),
@@ -350,8 +354,10 @@ def job_shop(
 def _improve(search: Search, limit_s: float) -> None:
     """Large-neighbourhood search: free the routes of some places, keep the rest, re-time everything.
 
-    Places are freed at random, or because chunks arrive there about one time. An equally good schedule is
-    taken too, so that the search drifts over plateaus. It ends when nothing got better for some time.
+    Places are freed at random, because chunks arrive there about one time, or because they are the last that
+    chunks arrive at. Of these often a schedule that meets the bound is looked for, which leaves little room:
+    it is found soon, or not at all. Otherwise an equally good schedule is taken too, so that the search
+    drifts over plateaus. It ends when nothing got better for some time.
     """
     since = time.monotonic()
     if search.done or search.best_fold is None:
@@ -366,12 +372,16 @@ def _improve(search: Search, limit_s: float) -> None:
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
         entering = _entering(orbits, current)
-        if rng.random() < freeing.random_share:
+        kind, upper_ticks = rng.random(), None
+        if kind < freeing.random_share:
             free = {p for p in range(len(orbits.places)) if rng.random() < share}
         else:
-            middle = rng.random() * current.finish_ticks
+            part, middle = share, rng.random() * current.finish_ticks
+            if kind > 1 - freeing.last_share:
+                part, middle = rng.uniform(0.5, 2.0) * freeing.least_share, current.finish_ticks
+                upper_ticks = search.bound_ticks if rng.random() < freeing.bound_share else None
             nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
-            free = set(nearest[: max(1, int(share * len(nearest)))])
+            free = set(nearest[: max(1, int(part * len(nearest)))])
         required = {m for p, (m, _) in entering.items() if p not in free}
         optional = {m for p in free for m in orbits.places[p].moves_in} - required
         found = job_shop(
@@ -381,6 +391,7 @@ def _improve(search: Search, limit_s: float) -> None:
             optional=optional,
             hint=current,
             budget_s=min(freeing.round_s + len(optional) * freeing.s_per_move, freeing.most_round_s),
+            upper_ticks=upper_ticks,
             seed=rng.randrange(2**31),
             record=False,
         )
