@@ -49,17 +49,25 @@ class Rule:
       turn.
     - `theta`: How many slow sends' time a rank must be behind its fast component before a slow link repeats
       for it what the component has already. Negative: links are all the same.
+    - `rarest`: Whether a link brings the rarest of its source's chunks, or the first that came there.
     """
 
     order: str = "fewest-first"
     theta: float = 1.0
+    rarest: bool = False
 
 
-def default_rules(fabric: Fabric) -> tuple[Rule, ...]:
-    """The rules worth trying on a fabric, best guess first."""
+def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
+    """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    thetas = (1.0, 2.0, 0.5, 0.0) if fabric.num_classes > 1 else (-1.0,)
-    return tuple(Rule(order, theta) for theta in thetas for order in orders)
+    thetas: dict[bool, tuple[float, ...]] = {False: (1.0, 2.0, 0.5, 0.0)}
+    if fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps:
+        thetas = {True: (2.0, 0.5), False: (1.0, 0.0)}
+    if fabric.num_classes == 1:
+        thetas = dict.fromkeys(thetas, (-1.0,))
+    return tuple(
+        Rule(order, theta, rarest) for rarest, some in thetas.items() for theta in some for order in orders
+    )
 
 
 def spread(
@@ -76,7 +84,7 @@ def spread(
         return send_queued(fabric, demand, limits)
     if demand.wanted is not None:
         demand = _with_relays(fabric, demand, limits)
-    tried = tuple(rules or default_rules(fabric))
+    tried = tuple(rules or default_rules(fabric, demand, limits))
 
     def attempt(run: int, limit: int, this: Limits) -> Sends | None:
         again, number = divmod(run, len(tried))
@@ -117,9 +125,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
     heap_room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     units = np.array(demand.units, dtype=np.int64)
     while True:
-        state, start = _make_state(
-            fabric, demand, limits, heap_room, tiered=rule.theta >= 0, start_type=start_type
-        )
+        state, start = _make_state(fabric, demand, rule, limits, heap_room, start_type=start_type)
         scalar, num_sends = state.scalar, max(1, len(state.sent_chunk))
         most = int(np.iinfo(start_type).max)
         with (
@@ -169,10 +175,10 @@ def _pruned(
 def _make_state(
     fabric: Fabric,
     demand: Demand,
+    rule: Rule,
     limits: Limits,
     heap_room: int,
     *,
-    tiered: bool,
     start_type: type[np.int32] | type[np.int64],
 ) -> tuple[State, NDArray[Any]]:
     """The state before anything is sent, and the column of starts that it fills."""
@@ -196,7 +202,11 @@ def _make_state(
     by_rank = np.lexsort((chunk_of_origin, far[chunk_of_origin], demand.origin))
     first = np.repeat(log_of[:-1] - (np.cumsum(filled) - filled), filled)
     log[first + np.arange(len(by_rank))] = chunk_of_origin[by_rank]
-    held, num_held = _held(fabric, demand, chunk_of_origin, tiered=tiered)
+    held, num_held = _held(fabric, demand, chunk_of_origin, tiered=rule.theta >= 0)
+    at = fabric.component[-1]
+    copies = np.zeros((int(at.max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
+    if rule.rarest:
+        np.add.at(copies, (at[demand.origin], chunk_of_origin), 1)
     num_sends = int(missing.sum())
     start = room_for(num_sends, start_type, limits.spill_dir)
     state = State(
@@ -207,6 +217,8 @@ def _make_state(
         missing=missing,
         held=held,
         num_held=num_held,
+        copies=copies,
+        holders=(copies > 0).sum(axis=0),
         resource_free=np.zeros(fabric.num_resources, np.int64),
         link_free=np.zeros(num_slots, np.int64),
         place=np.zeros(num_slots, np.int64),

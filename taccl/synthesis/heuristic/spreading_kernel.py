@@ -12,6 +12,10 @@ A chunk is in a log only once it is there, so a send never starts before its chu
 Where some links are slow, two rules keep them from doing what fast links do better. First they bring what no
 rank of the destination's fast component has or expects. What the component has already, they bring only to
 ranks that are far behind it.
+
+Chunks may also go rarest first: those that the fewest components have, and that few ranks beside the sender
+could send; and to ranks that miss the most. Few sources are then not asked twice for what others can pass on.
+Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
 """
 
 from __future__ import annotations
@@ -53,6 +57,9 @@ class State(NamedTuple):
       left to claim.
     - `held`, `num_held`: Bits of the chunks that some rank of a component has or expects, by class and
       component, and their number. An empty first axis switches the rules for slow links off.
+    - `copies`, `holders` ((num_components, num_chunks), (num_chunks,) int64): How many ranks of a component
+      of the slowest class have or expect a chunk, and how many components. An empty first axis of `copies`
+      has chunks go in order of arrival.
     - `resource_free` ((num_resources,)): When shared resources are free.
     - `link_free`, `place`, `fresh_place`, `armed`, `turn`, `queue` ((num_slots,)): When links are free; the
       place in the source's log before which all is claimed at the destination, and before which all is held
@@ -72,6 +79,8 @@ class State(NamedTuple):
     missing: NDArray[np.int64]
     held: NDArray[np.uint8]
     num_held: NDArray[np.int64]
+    copies: NDArray[np.int64]
+    holders: NDArray[np.int64]
     resource_free: NDArray[np.int64]
     link_free: NDArray[np.int64]
     place: NDArray[np.int64]
@@ -126,6 +135,8 @@ def spread_chunks(
         if s.scalar[_NUM_EVENTS] + len(fabric.wake_hold) + 2 * len(s.armed) > len(s.event_time):
             return HEAP_FULL
         for sweep in range(2 if tiered and not forced else 1):
+            if len(s.copies):
+                _neediest_first(s)
             for i in range(s.scalar[_NUM_ACTIVE]):
                 d = s.active[i]
                 if s.missing[d] == 0:
@@ -243,10 +254,43 @@ def _ask(fabric: Fabric, s: State, begin: int, end: int, order: int, time: int, 
 
 
 @inner
+def _neediest_first(s: State) -> None:
+    """Put those that miss the most first among the ranks with links to look at."""
+    for i in range(1, s.scalar[_NUM_ACTIVE]):
+        d = s.active[i]
+        j = i - 1
+        while j >= 0 and s.missing[s.active[j]] < s.missing[d]:
+            s.active[j + 1] = s.active[j]
+            j -= 1
+        s.active[j + 1] = d
+
+
+@inner
+def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int:
+    """The rarest chunk from place p of its source's log on that a link may bring; of several the last.
+
+    Unless `where` is -1, that component is not to have it.
+    """
+    at = fabric.component[-1, fabric.src[e]]
+    least, chunk = -1, _NONE
+    while p < s.log_end[fabric.src[e]]:
+        c = int(s.log[p])
+        taken = s.claimed[fabric.dst[e], c >> 3]
+        if where >= 0:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
+            count = s.holders[c] * len(s.missing) + s.copies[at, c]
+            if chunk < 0 or count <= least:
+                least, chunk = count, c
+        p += 1
+    return chunk
+
+
+@inner
 def _find(
     fabric: Fabric, s: State, e: int, d: int, k: int, what: int, theta: float, units: NDArray[np.int64]
 ) -> int:
-    """The first chunk in the log of the link's source that it may bring; -1 for none."""
+    """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none."""
     stop = s.log_end[fabric.src[e]]
     chunk = _NONE
     if what == _FRESH:
@@ -259,6 +303,8 @@ def _find(
                 break
             p += 1
         s.fresh_place[e] = p
+        if chunk >= 0 and len(s.copies):
+            chunk = _rarest(fabric, s, e, p, k, where)
     else:
         allowed = True
         if what == _BEHIND:
@@ -276,6 +322,8 @@ def _find(
                     break
                 p += 1
             s.place[e] = p
+            if chunk >= 0 and len(s.copies):
+                chunk = _rarest(fabric, s, e, p, k, _NONE)
     return chunk
 
 
@@ -289,6 +337,10 @@ def _start(fabric: Fabric, s: State, e: int, d: int, c: int, size: int, time: in
         if not s.held[k, where, c >> 3] >> (c & 7) & 1:
             s.held[k, where, c >> 3] |= 1 << (c & 7)
             s.num_held[k, where] += 1
+    if len(s.copies):
+        at = fabric.component[-1, d]
+        s.holders[c] += s.copies[at, c] == 0
+        s.copies[at, c] += 1
     row = s.scalar[NUM_SENDS]
     s.sent_chunk[row] = c
     s.sent_link[row] = fabric.link[e]

@@ -290,12 +290,13 @@ def test_a_search_without_success_ends():
 @pytest.mark.slow
 def test_what_one_seed_does_not_find_another_may():
     """After a run that found nothing better the next has twice the turns, and a seed of its own."""
-    problem = make_problem(topologies.mesh(3, 3), collectives.allreduce(9), chunk_bytes=MB)
+    collective = collectives.broadcast(5, chunks_per_rank=8)
+    problem = make_problem(topologies.star(5), collective, chunk_bytes=MB)
     first, found = schedule_large(problem, num_runs=1).expand(), []
     for runs in (1, 6):
         ruin = {"idle_runs": runs, "run_turns": 10}
         limits = Limits(parameters=SearchParameters.from_dict({"ruin": ruin}))
-        found.append(improve_schedule(first, limits))
+        found.append(improve_schedule(first, limits, turns=20_000))
     (alone, few), (best, many) = found
     assert verify(best).ok
     assert best.finish < alone.finish

@@ -130,7 +130,7 @@ def test_random_problems_verify(seed):
     sizes = MB
     if rng.random() < 0.4:
         sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
-    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice([-1, 0, 0.5, 1]))
+    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice([-1, 0, 0.5, 1]), rng.random() < 0.5)
     verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
 
 
@@ -340,6 +340,17 @@ def test_slow_links_bring_a_node_every_chunk_once():
     schedule = verified(problem_of(builder.build(), collectives.allgather(6)), rules=[Rule("in-turn", 1)])
     # One crossing a chunk, 10 us, and 1 us to the two neighbours.
     assert (int(np.isin(schedule.link, rails).sum()), schedule.finish_us) == (6, 11)
+
+
+def test_rarest_chunks_leave_a_source_once():
+    """Three chunks to three neighbours: each gets another first, and they exchange them, in 2 rounds of 20.5 us.
+
+    In order of arrival all three get the same chunk in each of three rounds.
+    """
+    collective = collectives.broadcast(4, chunks_per_rank=3)
+    problem = problem_of(topologies.fully_connected(4), collective)
+    rules = [Rule("in-turn", -1, rarest=rarest) for rarest in (True, False)]
+    assert [verified(problem, rules=[rule], num_runs=1).finish_us for rule in rules] == [41, 61.5]
 
 
 def test_pack_bits():
