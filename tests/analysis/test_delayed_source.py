@@ -76,13 +76,32 @@ def test_few_chunks_spread_in_rounds() -> None:
 def test_merged_chunks_enter_no_sooner() -> None:
     """Sends that start before 20 us may carry more, but hold the NIC they enter by for it: still 32 before 60 us.
 
-    But three chunks may come to a rank at 60 us over its own NIC. Of 16 missing, 3 * 3 do, and of the 7 others
-    some node has 3.
+    But three chunks may come to a rank at 60 us over its own NIC, if merging them is of any use: here there is a
+    latency, of one tick, that they share. Of 16 missing, 3 * 3 do, and of the 7 others some node has 3.
     """
+    problem, tick = h100("broadcast"), Fraction(1, 9)
+    merging = frozenset(problem.topology.internode_links)
+    topology = problem.topology
+    links = tuple(
+        replace(link, alpha_us=tick) if e in merging else link for e, link in enumerate(topology.links)
+    )
+    holds = tuple(replace(hold, alpha_us=tick) if hold.link in merging else hold for hold in topology.holds)
+    late = replace(problem, topology=replace(topology, links=links, holds=holds))
+    merged = late.with_clauses(max_merge=6, merging=merging)
+    assert best_us(late) == 60 + 3 * tick + 5 * PORT_US
+    assert best_us(merged) == 60 + tick + 3 * PORT_US
+    assert lower_bound(merged).check()
+
+
+def test_merging_without_latency_gains_nothing() -> None:
+    """What n chunks take together they take one after another: the bound is that of sends of one chunk each."""
     merging = frozenset(dgx_h100(4, profile="nominal").internode_links)
     problem = h100("broadcast", max_merge=6, merging=merging)
-    assert best_us(problem) == 60 + 3 * PORT_US
-    assert lower_bound(problem).check()
+    assert best_us(problem) == best_us(h100("broadcast")) == 60 + 5 * PORT_US
+    certificate = lower_bound(problem)
+    assert certificate.check()
+    tick = Fraction(1, problem.costs.ticks_per_us)
+    assert not replace(certificate, bound=certificate.bound + tick).check()
 
 
 @pytest.mark.parametrize(("ranks", "rounds"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])

@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 from taccl.collective import Chunk, Collective
+from taccl.costs import hold_columns
 from taccl.problem import Problem
 from taccl.schedule.combine import reduction_half
 
@@ -22,8 +25,29 @@ def as_spreading(problem: Problem) -> Problem:
     """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.
 
     Where some ranks contribute nothing a reduction may also be copied on, so its reverse is read without the
-    clauses on which chunks a link carries and on the paths of chunks.
+    clauses on which chunks a link carries and on the paths of chunks. What spreads is read without merging
+    where that gains nothing.
     """
+    return _merging_where_it_gains(_reversed_if_to_root(problem))
+
+
+def _merging_where_it_gains(problem: Problem) -> Problem:
+    """Without merging over links where n chunks take n times as long as one, and hold all for as long.
+
+    One after another they take the same time of the same resources, none leaves before they did together,
+    and none arrives later. (Of sums they might take more along.)
+    """
+    clauses, costs = problem.clauses, problem.costs
+    merging = np.array(sorted(clauses.merging), np.int64)
+    if problem.collective.combining or clauses.max_merge == 1 or (costs.link_alpha[merging] > 0).all():
+        return problem
+    link = hold_columns(problem.topology).link
+    gains = costs.link_alpha > 0
+    gains[link[(costs.hold_alpha > 0) | (costs.hold_beta != costs.link_beta[link])]] = True
+    return problem.with_clauses(merging=frozenset(merging[gains[merging]].tolist()))
+
+
+def _reversed_if_to_root(problem: Problem) -> Problem:
     collective = problem.collective
     to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
     if not collective.combining or collective.derivations or not to_root:
