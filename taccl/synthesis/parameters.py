@@ -298,7 +298,7 @@ class RuinParameters(_Group):
     threshold: float = 0.01  # how much worse, relatively, what is gone on from may get in the first turn
     # Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
     # as parts of the finish. These are squared so often, that sends in its last tenth count most.
-    lateness: float = 0.1
+    lateness: float = 0.5
     economy: float = 0.1
     sharpness: int = 5
 
