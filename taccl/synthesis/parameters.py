@@ -121,14 +121,16 @@ class NeighbourhoodParameters(_Group):
     least_share: float = 0.1
     most_share: float = 0.6
     steps: tuple[float, ...] = (0.8, 1.0, 1.3)
-    # Of the rounds that free states at random, and that free what arrives last; the others free what arrives
-    # about one time.
-    random_share: float = 0.25
+    # Of the rounds, those that free what arrives last, by how much rarer they become when that does not help,
+    # and how many of them ask for a schedule that meets the bound.
     last_share: float = 0.5
-    # Of the latter, those that ask for a schedule that meets the bound.
+    less_often: float = 0.7
     bound_share: float = 0.7
+    # Of the others, those that free states at random; the rest free what arrives about one time.
+    random_share: float = 0.5
     # Of a round: at least, more for every move that is free, at most.
     round_s: float = 1.0
+    last_round_s: float = 0.6
     s_per_move: float = 0.001
     most_round_s: float = 4.0
 

@@ -356,8 +356,9 @@ def _improve(search: Search, limit_s: float) -> None:
 
     Places are freed at random, because chunks arrive there about one time, or because they are the last that
     chunks arrive at. Of these often a schedule that meets the bound is looked for, which leaves little room:
-    it is found soon, or not at all. Otherwise an equally good schedule is taken too, so that the search
-    drifts over plateaus. It ends when nothing got better for some time.
+    it is found soon, or not at all, and then tried less often until something is better. Otherwise an equally
+    good schedule is taken too, so that the search drifts over plateaus. It ends when nothing got better for
+    some time.
     """
     since = time.monotonic()
     if search.done or search.best_fold is None:
@@ -368,18 +369,18 @@ def _improve(search: Search, limit_s: float) -> None:
     rng = random.Random(search.options.seed)
     orbits, current = search.folded, search.best_fold
     start_us = search.best_us
-    rounds, share, better = 0, freeing.first_share, 0
+    rounds, share, better, last_share = 0, freeing.first_share, 0, freeing.last_share
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
         entering = _entering(orbits, current)
-        kind, upper_ticks = rng.random(), None
-        if kind < freeing.random_share:
+        part, middle, upper_ticks = share, rng.random() * current.finish_ticks, None
+        is_last = rng.random() < last_share
+        if is_last:
+            part, middle = rng.uniform(0.5, 2.0) * freeing.least_share, current.finish_ticks
+            upper_ticks = search.bound_ticks if rng.random() < freeing.bound_share else None
+        if not is_last and rng.random() < freeing.random_share:
             free = {p for p in range(len(orbits.places)) if rng.random() < share}
         else:
-            part, middle = share, rng.random() * current.finish_ticks
-            if kind > 1 - freeing.last_share:
-                part, middle = rng.uniform(0.5, 2.0) * freeing.least_share, current.finish_ticks
-                upper_ticks = search.bound_ticks if rng.random() < freeing.bound_share else None
             nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
             free = set(nearest[: max(1, int(part * len(nearest)))])
         required = {m for p, (m, _) in entering.items() if p not in free}
@@ -390,14 +391,19 @@ def _improve(search: Search, limit_s: float) -> None:
             required=required,
             optional=optional,
             hint=current,
-            budget_s=min(freeing.round_s + len(optional) * freeing.s_per_move, freeing.most_round_s),
+            budget_s=min(
+                (freeing.last_round_s if is_last else freeing.round_s) + len(optional) * freeing.s_per_move,
+                freeing.most_round_s,
+            ),
             upper_ticks=upper_ticks,
             seed=rng.randrange(2**31),
             record=False,
         )
         rounds += 1
+        last_share *= freeing.less_often if is_last else 1.0
         if found is not None and found.finish_ticks <= current.finish_ticks:
-            better += found.finish_ticks < current.finish_ticks
+            if found.finish_ticks < current.finish_ticks:
+                better, last_share = better + 1, freeing.last_share
             current = found
         share = min(freeing.most_share, max(freeing.least_share, share * rng.choice(freeing.steps)))
     message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
