@@ -97,6 +97,7 @@ def test_what_was_found_is_accepted(kind: str) -> None:
     assert all(each.check() for each in of_kind(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lower_bound_than_was_found_is_accepted(kind: str) -> None:
     """What proves much proves less."""

@@ -351,6 +351,7 @@ def test_resource_idles_for_a_clause():
     assert (use.busy, use.idle_for_clause, use.idle_for_data) == (2, 1, 0)
 
 
+@pytest.mark.slow
 def test_utilisation_is_at_most_one():
     """Busy and idle times add up to the finish, and none is negative."""
     for schedule in few_schedules():

@@ -34,6 +34,7 @@ def orders_of(rng, dims, count):
     return [rng.sample(range(len(dims)), len(dims)) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", IMPLICIT_COLLECTIVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_orders_make_a_valid_schedule(name, collective):

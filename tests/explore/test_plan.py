@@ -72,6 +72,7 @@ def test_neighbours_cross_where_the_plan_says():
         )
 
 
+@pytest.mark.slow
 def test_no_candidate_is_better():
     """At each size that was synthesized at, no schedule that was found is faster than the plan's."""
     candidates = baselines_only().candidates

@@ -49,6 +49,7 @@ def test_the_figures_are_those_of_the_result(page, found):
         assert figure in Elements(page).text
 
 
+@pytest.mark.slow
 def test_the_witness_is_in_words(page, found):
     """The certificate was checked again."""
 

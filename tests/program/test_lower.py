@@ -30,6 +30,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["ring:4", "fully-connected:4", "ndv2"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_collective_with_every_option(name, topology):

@@ -115,6 +115,7 @@ def test_every_file_imports(sketch, topology, cost_model):
     assert_imports(files(sketch), files(topology), cost_model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sketch", "topology", "cost_model"),
     [(*pair, "upstream") for pair in PAIRS]

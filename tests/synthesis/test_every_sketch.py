@@ -74,6 +74,7 @@ def assert_scheduled(sketch, topology, collective, cost_model):
     assert result.schedule.problem.topology.cost_model == cost_model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(("cost_model", "sketch", "topology"), OURS_TOGETHER)
 def test_our_pair(sketch, topology, collective, cost_model):

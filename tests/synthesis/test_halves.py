@@ -43,6 +43,7 @@ def assert_sound(result, problem):
     assert 0 < result.bound_us <= result.finish_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "greedy", "highs", "cpsat"])
 @pytest.mark.parametrize("collective", COMBINING)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -52,6 +53,7 @@ def test_combining(topology, collective, backend):
     assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=0.6), problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "greedy", "highs"])
 @pytest.mark.parametrize("collective", MULTI_ROOT)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -93,6 +95,7 @@ def test_known_finish(topology, collective, finish_us):
     assert result.finish_us == finish_us
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 def test_random(seed):
     """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can.

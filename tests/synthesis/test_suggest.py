@@ -44,6 +44,7 @@ def test_no_proposal_promises_less_than_its_bound(proposals):
     assert all(each.bound_us <= each.finish_us for each in proposals)
 
 
+@pytest.mark.slow
 def test_every_proposal_survives_being_written(a100, proposals, tmp_path):
     """What is written as TOML is read as the same sketch, which makes the same problem."""
     for each in proposals:

@@ -30,6 +30,7 @@ def ops_of(plan: dict, rank: int, threadblock: int) -> list[str]:
     return [op["name"] for op in plan["gpus"][rank]["threadblocks"][threadblock]["ops"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
     "name", ["allgather", "alltoall", "reduce-scatter", "allreduce", "broadcast", "reduce"]

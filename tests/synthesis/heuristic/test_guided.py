@@ -62,6 +62,7 @@ def four_ranks(**clauses):
     )
 
 
+@pytest.mark.slow
 def test_link_carries_what_it_may():
     """The link from 0 to 1 carries rank 0's chunk only: those of 2 and 3 go round the other way."""
     topology = topologies.ring(4)
