@@ -23,6 +23,7 @@ from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs, read_columns
 from taccl.errors import CollectiveError, InputError, SketchError
+from taccl.memo import kept
 from taccl.names import shown
 from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
@@ -187,10 +188,6 @@ class Problem:
         chunk = known_index(chunk, self.collective.num_chunks, "chunk")
         return bool(self.open_links(chunk, reducing=reducing)[link])
 
-    def links_admitted(self, chunk: int, *, reducing: bool = False) -> tuple[int, ...]:
-        """All links that `may_carry` a chunk, in order."""
-        return tuple(np.flatnonzero(self.open_links(chunk, reducing=reducing)).tolist())
-
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
         """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
         if not self._masks:
@@ -227,19 +224,12 @@ class Problem:
             masks.append((each, links))
         return masks
 
+    @kept
     def _closed(self, mask: int, passage: Hashable) -> list[int]:
         """The links that a clause closes to what it goes by."""
-        key = mask, passage
-        if key not in self._closed_links:
-            clause, links = self._masks[mask]
-            alike = () if passage is None else links.items()
-            closed = (some for what, some in alike if not clause.admits(passage, what))
-            self._closed_links[key] = list(chain.from_iterable(closed))
-        return self._closed_links[key]
-
-    @cached_property
-    def _closed_links(self) -> dict[Hashable, list[int]]:
-        return {}
+        clause, links = self._masks[mask]
+        alike = () if passage is None else links.items()
+        return list(chain.from_iterable(some for what, some in alike if not clause.admits(passage, what)))
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -226,24 +225,25 @@ def _joins_everything(problem: Problem) -> bool:
         return False
     if problem.clauses.said("chunk", "path"):
         return False
-    parts = cache(partial(_parts_joined, topology))
-    groups = zip(collective.process_groups, collective.chunks_of_group, strict=True)
-    return all(
-        len(np.unique(parts(problem.links_admitted(chunks[0]))[list(group.ranks)])) == 1
-        for group, chunks in groups
-        if chunks
-    )
+    parts: dict[int, NDArray[np.int32]] = {}
+    for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
+        if not chunks:
+            continue
+        is_open = problem.open_links(chunks[0])
+        if id(is_open) not in parts:
+            parts[id(is_open)] = _parts_joined(topology, np.flatnonzero(is_open))
+        if len(np.unique(parts[id(is_open)][list(group.ranks)])) > 1:
+            return False
+    return True
 
 
-def _parts_joined(topology: Topology, links: tuple[int, ...]) -> NDArray[np.int32]:
+def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int32]:
     """Of every rank the number of the part in which each gets to each over links, those of one source."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    some = np.array(links, dtype=np.int64)
-    src, dst = (each[some] for each in link_ends(topology))
-    wide = set(wide_links(topology))
-    further = wide.intersection(links) if wide else ()
+    src, dst = (each[links] for each in link_ends(topology))
+    further = np.intersect1d(links, wide_links(topology)).astype(int).tolist()
     more = [(topology.links[e].src, rank) for e in further for rank in topology.links[e].dsts[1:]]
     rows, columns = np.concatenate((np.stack((src, dst)), np.array(more, dtype=np.int64).reshape(-1, 2).T), 1)
     graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(topology.num_ranks,) * 2)

@@ -112,4 +112,4 @@ def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[in
 def _may_add(problem: Problem, out: Transfer) -> bool:
     """Whether the sketch lets a send carry contributions, too."""
     is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
-    return not is_direct and out.link in problem.links_admitted(out.chunk, reducing=True)
+    return not is_direct and problem.may_carry(out.link, out.chunk, reducing=True)
