@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as, known_name
@@ -84,7 +85,8 @@ def alltoall(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
     """
     everyone = _all_ranks("alltoall", num_ranks, chunks_per_rank)
     alone = [(rank,) for rank in everyone]
-    chunks = tuple(Chunk(s, d) for s in alone for d in alone for _ in range(chunks_per_rank))
+    pairs = (Chunk(s, d) for s in alone for d in alone)
+    chunks = tuple(chain.from_iterable(repeat(pair, chunks_per_rank) for pair in pairs))
     return Collective("alltoall", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
 
 

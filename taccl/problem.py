@@ -191,26 +191,39 @@ class Problem:
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
         """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
         if not self._masks:
-            return self._open_links[()]
-        starts = frozenset((*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ())))
-        passage = Passage(self.topology, self.collective, chunk, starts, reducing)
-        asked = tuple([each.of_passage(passage) for each, _ in self._masks])
-        found = self._open_links.get(asked)
-        if found is None:
-            found = self._open_links[()].copy()
-            for number, what in enumerate(asked):
-                found[self._closed(number, what)] = False
-            found.setflags(write=False)
-            self._open_links[asked] = found
-        return found
+            return self._allowed
+        number_of, numbers, arrays = self._opened
+        number = int(number_of[int(reducing), chunk])
+        if number < 0:
+            starts = frozenset((*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ())))
+            passage = Passage(self.topology, self.collective, chunk, starts, reducing)
+            asked = tuple([each.of_passage(passage) for each, _ in self._masks])
+            if asked not in numbers:
+                found = self._allowed.copy()
+                for mask, what in enumerate(asked):
+                    found[self._closed(mask, what)] = False
+                found.setflags(write=False)
+                numbers[asked] = len(arrays)
+                arrays.append(found)
+            number = number_of[int(reducing), chunk] = numbers[asked]
+        return arrays[number]
 
     @cached_property
-    def _open_links(self) -> dict[tuple[Hashable, ...], NDArray[np.bool_]]:
-        """Found so far, by what each clause goes by; where none keeps chunks off links, those allowed."""
+    def _opened(self) -> tuple[NDArray[np.int32], dict[tuple[Hashable, ...], int], list[NDArray[np.bool_]]]:
+        """What `open_links` found so far.
+
+        The number of each chunk's array, spreading and reduced, or -1; numbers by what each clause goes by;
+        and the arrays.
+        """
+        return np.full((2, self.collective.num_chunks), -1, np.int32), {}, []
+
+    @cached_property
+    def _allowed(self) -> NDArray[np.bool_]:
+        """(num_links,) the links that the sketch leaves."""
         allowed = np.zeros(len(self.topology.links), bool)
         allowed[list(self.links_allowed)] = True
         allowed.setflags(write=False)
-        return {(): allowed}
+        return allowed
 
     @cached_property
     def _masks(self) -> list[tuple[Clause, dict[Hashable, list[int]]]]:

@@ -73,9 +73,10 @@ def apply(
         topology, collective, **sizes, chunks_per_rank=chunks_per_rank,
         root=root, roots=roots, clauses=clauses, notes=notes,
     )  # fmt: skip
+    problem = _with_symmetry(problem, sketch)
     if reachable:
         check_reachable(problem)
-    return _with_symmetry(problem, sketch)
+    return problem
 
 
 def _check_machine(sketch: Sketch, topology: Topology) -> None:

@@ -120,7 +120,7 @@ def schedule_large(
     - `spill_dir`: A folder for columns while they are found, in files without names; by default they are in
       memory.
 
-    Raises `NoSolutionError` if it was stopped before there was a schedule.
+    Raises `OutOfTime` if it was stopped before there was a schedule.
     """
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0

@@ -24,7 +24,7 @@ from taccl.errors import InputError, NoSolutionError
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.synthesis import large_search
-from taccl.synthesis.heuristic import router
+from taccl.synthesis.heuristic import queues, router, spreading
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
@@ -119,8 +119,20 @@ class TestPhases:
         stopped.cancellation.cancel("interrupted")
         some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})
         problem = make_problem(topologies.mesh(3, 3), some, chunk_bytes=10**6)
-        with pytest.raises(NoSolutionError, match="before every chunk had a tree"):
+        with pytest.raises(OutOfTime, match="before every chunk had a tree"):
             schedule_large(problem, deadline=stopped)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("relays", [{}, {0: (0,), 1: (1,)}], ids=["free", "guided"])
+    def test_no_first_run_in_time(self, monkeypatch, relays):
+        """Stopped before its first run has ended, it is out of time, and not without a solution."""
+        for module in (queues, spreading):
+            monkeypatch.setattr(module, "best_of", lambda *_, **__: None)
+        internode = {"internode": {"connections": "direct-map", "relays": relays}} if relays else {}
+        sketch = taccl.Sketch.from_dict({"schema": 1, "name": "some", **internode})
+        problem = sketch.apply(topologies.dgx_a100(2), "allgather", chunk_size="1MB")
+        with pytest.raises(OutOfTime, match="give more time"):
+            schedule_large(problem)
 
 
 class TestChoice:

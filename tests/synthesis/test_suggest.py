@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import taccl
+from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.synthesis.suggesting import suggest
 from taccl.topology.topology import TopologyBuilder
 
 
@@ -183,6 +185,35 @@ def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
     assert found.sketch.symmetry == ()
     assert taccl.verify(found.schedule).ok
     assert 0 < found.bound_us <= found.finish_us
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
+    """Time may be up while the compiled list scheduler is under way: then another sketch, or the first, holds."""
+    stopped = iter([True])
+
+    def schedule_large(*args, **options):
+        if next(stopped, False):
+            raise OutOfTime("stopped")
+        return compiled(*args, **options)
+
+    compiled = suggest.schedule_large
+    monkeypatch.setattr(suggest, "schedule_large", schedule_large)
+    monkeypatch.setattr(suggest, "effort", lambda _: 10**12)
+    (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", most=1, time_limit_s=2)
+    assert next(stopped, None) is None
+    assert taccl.verify(found.schedule).ok
+
+
+def test_only_partitions_that_are_tried_are_made(monkeypatch) -> None:
+    """Of one chunk a rank, to read off what a byte allows, and those with which there was the time to begin."""
+    cut = []
+    make_problem = suggest.make_problem
+    monkeypatch.setattr(
+        suggest, "make_problem", lambda *args, **sizes: cut.append(args[1]) or make_problem(*args, **sizes)
+    )
+    taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
+    assert [each.chunks_per_rank for each in cut] == [2]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.errors import NoSolutionError
+from taccl.deadline import OutOfTime
 from taccl.problem import Problem
 from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits, Sends
@@ -31,7 +31,7 @@ def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
     - `problem`: One whose chunks spread; `fabric` and `demand` are its arrays.
 
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it over the links that are open to it.
-    `NoSolutionError` if it was stopped before there was a schedule.
+    `OutOfTime` if it was stopped before there was a schedule.
     """
     masks, parameters = _masks(problem, fabric), limits.parameters.queues
 
@@ -47,7 +47,7 @@ def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
             fabric, demand, routes, find, limits, orders=parameters.tree_orders, num_runs=num_runs
         )
     if best is None:
-        raise NoSolutionError("found no schedule along the trees chosen")
+        raise OutOfTime("stopped before there was a schedule along the trees; give more time")
     return best
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.errors import NoSolutionError
+from taccl.deadline import OutOfTime
 from taccl.schedule.spill import room_for
 from taccl.synthesis.heuristic.events import ticks_in_words
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
@@ -57,7 +57,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
 
     - `demand`: With a target for every chunk.
 
-    Raises `CollectiveError` if a chunk cannot reach its target. `NoSolutionError` if it was stopped before
+    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
     there was a schedule.
     """
     routes = find_paths(fabric, demand, limits)
@@ -148,7 +148,7 @@ def send_best(
         if run and run % orders == 0:
             try:
                 routes = find(limits)
-            except NoSolutionError:  # there was not the time
+            except OutOfTime:  # there was not the time
                 return None
         if routes.peak_ticks > limit:
             return None

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.errors import CollectiveError, NoSolutionError
+from taccl.deadline import OutOfTime
+from taccl.errors import CollectiveError
 from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.router_kernel import (
@@ -122,7 +123,7 @@ def find_trees(
     - `waiting`: As of `taccl.synthesis.heuristic.router_kernel.Prices`.
     - `most_steps`: Links that all passes look at; one pass there is in any case.
 
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `NoSolutionError` if it was stopped
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
     before every chunk had a tree.
     """
     deadline, parameters = limits.deadline, limits.parameters.router
@@ -147,7 +148,7 @@ def find_trees(
             if router.signal[STOP]:
                 break
     if not np.isfinite(least):
-        raise NoSolutionError("stopped before every chunk had a tree; give more time")
+        raise OutOfTime("stopped before every chunk had a tree; give more time")
     return router.routes(best, least)
 
 
@@ -156,7 +157,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
 
     - `demand`: With a target for every chunk.
 
-    Raises `CollectiveError` if a chunk cannot reach its target. `NoSolutionError` if it was stopped before
+    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
     every chunk had a path.
     """
     groups, paths = _groups(fabric, demand, len(limits.parameters.router.path_exponents))
@@ -224,7 +225,7 @@ def _choose(
                 chosen = choose(fabric, groups, state, found, prices, order, signal)
             _raise_if_lost(signal)
             if k == 0 and not chosen:
-                raise NoSolutionError("stopped before every chunk had a path; give more time")
+                raise OutOfTime("stopped before every chunk had a path; give more time")
         if k == 0:
             num_hops = float(_hops_of(fabric, paths)[-1])
         idle += 1

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.errors import CollectiveError, NoSolutionError
+from taccl.deadline import OutOfTime
+from taccl.errors import CollectiveError
 from taccl.schedule.spill import room_for
 from taccl.synthesis.heuristic.events import ticks_in_words
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
@@ -77,7 +78,7 @@ def spread(
 
     - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
 
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `NoSolutionError` if it was stopped
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
     before there was a schedule.
     """
     if demand.target is not None:
@@ -92,7 +93,7 @@ def spread(
 
     best = best_of(attempt, limits, limits.num_runs or len(tried))
     if best is None:
-        raise NoSolutionError("no rule found a schedule")
+        raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
     if best.finish_ticks <= limits.target_ticks or limits.num_runs is not None or is_over:
         return best

@@ -92,8 +92,8 @@ def choose_with_sketches(
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
             found = suggest_for(
-                *partitions.values(), most=suggesting.sketches, time_limit_s=until.left_s, seed=seed,
-                progress=progress, give_up=give_up, parameters=parameters,
+                list(partitions), partitions.__getitem__, most=suggesting.sketches, time_limit_s=until.left_s,
+                seed=seed, progress=progress, give_up=give_up, parameters=parameters,
             )  # fmt: skip
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]

@@ -133,7 +133,8 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
     # What a sketch cannot speak of, such as nodes of several sizes, is an InputError.
     with contextlib.suppress(InputError, OutOfTime):
         found = suggest_for(
-            search.problem,
+            [search.problem.collective.chunks_per_rank],
+            lambda _: search.problem,
             most=suggesting.sketches,
             time_limit_s=min(suggesting.most_suggest_s, suggesting.suggest_share * limit_s),
             seed=search.options.seed,

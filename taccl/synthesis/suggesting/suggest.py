@@ -8,10 +8,10 @@ comes out is verified; the proposals are those that finish first, with their bou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
@@ -99,23 +99,36 @@ def suggest_sketches(
                 "give its name",
                 where="collective",
             )
-        cut = [collective]
-    else:
+        counts = [collective.chunks_per_rank]
+    elif chunks_per_rank is not None or chunk_size is not None:
         # A chunk size and several partitionings would be several sizes of the collective.
-        fixed = chunks_per_rank or (1 if chunk_size is not None else None)
-        counts = DEFAULTS.suggesting.partitions if fixed is None else (fixed,)
-        made = partial(make, collective, topology.num_ranks, root=root, roots=roots)
-        cut = [made(chunks_per_rank=k) for k in counts]
-        if size_bytes is not None:  # no chunks of less than a byte
-            cut = [cut[0], *(each for each in cut[1:] if each.size_chunks <= size_bytes)]
-    problems = (make_problem(topology, each, size_bytes=size_bytes, chunk_bytes=chunk_bytes) for each in cut)
+        counts = [chunks_per_rank or 1]
+    else:
+        counts = list(DEFAULTS.suggesting.partitions)
+
+    @cache
+    def made(count: int) -> Collective:
+        if isinstance(collective, Collective):
+            return collective
+        return make(collective, topology.num_ranks, root=root, roots=roots, chunks_per_rank=count)
+
+    if size_bytes is not None:  # no chunks of less than a byte
+        least = made(counts[0]).size_chunks // counts[0]
+        counts = [counts[0], *(each for each in counts[1:] if each * least <= size_bytes)]
+
+    @cache
+    def cut(count: int) -> Problem:
+        return make_problem(topology, made(count), size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+
     return suggest_for(
-        *problems, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress, along=True
+        counts, cut, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress, along=True
     )
 
 
 def suggest_for(
-    *cut: Problem,
+    counts: Sequence[int],
+    cut: Callable[[int], Problem],
+    *,
     most: int = 1,
     time_limit_s: float = 20.0,
     seed: int = 0,
@@ -126,11 +139,13 @@ def suggest_for(
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
 
+    - `counts`: Chunks a rank to try.
+    - `cut`: The problem with so many, the same each time; it is asked for no others than are tried.
+
     It stops without any at `give_up`; by default there is one wherever there can be. Schedules `along` the
     dimensions of a product are candidates where they are asked for: a search that is to improve the best
     candidate gets further from others, and tries them itself.
     """
-    problems = {each.collective.chunks_per_rank: each for each in cut}
     suggesting = parameters.suggesting
     is_patient = give_up is NEVER
     if is_patient:
@@ -138,14 +153,15 @@ def suggest_for(
         give_up = Deadline.after(time_limit_s)
         time_limit_s -= min(bounds_s, suggesting.bounds_share * time_limit_s)
     deadline = give_up.sooner(time_limit_s)
-    check_reachable(cut[0])
-    shape = find_shape(cut[0].topology, deadline=NEVER if is_patient else give_up)
-    trials = _Trials(problems, shape, deadline, seed, progress, give_up, parameters)
-    capped = cut[0].clauses.max_merge
+    per_rank = suggesting.first_partition if suggesting.first_partition in counts else min(counts)
+    first = cut(per_rank)
+    check_reachable(first)
+    shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
+    trials = _Trials(counts, cut, shape, deadline, seed, progress, give_up, parameters)
+    capped = first.clauses.max_merge
     merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
-    if shape.is_small(min(cut[0].chunk_bytes)):
+    if shape.is_small(min(first.chunk_bytes)):
         merges = merges[::-1]
-    per_rank = suggesting.first_partition if suggesting.first_partition in problems else min(problems)
     ways = [(plan, max_merge) for plan in relay_plans(shape) for max_merge in merges]
     tried = [
         (trials.attempt(plan, per_rank, max_merge), place) for place, (plan, max_merge) in enumerate(ways)
@@ -154,7 +170,7 @@ def suggest_for(
     _try_partitions(trials, *ways[place], per_rank, finish_us)
     if is_patient and not trials.found:
         trials.take_first(ways, per_rank)
-    if along:
+    if along and not deadline.has_passed:
         _try_dimensions(trials, most)
     proposals: list[SketchProposal] = []
     # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
@@ -196,7 +212,8 @@ class _Candidate:
 class _Trials:
     """Candidates for the problems of one topology and collective, one problem per partitioning."""
 
-    problems: Mapping[int, Problem]
+    counts: Sequence[int]
+    cut: Callable[[int], Problem]
     shape: Shape
     deadline: Deadline
     seed: int
@@ -218,13 +235,14 @@ class _Trials:
 
     def attempt(self, plan: Plan, per_rank: int, max_merge: int) -> float:
         """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
-        problem, until = self.problems[per_rank], self.until
+        until = self.until
         if self.progress is not None:
             self.progress(
                 f"sketch {plan.name}, {per_rank} a rank", self.best_us() if self.found else None, None
             )
         try:
             until.check()
+            problem = self.cut(per_rank)
             if plan.name not in self.fitting:
                 _, plain = self.without_symmetry(plan, per_rank, max_merge)
                 self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
@@ -244,7 +262,7 @@ class _Trials:
         """The sketch of a plan without symmetries to fold by, and the problem under it."""
         key = plan.name, per_rank, max_merge
         if key not in self.plain:
-            problem = self.problems[per_rank]
+            problem = self.cut(per_rank)
             sketch = make_sketch(problem, self.shape, plan, max_merge)
             self.plain[key] = sketch, _applied(sketch, problem)
         return self.plain[key]
@@ -266,8 +284,10 @@ class _Trials:
 def _applied(sketch: Sketch, problem: Problem) -> Problem:
     alike = len(set(problem.chunk_bytes)) == 1
     sizes = problem.chunk_bytes[0] if alike else problem.chunk_bytes
-    applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes)
-    return replace(applied, size_bytes=problem.size_bytes)
+    applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes, reachable=False)
+    applied = replace(applied, size_bytes=problem.size_bytes)
+    check_reachable(applied)
+    return applied
 
 
 def quick_schedule(
@@ -286,7 +306,7 @@ def quick_schedule(
 
 def _try_partitions(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> None:
     """Try a plan with more chunks per rank, or else fewer, while that helps."""
-    best, counts = start, sorted(trials.problems)
+    best, counts = start, sorted(trials.counts)
     for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
         for per_rank in further:
             finish_us = trials.attempt(plan, per_rank, max_merge)
