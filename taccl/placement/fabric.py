@@ -187,7 +187,9 @@ class Fabric:
         even = (flow + flow.T) / 2
         joint = float(np.linalg.eigvalsh(np.diag(even.sum(axis=1)) - even)[1])
         rates = self.held[1].tocsc()
-        for first, last in zip(rates.indptr, rates.indptr[1:], strict=False):
+        # A set of hosts and the others make one pair less than there are hosts, or more.
+        for resource in np.flatnonzero(np.diff(rates.indptr) >= self.num_hosts - 1):
+            first, last = rates.indptr[resource : resource + 2]
             src, dst = (np.unique(side) for side in divmod(rates.indices[first:last], self.num_hosts))
             if len(src) + len(dst) == self.num_hosts and last - first == len(src) * len(dst):
                 units = joint * len(src) * len(dst) / self.num_hosts
