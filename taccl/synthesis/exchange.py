@@ -30,35 +30,31 @@ def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) ->
     """About what it takes to exchange sums; 0 where there are none, or there is not the time."""
     collective, portfolio = problem.collective, parameters.portfolio
     transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
-    needed_s = transfers * portfolio.exchange_s_per_transfer
-    return needed_s if needed_s <= portfolio.exchange_share * left_s else 0.0
-
-
-def keep_exchanged(search: Search, schedule: Schedule) -> None:
-    """Keep a schedule with its sums exchanged, if it is the best of those, until all others are improved.
-
-    Sums that two ranks complete do not come together along trees, which ruin and recreate needs.
-    """
-    top = search.top
-    schedule = replace(schedule, problem=top.problem)  # a sketch that is only suggested need not be obeyed
-    for longest_first in (None, False, True):
-        with suppress(InputError, ValueError):  # sends may wait for one another
-            again = schedule if longest_first is None else listed(schedule, longest_first=longest_first)
-            found = exchanged(again)
-            if found is not None and (top.exchanged is None or found.finish < top.exchanged.finish):
-                top.exchanged = found
+    once_s, most_s = transfers * portfolio.exchange_s_per_transfer, portfolio.exchange_share * left_s
+    return min(portfolio.exchanged * once_s, most_s) if once_s <= most_s else 0.0
 
 
 def offer_exchanged(search: Search) -> None:
-    """Offer the best schedule whose sums are exchanged: of those kept, and what the best is so."""
+    """Offer the earliest schedules with their sums exchanged.
+
+    This comes last, as sums that two ranks complete do not come together along trees, which ruin and recreate
+    needs. What finishes somewhat later may gain more by it.
+    """
     since = time.monotonic()
-    if search.is_met or search.interrupted:
-        return
-    if isinstance(search.best, Schedule) and search.best.carries is None:
-        keep_exchanged(search, search.best)
-    if search.exchanged is not None:
-        whole = search.exchanged
-        finish = search.offer_whole(whole, producer=whole.producer, proposed=True)
+    best: Schedule | None = None
+    for schedule in search.earliest:
+        if search.is_met or search.interrupted or (best is not None and search.deadline.has_passed):
+            break
+        # A sketch that is only suggested need not be obeyed.
+        schedule = replace(schedule, problem=search.problem)
+        for longest_first in (None, False, True):
+            with suppress(InputError, ValueError):  # sends may wait for one another
+                again = schedule if longest_first is None else listed(schedule, longest_first=longest_first)
+                found = exchanged(again)
+                if found is not None and (best is None or found.finish < best.finish):
+                    best = found
+    if best is not None:
+        finish = search.offer_whole(best, producer=best.producer, proposed=True)
         search.record("exchange", "taccl", "done", since, finish_us=finish)
 
 

@@ -29,7 +29,6 @@ from taccl.schedule.combine import (
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
-from taccl.synthesis.exchange import exchange_s, keep_exchanged
 from taccl.synthesis.isomorphic import find_isomorphism, hand_over
 
 if TYPE_CHECKING:
@@ -85,15 +84,11 @@ def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[s
     return cast("S", joined)
 
 
-def search_halves(
-    search: Search, search_half: Callable[[Search], None], *, exchanges: bool = False
-) -> list[Search]:
+def search_halves(search: Search, search_half: Callable[[Search], None]) -> list[Search]:
     """Search each half of a problem, join what is found, and offer it; the searches that were made.
 
     A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
     it is, and nothing is joined where a half has no schedule.
-
-    - `exchanges`: Whether the joined schedule is kept with its sums exchanged, too.
     """
     halves = split(search.problem)
     if not halves[0].name:
@@ -125,8 +120,6 @@ def search_halves(
         search.interrupt()
         whole = join(search.problem, found)
     search.offer_whole(whole, producer=whole.producer)
-    if exchanges and exchange_s(search.problem, search.deadline.left_s, search.parameters):
-        keep_exchanged(search, whole)
     return searches
 
 

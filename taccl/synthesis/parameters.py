@@ -106,6 +106,7 @@ class PortfolioParameters(_Group):
     # What it takes to exchange sums at their roots; not begun where that is a larger share of the time.
     exchange_s_per_transfer: float = 2.5e-4
     exchange_share: float = 0.1
+    exchanged: int = 4  # schedules of which this is tried, the earliest first
     # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
     apart_moves: int = 10_000
     apart_share: float = 0.3

@@ -13,8 +13,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
@@ -82,7 +84,8 @@ class Search:
     #: The list scheduler's, and the same on the fold, kept aside while a named solver works alone.
     first: tuple[Schedule | CompactSchedule, ListSchedule] | None = None
     is_verified: bool = False  # whatever is returned is verified at last
-    exchanged: Schedule | None = None  # the best whose sums are exchanged at their roots, to be offered last
+    earliest: list[Schedule] = field(default_factory=list)  # found, along trees
+    most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
     began_s: float = field(default_factory=time.monotonic)
     stages: list[Stage] = field(default_factory=list)
     trace: list[Moment] = field(default_factory=list)
@@ -254,7 +257,20 @@ class Search:
             else:
                 self.above.offer_sketched(whole, self.problem.clauses.name)
             self.report(producer)
+        if self.best is whole or verified or not proposed:
+            self._remember(whole)
         return whole.finish_us
+
+    def _remember(self, whole: Schedule | CompactSchedule) -> None:
+        """Keep a schedule of the problem at the top among the earliest, once, however often it is offered."""
+        top, at = self.top, self
+        while at.above is not None and at.serves_above:
+            at = at.above
+        if at is not top or not top.most_earliest or isinstance(whole, CompactSchedule):
+            return
+        if whole.carries is None and not any(map(partial(_sends_alike, whole), top.earliest)):
+            earliest = sorted((*top.earliest, whole), key=lambda each: each.finish_ticks)
+            top.earliest = earliest[: top.most_earliest]
 
     def offer_sketched(self, found: Schedule | CompactSchedule, sketch: str) -> float | None:
         """Offer what was found under a sketch, which is a schedule without it, too."""
@@ -348,3 +364,9 @@ class Search:
             return spill(best, options.spill_dir), [said]
         few = best.num_transfers <= self.parameters.large.most_expanded
         return best.expand() if few else best, []
+
+
+def _sends_alike(one: Schedule, other: Schedule) -> bool:
+    """Whether two schedules have the same sends at the same times."""
+    columns = "chunk", "link", "start"
+    return all(np.array_equal(getattr(one, each), getattr(other, each)) for each in columns)

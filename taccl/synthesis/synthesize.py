@@ -224,6 +224,7 @@ def _by_ranks(
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
     behind_s = max(plan.improving_s, min(moment_s, most_s))
     exchanging_s = exchange_s(problem, limit.left_s, parameters) if backend == "auto" else 0.0
+    search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     try:
         if competes and is_small:
             offer_baselines(search)
@@ -453,7 +454,7 @@ def _search_plain(search: Search, backend: str, is_large: bool) -> None:
     keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
     apart_s = keeps_apart * portfolio.apart_share * search.deadline.left_s
     search.allow(-apart_s)
-    searches = search_halves(search, search_half, exchanges=backend == "auto")
+    searches = search_halves(search, search_half)
     if len(searches) == 2 and backend == "auto" and not search.interrupted:
         overlap(search, searches)
     search.allow(apart_s)

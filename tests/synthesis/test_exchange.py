@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -125,12 +126,27 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
 def test_it_is_offered_last_and_only_where_it_is_better():
     """What was found before stays where the exchange is none."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
-    search = Search(schedule.problem, Options(), Deadline.after(60), best=schedule)
+    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
+    search.offer_whole(schedule, producer="some")
     offer_exchanged(search)
     assert search.best.finish_us == 3 and search.stages[-1].name == "exchange"
     same = search.best
     offer_exchanged(search)
     assert search.best is same
+
+
+def test_what_comes_second_may_gain_more():
+    """Two of the earliest schedules of all levels are kept, each once; here the later one is exchanged."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    best = exchanged(schedule)
+    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
+    part = search.part(schedule.problem, "sketch: ", search.deadline, serves_above=True)
+    for each in (best, schedule, replace(schedule, producer="another"), best):
+        part.offer_whole(each, producer="some")
+    assert [each.finish_us for each in search.earliest] == [best.finish_us, schedule.finish_us]
+    search.best, search.earliest = schedule, search.earliest[1:]
+    offer_exchanged(search)
+    assert search.best.finish_us == best.finish_us
 
 
 def test_it_is_not_begun_without_sums_or_time():
