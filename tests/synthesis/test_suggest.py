@@ -200,7 +200,9 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
     compiled = suggest.schedule_large
     monkeypatch.setattr(suggest, "schedule_large", schedule_large)
     monkeypatch.setattr(suggest, "effort", lambda _: 10**12)
-    (found,) = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", most=1, time_limit_s=2)
+    (found,) = taccl.suggest_sketches(
+        taccl.topologies.ndv2(2), "allgather", size="1MB", most=1, time_limit_s=2
+    )
     assert next(stopped, None) is None
     assert taccl.verify(found.schedule).ok
 
