@@ -69,7 +69,7 @@ def test_the_sooner_of_two():
         lambda problem: list_schedule(*_folded(problem), deadline=PAST),
         lambda problem: Search(problem, Options(), PAST, gives_up=True).folded,
         lambda problem: find_shape(problem.topology, deadline=PAST),
-        lambda problem: suggest_for(problem, give_up=PAST),
+        lambda problem: suggest_for([1], lambda _: problem, give_up=PAST),
         lambda problem: find_symmetries(problem.with_clauses(name="not looked at yet"), PAST),
     ],
     ids=["fold", "list scheduler", "search", "shape", "suggestions", "symmetries"],

@@ -27,7 +27,7 @@ from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import fuzzed
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
-from tests.synthesis.small_problems import MB, custom, full, problem_of, random_problem, ring
+from tests.synthesis.small_problems import MB, custom, full, problem_of, random_problem, ring, two_levels
 
 #: What a chunk of 1 MB holds a port of NVSwitch for; a NIC it holds for 20 us.
 PORT_US = Fraction(20, 9)
@@ -108,6 +108,25 @@ def test_merging_without_latency_gains_nothing() -> None:
 def test_a_chunk_doubles_in_each_round(ranks: int, rounds: int) -> None:
     """Every rank sends to one other at a time, 1 us: 1, 2, 4, 8 ranks have it."""
     assert best_us(problem_of(full(ranks, port=True), collectives.broadcast(ranks))) == rounds
+
+
+@pytest.mark.parametrize(("per_node", "tail_us"), [(1, 0), (2, 1), (4, 2), (8, 3)])
+@pytest.mark.parametrize(("num_nodes", "chunks", "entered_us"), [(3, 1, 8), (5, 1, 12), (5, 2, 16)])
+def test_what_enters_last_must_still_spread(
+    num_nodes: int, chunks: int, entered_us: int, per_node: int, tail_us: int
+) -> None:
+    """Nodes double every 4 us, over a NIC each; then the last node's 1, 2, 4, 8 ranks have the chunk, 1 us each time."""
+    topology = two_levels(per_node, local=1, nic=4, num_nodes=num_nodes)
+    several = collectives.broadcast(topology.num_ranks, chunks_per_rank=chunks)
+    assert best_us(problem_of(topology, several)) == entered_us + tail_us
+
+
+def test_a_merged_send_brings_each_chunk_once() -> None:
+    """However many chunks a send may carry, the one that is missing comes to one rank by it."""
+    topology = two_levels(4, local=1, nic=4, num_nodes=3)
+    merging = Clauses(max_merge=6, merging=frozenset(topology.internode_links))
+    problem = replace(problem_of(topology, collectives.broadcast(12)), clauses=merging)
+    assert best_us(problem) == best_us(problem_of(topology, collectives.broadcast(12)))
 
 
 def test_a_sum_reaches_as_late_as_a_chunk() -> None:

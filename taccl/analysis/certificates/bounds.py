@@ -52,8 +52,8 @@ _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
 _PREFERRED = (
-    "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "delayed source",
-    "spread tail",
+    "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
+    "delayed source",
 )  # fmt: skip
 
 

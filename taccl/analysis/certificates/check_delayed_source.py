@@ -10,7 +10,11 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_spread_tail import spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
+
+#: Of more missing entries it is not asked how long they take to spread.
+_MOST_SPREAD = 1000
 
 
 def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> bool:
@@ -22,7 +26,9 @@ def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> boo
     if missing <= 0:
         return False
     less = math.ceil(ticks) - 1 - witness.since  # whole ticks that are left then
-    return less < 0 or entries.completed(witness.since, less) < missing
+    if less < 0 or entries.completed(witness.since, less) < missing:
+        return True
+    return missing <= _MOST_SPREAD and entries.spread(witness.sets, less, missing) < missing
 
 
 class _Entries:
@@ -32,7 +38,8 @@ class _Entries:
         self.facts, self.num_sets = facts, len(witness.sets)
         self.set_of = {r: i for i, ranks in enumerate(witness.sets) for r in ranks}
         self.wanted = [0] * self.num_sets
-        release = self._read(witness.targets)
+        self.wanting: list[list[int]] = [[] for _ in range(self.num_sets)]  # ranks that want each chunk
+        release = self.release = self._read(witness)
         links = facts.topology.links
         groups: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for e in release:
@@ -61,7 +68,7 @@ class _Entries:
             default=0,
         )
 
-    def _read(self, targets: Sequence[int]) -> dict[int, int]:
+    def _read(self, witness: DelayedSource) -> dict[int, int]:
         """What each target wants is counted; returns when each link can carry some of it first."""
         facts, starts = self.facts, []
         for c, data in enumerate(facts.collective.chunks):
@@ -69,8 +76,10 @@ class _Entries:
             if early and (len(early) == len(data.origins) or facts.sums):
                 starts.append((c, early))
                 ends = set(data.destinations)
-                for i, target in enumerate(targets):
-                    self.wanted[i] += target in ends
+                for i, (ranks, target) in enumerate(zip(witness.sets, witness.targets, strict=True)):
+                    if target in ends:
+                        self.wanted[i] += 1
+                        self.wanting[i].append(len(ranks & ends))
         return facts.releases(starts)
 
     # ---- what can have entered
@@ -157,4 +166,14 @@ class _Entries:
             come = sum(p.between(since, end) for p in inside)
             come += sum(min(p.over(ticks), p.between(0, end)) for p in direct)
             total += min(wanted, come)
+        return total
+
+    def spread(self, sets: Sequence[frozenset[int]], ticks: int, most: int) -> int:
+        """The most entries, up to a number, that can have spread in so many ticks after none is in."""
+        total = 0
+        for ranks, wanting in zip(sets, self.wanting, strict=True):
+            for last in range(1, len(wanting) + 1):
+                if total == most or spread_after(self.facts, ranks, self.release, wanting, last) > ticks:
+                    break
+                total += 1
         return total

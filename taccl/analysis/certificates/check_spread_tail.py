@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from taccl.analysis.certificates.check_facts import Facts
@@ -21,34 +22,67 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
     wanted = sorted(each for each in wanted if each >= witness.least)
     if not 1 <= witness.last <= len(wanted):
         return 0
-    links = facts.topology.links
-    inside = [e for e in release if links[e].dst in ranks and links[e].src in ranks]
-    border = [e for e in release if links[e].dst in ranks and links[e].src not in ranks]
-    merges = facts.clauses.max_merge > 1 and not facts.clauses.merging.isdisjoint(inside)
-    if merges or not border:
+    node = _Node(facts, ranks, release)
+    if node.says_nothing:
         return 0
-    at_once = dict.fromkeys(release, 0)
-    gates = passages(facts, border, release)
-    sending: dict[int, list[int]] = defaultdict(list)
-    coming: dict[int, list[int]] = defaultdict(list)
-    for e in inside:
-        sending[links[e].src].append(e)
-    for e in inside + border:
-        coming[links[e].dst].append(e)
-    fast = fastest([passages(facts, some, at_once) for some in sending.values()])
-    entries = heapq.merge(*(gate.ends(0) for gate in gates))
+    entries = node.entries()
     since = next(islice(entries, len(wanted) - witness.last, None))  # the first of the last ones is in
-    room: list[int] = []
-    for some in coming.values():
-        near = [
-            gate.ends(since) for gate in passages(facts, [e for e in some if links[e].src in ranks], at_once)
-        ]
-        far = [
-            gate.ends_since(since)
-            for gate in passages(facts, [e for e in some if links[e].src not in ranks], at_once)
-        ]
-        room += islice(heapq.merge(*near, *far), witness.last)
-    return _spread(since, entries, sorted(room), fast, len(ranks), sum(wanted[: witness.last]))
+    return node.spread(since, entries, witness.last, sum(wanted[: witness.last]))
+
+
+def spread_after(
+    facts: Facts, ranks: frozenset[int], release: dict[int, int], wanted: list[int], last: int
+) -> int:
+    """How long so many entries at least take to spread in a set after a moment at which none is in."""
+    node = _Node(facts, ranks, release)
+    if node.says_nothing:
+        return 0
+    # A send has each of the chunks but once.
+    later = heapq.merge(*(replace(g, most=min(g.most, last)).ends_since(0) for g in node.gates))
+    return node.spread(next(later), later, last, sum(sorted(wanted)[:last]))
+
+
+class _Node:
+    """A set of ranks, the links into it and inside, and how fast chunks can come to each rank."""
+
+    def __init__(self, facts: Facts, ranks: frozenset[int], release: dict[int, int]) -> None:
+        links = facts.topology.links
+        self.facts, self.ranks = facts, ranks
+        self.inside = [e for e in release if links[e].dst in ranks and links[e].src in ranks]
+        self.border = [e for e in release if links[e].dst in ranks and links[e].src not in ranks]
+        self.at_once = dict.fromkeys(release, 0)
+        self.gates = passages(facts, self.border, release)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether sends inside may merge, or nothing can enter."""
+        clauses = self.facts.clauses
+        merges = clauses.max_merge > 1 and not clauses.merging.isdisjoint(self.inside)
+        return merges or not self.border
+
+    def entries(self) -> Iterator[int]:
+        """When at the earliest one chunk after another is in."""
+        return heapq.merge(*(gate.ends(0) for gate in self.gates))
+
+    def spread(self, since: int, entries: Iterator[int], last: int, pairs: int) -> int:
+        """When so many pairs can be there, of so many chunks of which none was in before a moment."""
+        facts, links = self.facts, self.facts.topology.links
+        sending: dict[int, list[int]] = defaultdict(list)
+        coming: dict[int, list[int]] = defaultdict(list)
+        for e in self.inside:
+            sending[links[e].src].append(e)
+        for e in self.inside + self.border:
+            coming[links[e].dst].append(e)
+        fast = fastest([passages(facts, some, self.at_once) for some in sending.values()])
+        room: list[int] = []
+        for some in coming.values():
+            near, far = (
+                passages(facts, [e for e in some if (links[e].src in self.ranks) is is_near], self.at_once)
+                for is_near in (True, False)
+            )
+            times = (*(gate.ends(since) for gate in near), *(gate.ends_since(since) for gate in far))
+            room += islice(heapq.merge(*times), last)
+        return _spread(since, entries, sorted(room), fast, len(self.ranks), pairs)
 
 
 def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int, int]]:

@@ -4,7 +4,7 @@ Disjoint sets of ranks hold none of some chunks at first, and a rank of each, it
 starts to enter them before some moment, `fed`, comes from the few that hold chunks from the beginning, or
 from a set that was reached before. However fast the sets can be entered from then on, at some later moment,
 `since`, many entries are missing: chunks that have to enter a set for its target. Those must still come to
-the targets.
+the targets, and to all other ranks of their sets that want them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from itertools import accumulate, chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +21,14 @@ from numpy.typing import NDArray
 from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, first_tick, gates_of, let_in
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
+from taccl.analysis.certificates.spread_tail import Spread
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.units import format_count
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
 _MOST_HOMES = 3
+#: Of so many missing entries it is asked how long they take to spread in their sets.
+_MOST_SPREAD = 128
 #: So many moments until which few feed are tried, and so many after which what is missing comes.
 _MOST_FED, _MOST_SINCE = 8, 16
 
@@ -98,10 +103,12 @@ class _Late:
         label = np.full(demand.topology.num_ranks, -1)
         for i, ranks in enumerate(late):
             label[list(ranks)] = i
-        wanted, release = _wanted(demand, label)
+        wanted, release, kinds = _wanted(demand, label)
         self.targets = tuple(max(sorted(ranks), key=lambda r: wanted[r]) for ranks in late)
         self.wanted = wanted[list(self.targets)]
         self.total = int(self.wanted.sum())
+        self._costs, self._release, self._kinds = costs, release, kinds
+        self._spread_ticks: list[int] = []
         used = release < FOREVER
         src, dst = label[costs.src], label[costs.dst]
         is_target = np.zeros(len(label), dtype=bool)
@@ -140,6 +147,29 @@ class _Late:
         return best
 
     def rest(self, missing: int, since: int) -> int:
+        """How long after a moment so many entries, of which none is in before, take at least."""
+        known = self._spread_ticks
+        if len(known) < missing <= _MOST_SPREAD:
+            known += islice(self._spreading, missing - len(known))
+        return max(self._to_targets(missing, since), known[missing - 1] if missing <= len(known) else 0)
+
+    @cached_property
+    def _spreading(self) -> Iterator[int]:
+        """After how long the first missing entry can be with all that want it, then the second, and so on.
+
+        Whichever set each is into; nothing where of some set nothing can be said.
+        """
+        sets = []
+        for ranks, target in zip(self.late, self.targets, strict=True):
+            spread = Spread.of(self._costs, ranks, self._release) if len(ranks) > 1 else None
+            if spread is None:
+                return iter(())
+            some = [(len(ranks & ends), count) for ends, count in self._kinds if target in ends]
+            sizes = sorted(chain.from_iterable([size] * count for size, count in some))
+            sets.append(accumulate(map(partial(spread.after, sizes), range(1, len(sizes) + 1)), max))
+        return heapq.merge(*sets)
+
+    def _to_targets(self, missing: int, since: int) -> int:
         """How long after a moment it takes at least until so many chunks more are at the targets."""
 
         def come(ticks: int) -> int:
@@ -150,18 +180,23 @@ class _Late:
         return first_tick(lambda ticks: come(ticks) >= missing)
 
 
-def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints]:
-    """Of chunks that no late set holds at first: how many each rank wants; when each link can have one."""
+def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints, list[tuple[frozenset[int], int]]]:
+    """Of chunks that no late set holds at first: how many each rank wants; when each link can have one.
+
+    And who wants them, with their number.
+    """
+    kinds: list[tuple[frozenset[int], int]] = []
     wanted = np.zeros(len(label), dtype=np.int64)
     starts: dict[int, set[int]] = defaultdict(set)
     for kind, c in demand.example.items():
         data = kind.data
         early = [r for r in data.origins if label[r] < 0]
         if early and (len(early) == len(data.origins) or demand.sums_for_all):
+            kinds.append((frozenset(data.destinations), demand.classes[kind]))
             wanted[list(data.destinations)] += demand.classes[kind]
             starts[demand.carried(c)].update(early)
     wanted[label < 0] = 0
-    return wanted, demand.first_uses(starts)
+    return wanted, demand.first_uses(starts), kinds
 
 
 def _bound(late: _Late, *, backwards: bool) -> tuple[int, int, int, DelayedSource] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
         return
     for ranks in demand.different(demand.families[1][1]):
         sizes, release = _entering(demand, ranks)
-        spread = _Spread.of(demand.costs, ranks, release) if len(ranks) > 1 else None
+        spread = Spread.of(demand.costs, ranks, release) if len(ranks) > 1 else None
         if spread is None:
             continue
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
@@ -59,7 +60,7 @@ def _entering(demand: NeededSends, ranks: frozenset[int]) -> tuple[list[int], In
     return sorted(sizes), demand.first_uses(starts)
 
 
-class _Spread:
+class Spread:
     """How fast chunks can come into a node, and spread inside."""
 
     def __init__(self, enter: Gates, inside: Gates, direct: Gates, out: Gates, num_ranks: int) -> None:
@@ -67,7 +68,7 @@ class _Spread:
         self.senders = fastest_senders(out)
 
     @classmethod
-    def of(cls, costs: Costs, ranks: frozenset[int], release: Ints) -> _Spread | None:
+    def of(cls, costs: Costs, ranks: frozenset[int], release: Ints) -> Spread | None:
         """The gates of a node; None where nothing can be said."""
         inner = np.zeros(int(max(costs.src.max(), costs.dst.max())) + 1, dtype=bool)
         inner[list(ranks)] = True
@@ -100,6 +101,14 @@ class _Spread:
             ticks = self._spread(entries[num - last :].tolist(), into.tolist(), int(pairs[last - 1]))
             best = max(best, (ticks, last), key=lambda each: each[0])
         return best
+
+    def after(self, sizes: Sequence[int], last: int) -> int:
+        """How long after a moment so many chunks take at least to be with all, if none is in before."""
+        pairs = sum(sizes[:last])
+        enter = replace(self.enter, most=np.minimum(self.enter.most, last))  # a send has each but once
+        entries = np.sort(enter.more_ends(pairs + 1), axis=None)
+        into = np.sort(self._into_ranks(last), axis=None)
+        return self._spread(entries.tolist(), into.tolist(), pairs)
 
     def _into_ranks(self, num: int) -> Ints:
         """(num_ranks, num) after how long since some moment so many chunks can come to each rank."""

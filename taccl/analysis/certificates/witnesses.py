@@ -118,7 +118,7 @@ class DelayedSource(Witness):
     - `targets`: A rank of every set.
     - `fed`: Ticks: what starts to enter a set before is fed by those who hold it at first, or were reached
       since. What starts later only has to enter.
-    - `since`: Ticks: what has not entered before comes to the targets after.
+    - `since`: Ticks: what has not entered before comes to the targets, and to all others, after.
     - `backwards`: Whether all is read backwards in time: what enters sets leaves them, and starts at the
       targets.
     """
