@@ -82,6 +82,20 @@ class RankSets:
     sets: tuple[tuple[int, ...], ...]
     of_chunk: NDArray[np.int32]
 
+    @classmethod
+    def of(cls, ranks_of_chunk: Sequence[tuple[int, ...]]) -> RankSets:
+        """The different sets among those of all chunks."""
+        # Many chunks share one tuple, of very many ranks perhaps: it is hashed once.
+        shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
+        number: dict[tuple[int, ...], int] = {}
+        number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
+        of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
+        return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
+
+    def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
+        """(num_chunks,) whether each chunk's set has one of some ranks."""
+        return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
+
     def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
         """The different sets of some consecutive chunks."""
         return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
@@ -214,12 +228,12 @@ class Collective:
     @cached_property
     def origin_sets(self) -> RankSets:
         """Where chunks start, each set of ranks once."""
-        return _rank_sets([chunk.origins for chunk in self.chunks])
+        return RankSets.of([chunk.origins for chunk in self.chunks])
 
     @cached_property
     def destination_sets(self) -> RankSets:
         """Where chunks must end, each set of ranks once."""
-        return _rank_sets([chunk.destinations for chunk in self.chunks])
+        return RankSets.of([chunk.destinations for chunk in self.chunks])
 
     def _ranks_of(self, chunks: range) -> set[int]:
         """Ranks that start, root or need one of some consecutive chunks."""
@@ -376,16 +390,6 @@ def busbw_factor(name: str, num_ranks: int) -> float:
     if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
         return (num_ranks - 1) / num_ranks
     return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
-
-
-def _rank_sets(ranks_of_chunk: list[tuple[int, ...]]) -> RankSets:
-    """The different sets among those of all chunks."""
-    # Many chunks share one tuple, of very many ranks perhaps: it is hashed once.
-    shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
-    number: dict[tuple[int, ...], int] = {}
-    number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
-    of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
-    return RankSets(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
 
 
 def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:

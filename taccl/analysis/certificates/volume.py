@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
+from taccl.collective import RankSets
 from taccl.costs import hold_columns
 from taccl.problem import Problem
 
@@ -82,12 +83,8 @@ class Volume:
         return starts
 
     @cached_property
-    def _starts(self) -> _Members:
-        return _Members(self._starts_of, self.collective.num_ranks)
-
-    @cached_property
-    def _targets(self) -> _Members:
-        return _Members([chunk.destinations for chunk in self.collective.chunks], self.collective.num_ranks)
+    def _starts(self) -> RankSets:
+        return RankSets.of(self._starts_of)
 
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
         """The least volume of the sends that enter a set, or that pass between the parts of a partition.
@@ -96,45 +93,27 @@ class Volume:
         does not make it alone; between k parts that share it, it takes 2(k - 1) sends from one
         to one.
         """
+        targets = self.collective.destination_sets
         if len(parts) > 1:
-            inside = np.stack([self._starts.any_in(p) & self._targets.any_in(p) for p in parts])
+            inside = np.stack([self._starts.meeting(p) & targets.meeting(p) for p in parts])
             sharers = inside.sum(axis=0)
             return int((self.weight * np.maximum(0, 2 * (sharers - 1))).sum())
         ranks = parts[0]
-        wants = self._targets.any_in(ranks)
+        wants = targets.meeting(ranks)
         if self.spreads:
-            return int(self.weight[wants & ~self._starts.any_in(ranks)].sum())
+            return int(self.weight[wants & ~self._starts.meeting(ranks)].sum())
         rest = frozenset(range(self.collective.num_ranks)) - ranks
-        return int(self.weight[wants & self._starts.any_in(rest)].sum())
+        return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
         """(num_ranks,) volume that a rank lacks, by where it starts; what starts at several is left out."""
-        wants = self._targets.any_in(frozenset((rank,))) & ~self._starts.any_in(frozenset((rank,)))
+        one = frozenset((rank,))
+        wants = self.collective.destination_sets.meeting(one) & ~self._starts.meeting(one)
         supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
-        for c in np.flatnonzero(wants & self._starts.one).tolist():
-            supply[self._starts_of[c][0]] += self.weight[c]
+        for c in np.flatnonzero(wants).tolist():
+            if len(self._starts_of[c]) == 1:
+                supply[self._starts_of[c][0]] += self.weight[c]
         return supply
-
-
-class _Members:
-    """For every chunk the ranks that have it, or need it."""
-
-    def __init__(self, members: Sequence[tuple[int, ...]], num_ranks: int) -> None:
-        counts = np.array([len(each) for each in members], dtype=np.int64)
-        self.one = counts == 1
-        kinds = {each: i for i, each in enumerate(dict.fromkeys(members))}
-        self.kind = np.array([kinds[each] for each in members], dtype=np.int64)
-        self.rank = np.array([r for each in kinds for r in each], dtype=np.int64)
-        self.kind_of_rank = np.repeat(np.arange(len(kinds)), [len(each) for each in kinds])
-        self.num_kinds, self.num_ranks = len(kinds), num_ranks
-
-    def any_in(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
-        """(num_chunks,) whether any of them is in the set."""
-        chosen = np.zeros(self.num_ranks, dtype=bool)
-        chosen[list(ranks)] = True
-        kinds = np.zeros(self.num_kinds, dtype=bool)
-        kinds[self.kind_of_rank[chosen[self.rank]]] = True
-        return kinds[self.kind]
 
 
 def crossing_links(
