@@ -57,12 +57,17 @@ class Dimension:
     bandwidth_gb_per_s: Fraction
     alpha_us: Fraction
 
+    @classmethod
+    def of_link(cls, kind: Kind, size: int, alpha_us: Fraction, beta_us_per_mb: Fraction) -> Dimension:
+        """The dimension whose links have such costs."""
+        ways = cls(kind, size, Fraction(1), alpha_us).num_ways
+        return cls(kind, size, 1000 * ways / beta_us_per_mb, alpha_us)
+
     @property
     def num_ways(self) -> int:
         """Links of a rank that share the bandwidth: a switch has one port each way."""
-        if self.kind == "ring":
-            return min(2, self.size - 1)
-        return self.size - 1 if self.kind == "fully-connected" else 1
+        most = {"ring": 2, "fully-connected": self.size}.get(self.kind, 1)
+        return max(1, min(most, self.size - 1))
 
     @property
     def beta_us_per_mb(self) -> Fraction:

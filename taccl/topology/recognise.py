@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from fractions import Fraction
 from itertools import pairwise, permutations
 from math import prod
 from typing import TYPE_CHECKING
@@ -91,22 +90,8 @@ def links_along(dims: Dimensions, topology: Topology) -> list[NDArray[np.int64]]
 
 def _of_fabric(fabric: NamedFabric) -> Dimensions:
     """The dimensions of a fabric, from its definition."""
-    if fabric.product:
-        return Dimensions(fabric.product, fabric)
-    kinds: dict[str, Kind] = {"mesh": "line", "star": "switch", "fully-connected": "fully-connected"}
-    sizes = (2,) * fabric.dims[0] if fabric.kind == "hypercube" else fabric.dims
-    betas = fabric.betas * (len(sizes) if fabric.num_axes == 1 else 1)
-    dims = [
-        _dimension(kinds.get(fabric.kind, "ring"), size, fabric.alpha_us, beta)
-        for size, beta in zip(sizes, betas, strict=True)
-        if size > 1
-    ]
-    return Dimensions(tuple(reversed(dims)), fabric)
-
-
-def _dimension(kind: Kind, size: int, alpha_us: Fraction, beta: Fraction) -> Dimension:
-    each = Dimension(kind, size, Fraction(1), alpha_us)
-    return Dimension(kind, size, 1000 * each.num_ways / beta, alpha_us)
+    axes = [each for each in fabric.axes if each.size > 1]
+    return Dimensions(tuple(axes if fabric.first_is_fastest else reversed(axes)), fabric)
 
 
 def _of_links(topology: Topology, sizes: Sequence[int] | None) -> Dimensions:
@@ -191,7 +176,7 @@ def _along(
             kind = "switch"
         elif kind != "switch" and shared[1] > 1:
             raise _none(topology, f"some links of rank 0 share {topology.resources[shared[0]].name}")
-    return _dimension(kind, size, link.alpha_us, beta)
+    return Dimension.of_link(kind, size, link.alpha_us, beta)
 
 
 def _check_along(topology: Topology, dims: Dimensions) -> None:

@@ -107,22 +107,19 @@ def translations_of_fabric(fabric: NamedFabric) -> Translations:
     num_ranks = fabric.num_ranks
     if fabric.kind == "mesh":
         raise TopologyError("a mesh has no translations; use the ring through it", where=fabric.name)
-    if fabric.kind == "hypercube":
-        group = CyclicProduct((2,) * fabric.dims[0])
-        steps = [(1 << bit, 0) for bit in range(fabric.dims[0])]
-    elif fabric.kind in ("star", "fully-connected") and num_ranks > _MOST_CLASSES:
+    if len(fabric.axes) == 1 and fabric.axes[0].kind != "ring" and num_ranks > _MOST_CLASSES:
         raise TopologyError(
             f"found {num_ranks} ranks, each linked to all others; expected at most {_MOST_CLASSES}",
             where=fabric.name,
         )
-    else:
-        group = CyclicProduct(fabric.dims[::-1] if fabric.product else fabric.dims)
-        steps = [
-            (step * stride, axis)
-            for axis, (dim, stride) in enumerate(zip(fabric.dims, fabric.strides, strict=True))
-            for step in range(1, dim)
-            if step in (1, dim - 1) or not fabric.goes_round(axis)
-        ]
+    sizes = [each.size for each in fabric.axes]
+    group = CyclicProduct(tuple(reversed(sizes) if fabric.first_is_fastest else sizes))
+    steps = [
+        (step * stride, axis)
+        for axis, (each, stride) in enumerate(zip(fabric.axes, fabric.strides, strict=True))
+        for step in range(1, each.size)
+        if step in (1, each.size - 1) or each.kind != "ring"
+    ]
     return Translations(fabric, group, _classes(fabric, steps))
 
 
@@ -138,7 +135,7 @@ def along_ring(fabric: NamedFabric, ranks: Sequence[int] | NDArray[np.int64]) ->
             f"the ring goes from rank {order[at]} to {order[(at + 1) % len(order)]}, which are not linked",
             where=fabric.name,
         )
-    if len({fabric.betas[a] for a in np.unique(axis)}) > 1:
+    if len({fabric.axes[a].beta_us_per_mb for a in np.unique(axis)}) > 1:
         raise TopologyError(
             "links along the ring differ in bandwidth: it would go at the pace of the slowest; use "
             "backend='greedy' on the topology itself",
@@ -154,10 +151,10 @@ def _classes(fabric: NamedFabric, steps: Sequence[tuple[int, int]]) -> tuple[Lin
     """A class for every step and axis; links through a switch hold a port at either end too."""
     classes = []
     for own, (dst, axis) in enumerate(steps):
-        alpha, beta = fabric.alphas[axis], fabric.betas[axis]
+        alpha, beta = fabric.axes[axis].alpha_us, fabric.axes[axis].beta_us_per_mb
         held_alpha = alpha if fabric.alpha_meaning == "occupies" else Fraction(0)
         holds = [ClassHold(own, held_alpha, beta)]
-        if fabric.has_ports(axis):
+        if fabric.axes[axis].kind == "switch":
             port = len(steps) + 2 * axis
             holds.append(ClassHold(port, held_alpha, beta))
             holds.append(ClassHold(port + 1, held_alpha, beta, "receive"))

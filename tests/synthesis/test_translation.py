@@ -25,7 +25,7 @@ from taccl.problem import make_problem
 from taccl.synthesis.symmetric.implicit import find_translations, implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetric.translation import memory_needed, translate
 from taccl.topology import graphs, transform
-from taccl.topology.named import NamedFabric, as_named, parse_named
+from taccl.topology.named import as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.translations import along_ring, translations_of_topology
@@ -282,7 +282,11 @@ def test_a_named_fabric_has_the_links_that_are_listed(name):
     ranks = np.arange(fabric.num_ranks)
     src, dst = (each.ravel() for each in np.meshgrid(ranks, ranks, indexing="ij"))
     axis = fabric.axis(src, dst).tolist()
-    found = {(int(s), int(d)): fabric.betas[a] for s, d, a in zip(src, dst, axis, strict=True) if a >= 0}
+    found = {
+        (int(s), int(d)): fabric.axes[a].beta_us_per_mb
+        for s, d, a in zip(src, dst, axis, strict=True)
+        if a >= 0
+    }
     assert found == listed
 
 
@@ -346,7 +350,7 @@ def test_rings_that_are_none():
         along_ring(mesh, [0, 1, 2, 3, 4, 4])
     with pytest.raises(TopologyError, match="not linked"):
         along_ring(mesh, [0, 1, 2, 3, 4, 5])
-    uneven = NamedFabric("mesh", (2, 3), Fraction(1), (Fraction(1), Fraction(2)))
+    uneven = parse_named("mesh:2x3", bandwidth_gb_per_s=[1000, 500])
     with pytest.raises(TopologyError, match="differ in bandwidth"):
         along_ring(uneven, [0, 1, 2, 5, 4, 3])
 

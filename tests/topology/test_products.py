@@ -61,7 +61,7 @@ def test_a_described_product_has_the_links_of_the_listed_one():
     axis = fabric.axis(src, dst)
     listed = {(link.src, link.dst): link.beta_us_per_mb for link in topology.links}
     pairs = zip(src.tolist(), dst.tolist(), axis.tolist(), strict=True)
-    found = {(s, d): fabric.betas[a] for s, d, a in pairs if a >= 0}
+    found = {(s, d): fabric.axes[a].beta_us_per_mb for s, d, a in pairs if a >= 0}
     assert found == listed
 
 

@@ -21,6 +21,7 @@ from taccl.errors import TopologyError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, ticks_of
 from taccl.topology.named import NamedFabric
+from taccl.topology.products import Dimension
 from taccl.topology.translations import Translations
 from taccl.units import format_us
 
@@ -159,11 +160,11 @@ def _along_axes(
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []
-    for axis in range(host.num_axes):
+    for axis, along in enumerate(host.axes):
         servers = _servers(costs, {g for g, other in enumerate(axis_of) if other == axis})
         if servers:
             into = f"the {len(servers)} ways out of each rank along axis {axis}"
-            needed = pieces * _hops_along(host, axis)
+            needed = pieces * _hops_along(host, along)
             jobs.append((servers, needed, f"{into}: every hop of every chunk is a send"))
     return jobs
 
@@ -173,32 +174,17 @@ def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]
     host = translations.host
     if not isinstance(host, NamedFabric):
         return _searched(translations, costs)
-    slowest = int(costs.latency.max())
-    if host.kind == "hypercube":
-        return host.dims[0] * host.num_ranks // 2, host.dims[0] * slowest
-    if host.kind not in ("ring", "torus", "multidim"):
-        return host.num_ranks - 1, slowest
-    cost_of = zip(
-        ((c.alpha_us, c.beta_us_per_mb) for c in translations.classes), costs.latency.tolist(), strict=True
-    )
-    latency = dict(cost_of)
+    ends = ((each.alpha_us, each.beta_us_per_mb) for each in translations.classes)
+    latency = dict(zip(ends, costs.latency.tolist(), strict=True))
     far = sum(
-        max(_hops_of_axis(host, axis)) * latency[alpha, beta]
-        for axis, (alpha, beta) in enumerate(zip(host.alphas, host.betas, strict=True))
-        if host.dims[axis] > 1
+        max(each.hops) * latency[each.alpha_us, each.beta_us_per_mb] for each in host.axes if each.size > 1
     )
-    return sum(_hops_along(host, axis) for axis in range(host.num_axes)), far
+    return sum(_hops_along(host, each) for each in host.axes), far
 
 
-def _hops_of_axis(host: NamedFabric, axis: int) -> tuple[int, ...]:
-    """Links to every rank along an axis that goes round, or of a product."""
-    dim = host.dims[axis]
-    return host.product[axis].hops if host.product else tuple(min(x, dim - x) for x in range(dim))
-
-
-def _hops_along(host: NamedFabric, axis: int) -> int:
+def _hops_along(host: NamedFabric, axis: Dimension) -> int:
     """The sum of hops along an axis from place 0 to all others."""
-    return host.num_ranks // host.dims[axis] * sum(_hops_of_axis(host, axis))
+    return host.num_ranks // axis.size * sum(axis.hops)
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:

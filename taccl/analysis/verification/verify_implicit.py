@@ -286,7 +286,7 @@ def _check_named(
         judge.report("symmetry", f"class {number}: {host.name} has no link {src[at]}->{dst[at]}")
         return False
     axes = np.flatnonzero(np.bincount(axis)).tolist()
-    costs = {(host.alphas[a], host.betas[a]) for a in axes}
+    costs = {(host.axes[a].alpha_us, host.axes[a].beta_us_per_mb) for a in axes}
     if costs != {(each.alpha_us, each.beta_us_per_mb)}:
         known = ", ".join(f"{alpha} us and {beta} us/MB" for alpha, beta in sorted(costs))
         judge.report(
@@ -297,7 +297,7 @@ def _check_named(
         return False
     held = each.alpha_us if host.alpha_meaning == "occupies" else 0 * each.alpha_us
     expected = [(held, each.beta_us_per_mb, "send")]
-    if any(host.has_ports(a) for a in axes):
+    if any(host.axes[a].kind == "switch" for a in axes):
         expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
     found = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
     uses = [judge.uses[hold.resource] for hold in each.holds]
