@@ -158,14 +158,6 @@ def _start_of_spreading(passage: Passage) -> Hashable | None:
     return frozenset((passage.data.root,)) if passage.is_rooted else passage.starts
 
 
-def _root_of_reducing(passage: Passage) -> Hashable | None:
-    return frozenset((passage.data.root,)) if passage.reducing else None
-
-
-def _is_carried(starts: frozenset[int], carried: frozenset[int]) -> bool:
-    return not carried.isdisjoint(starts)
-
-
 def _crossed_nodes(passage: Passage) -> Hashable | None:
     if passage.collective.derivations and not passage.is_rooted:
         return None
@@ -252,7 +244,7 @@ class Clauses:
         violation="carries-from",
         of_passage=_start_of_spreading,
         of_link=lambda carried, _, link: carried[link],
-        admits=_is_carried,
+        admits=lambda starts, carried: not carried.isdisjoint(starts),
         speaks_of=lambda value, _: value,
     )  # fmt: skip
     carries_to: Mapping[int, frozenset[int]] = _clause(
@@ -260,9 +252,9 @@ class Clauses:
         reads=lambda value: ("limited for sums", f"{format_count(len(value), 'link')}, by the sums' roots"),
         meaning="links carry only what starts at some ranks",
         violation="carries-to",
-        of_passage=_root_of_reducing,
+        of_passage=lambda passage: frozenset((passage.data.root,)) if passage.reducing else None,
         of_link=lambda carried, _, link: carried[link],
-        admits=_is_carried,
+        admits=lambda starts, carried: not carried.isdisjoint(starts),
         speaks_of=lambda value, _: value,
         in_reverse="carries_from",
     )  # fmt: skip

@@ -103,11 +103,8 @@ class Distances:
         for each in problem.collective.derivations:
             self._makes[each.source].append((each.rank, each.chunk))
         self._made: dict[int | None, dict[int, int]] = {}
-        #: Whether clauses keep chunks off links, each from its own.
-        self._is_limited = bool(problem.clauses.said("chunk", "group"))
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by what is open, and by whose masks it is
         self._link_sets: list[tuple[int, ...]] = []
-        self._every: int | None = None
         self.memo: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
@@ -192,17 +189,13 @@ class Distances:
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
         """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
-        problem = self.problem
-        if not self._is_limited:
-            if self._every is None:
-                self._every = self._number(problem.open_links(c))
-            return self._every
-        if reducing is not None:
-            return self._number(problem.open_links(c, reducing=reducing))
-        return self._number(problem.open_links(c) | problem.open_links(c, reducing=True))
-
-    def _number(self, is_open: NDArray[np.bool_]) -> int:
-        number = self._numbers.setdefault(is_open.tobytes(), len(self._link_sets))
-        if number == len(self._link_sets):
-            self._link_sets.append(tuple(np.flatnonzero(is_open).tolist()))
-        return number
+        modes = (False, True) if reducing is None else (reducing,)
+        masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
+        alike = tuple(map(id, masks))  # chunks that clauses treat alike share them
+        if alike not in self._numbers:
+            is_open = np.logical_or.reduce(masks)
+            number = self._numbers.setdefault(is_open.tobytes(), len(self._link_sets))
+            if number == len(self._link_sets):
+                self._link_sets.append(tuple(np.flatnonzero(is_open).tolist()))
+            self._numbers[alike] = number
+        return self._numbers[alike]

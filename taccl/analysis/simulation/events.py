@@ -58,6 +58,29 @@ class Events(Precedence):
         """Ticks from the source's start to the target's earliest, of every wait."""
         return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
 
+    def put_off(
+        self,
+        component: Sequence[int],
+        times: list[int],
+        binding: list[int],
+        gaps: Sequence[int],
+        before: Sequence[int] | None = None,
+    ) -> bool:
+        """Whether some events of a component are later than `times` has it, where these are put off then.
+
+        - `binding`: Is told of each which wait was over last.
+        - `before`: Where waits for the tile before count from; None where these do not count.
+        """
+        moved = False
+        for b in component:
+            latest = times[b]
+            for wait in self.waits_of[b]:
+                since = before if self.tile[wait] else times
+                if since is not None and since[self.source[wait]] + gaps[wait] > latest:
+                    latest, binding[b], moved = since[self.source[wait]] + gaps[wait], wait, True
+            times[b] = latest
+        return moved
+
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:

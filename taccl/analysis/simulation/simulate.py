@@ -132,29 +132,13 @@ def _play_tile(
     events: Events, gap: Sequence[int], before: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
     """Starts of one tile, after the starts of the tile before it, and the wait that was over last."""
-    source, later, waits_of = events.source, events.tile, events.waits_of
     start, binding = [0] * events.num_events, [-1] * events.num_events
     for component in events.components:
-        moved, rounds = True, 0
-        while moved:
-            moved = False
-            for b in component:
-                first = start[b]
-                for wait in waits_of[b]:
-                    if later[wait]:
-                        if before is None:
-                            continue
-                        ready = before[source[wait]] + gap[wait]
-                    else:
-                        ready = start[source[wait]] + gap[wait]
-                    if ready > first:
-                        first, binding[b], moved = ready, wait, True
-                start[b] = first
-            if len(component) == 1:
-                break
+        rounds = 0
+        while events.put_off(component, start, binding, gap, before) and len(component) > 1:
             rounds += 1
             # Events that bound each other settle in one round each, unless going round delays them for ever.
-            if moved and rounds > len(component):
+            if rounds > len(component):
                 raise _contradiction(events, component)
     return start, binding
 

@@ -235,23 +235,12 @@ def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[li
     """
     one, step = interval.denominator, interval.numerator
     weights = [one * gap - step * tile for gap, tile in zip(gaps, events.tile, strict=True)]
-    source, waits_of = events.source, events.waits_of
     potential, binding = [0] * events.num_events, [-1] * events.num_events
-    moved = True
-    while moved:
-        moved = False
-        for component in events.components:
-            for b in component:
-                highest = potential[b]
-                for wait in waits_of[b]:
-                    found = potential[source[wait]] + weights[wait]
-                    if found > highest:
-                        highest, binding[b], moved = found, wait, True
-                potential[b] = highest
-        closed = _cycles(events, binding) if moved else []
-        if closed:
+    while True:
+        moved = [events.put_off(each, potential, binding, weights, potential) for each in events.components]
+        closed = _cycles(events, binding) if any(moved) else []
+        if closed or not any(moved):
             return potential, closed
-    return potential, []
 
 
 def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
