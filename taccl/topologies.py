@@ -56,11 +56,6 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     InputError
         If the file cannot be read, it has no use for an argument, or the machine lacks the protocol.
     """
-    found = _load(path, arguments)
-    return found if protocol is None else found.under(protocol)
-
-
-def _load(path: str | PathLike[str], arguments: dict[str, Any]) -> Topology:
     # The readers of files need pydantic, which machines and fabrics do not wait for.
     from taccl.formats.registry import foreign_topology
     from taccl.topology.files import load_topology
@@ -70,12 +65,13 @@ def _load(path: str | PathLike[str], arguments: dict[str, Any]) -> Topology:
         said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
         raise TopologyError(said, where=str(path))
     if found is None:
-        return load_topology(path)
-    name, reader = found
-    try:
-        topology: Topology = reader(path, **arguments)
-    except TypeError as error:
-        unknown = str(error).partition("argument ")[2] or str(error)
-        said = f"found {name}, which has no use for {unknown}; leave it out"
-        raise TopologyError(said, where=str(path)) from None
-    return topology
+        topology = load_topology(path)
+    else:
+        name, reader = found
+        try:
+            topology = reader(path, **arguments)
+        except TypeError as error:
+            unknown = str(error).partition("argument ")[2] or str(error)
+            said = f"found {name}, which has no use for {unknown}; leave it out"
+            raise TopologyError(said, where=str(path)) from None
+    return topology if protocol is None else topology.under(protocol)

@@ -7,7 +7,6 @@ of x whole. Each row carries a tag: a short text that says where it comes from, 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -116,7 +115,10 @@ class LinearModel:
 
 
 class MilpModel:
-    """A linear model under construction; it minimises."""
+    """A linear model under construction; it minimises.
+
+    - `tags`: The number of every tag, in the order in which they first came.
+    """
 
     def __init__(self) -> None:
         self._variables: list[tuple[float, float, bool, float]] = []
@@ -124,7 +126,7 @@ class MilpModel:
         self._row_start: list[int] = [0]
         self._column: list[int] = []
         self._coefficient: list[float] = []
-        self._tags: dict[str, int] = {}
+        self.tags: dict[str, int] = {}
 
     def add_variable(
         self, lower: float = 0.0, upper: float = math.inf, *, integer: bool = False, cost: float = 0.0
@@ -168,7 +170,7 @@ class MilpModel:
         if math.isnan(lower) or math.isnan(upper):
             raise ValueError(f"row ({tag}) has bounds {lower} to {upper}; expected numbers")
         self._row_start.append(len(self._column))
-        self._rows.append((lower, upper, self._tags.setdefault(tag, len(self._tags))))
+        self._rows.append((lower, upper, self.tags.setdefault(tag, len(self.tags))))
         return len(self._rows) - 1
 
     @property
@@ -186,12 +188,6 @@ class MilpModel:
         """How many coefficients there are so far."""
         return len(self._column)
 
-    @property
-    def tags(self) -> dict[str, int]:
-        """How many rows each tag has, in the order in which tags first came."""
-        counts = Counter(tag for _, _, tag in self._rows)
-        return {name: counts[tag] for name, tag in self._tags.items()}
-
     def arrays(self) -> LinearModel:
         """The model so far, as read-only arrays."""
         lower, upper, integer, cost = np.array(self._variables, float).reshape(-1, 4).T.copy()
@@ -207,6 +203,6 @@ class MilpModel:
             "row_lower": row_lower,
             "row_upper": row_upper,
             "row_tag": row_tag.astype(np.int64),
-            "tag_names": self._tags,
+            "tag_names": self.tags,
         }
         return LinearModel.from_message(message)

@@ -81,14 +81,10 @@ def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
     return tuple(each["name"] for each in (outcome.result or {}).get("solvers", ()))
 
 
-def solver_family(name: str) -> str:
-    """The worker family that runs a solver of a known name."""
-    return _SOLVERS.get(name, _THROUGH_PULP)[0]
-
-
-def solver_function(name: str) -> str:
-    """The function that a worker calls to run a solver of a known name, as ``"module:name"``."""
-    return f"taccl.solvers.{_SOLVERS.get(name, _THROUGH_PULP)[1]}:run"
+def solver_task(name: str) -> tuple[str, str]:
+    """The worker family of a solver of a known name, and the function that runs it, as ``"module:name"``."""
+    family, module = _SOLVERS.get(name, _THROUGH_PULP)
+    return family, f"taccl.solvers.{module}:run"
 
 
 def solver_infos() -> tuple[SolverInfo, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import numpy as np
 
 from taccl.errors import InputError
 from taccl.solvers.model import LinearModel, MilpModel
-from taccl.solvers.registry import require_known, solver_family, solver_function
+from taccl.solvers.registry import require_known, solver_task
 from taccl.solvers.worker import Outcome, run_task
 
 STATUSES = (
@@ -148,7 +147,7 @@ class _Call:
         if self.time_limit_s <= 0:
             return self._vetted("no-solution", "there was no time left to solve")
 
-        outcome = self._run(model, self.time_limit_s)
+        outcome = self._run()
         result = outcome.result
         if result is None:  # the worker died or was killed; what it sent before that still counts
             values = self.best.get("values")
@@ -157,7 +156,10 @@ class _Call:
                 status = "no-solution" if values is None else "feasible"
             return self._vetted(status, outcome.message, values, self.best.get("version", ""))
         if result["status"] == "infeasible-or-unbounded" and outcome.status == "done":
-            result = {**result, **self._tell_apart()}
+            # No point of a model costs ever less if no variable may run off to where it does.
+            ends = np.where(model.cost < 0, model.upper, np.where(model.cost > 0, model.lower, 0))
+            unsaid = {"status": "no-solution", "message": "the model is infeasible or unbounded"}
+            result = {**result, **({"status": "infeasible"} if np.isfinite(ends).all() else unsaid)}
         status, message, values = result["status"], result.get("message", ""), result.get("values")
         if outcome.status == "interrupted":
             status, message = "interrupted", outcome.message
@@ -168,14 +170,13 @@ class _Call:
             self.bound = result["bound"]
         return self._vetted(status, message, values, result.get("version", ""))
 
-    def _run(self, model: LinearModel, time_limit_s: float, *, listen: bool = True) -> Outcome:
+    def _run(self) -> Outcome:
         return run_task(
-            solver_family(self.options["solver"]),
-            solver_function(self.options["solver"]),
-            {"model": model.to_message(), **self.options},
-            time_limit_s=time_limit_s,
+            *solver_task(self.options["solver"]),
+            {"model": self.model.to_message(), **self.options},
+            time_limit_s=self.time_limit_s,
             memory_limit_mb=self.memory_limit_mb,
-            on_progress=self._note if listen else None,
+            on_progress=self._note,
             log=self.options["log"],
         )
 
@@ -188,20 +189,6 @@ class _Call:
             self.best = news
         if self.on_progress is not None:
             self.on_progress(item)
-
-    def _tell_apart(self) -> dict[str, Any]:
-        """Presolve could not say whether the model is infeasible or unbounded: ask again without costs."""
-        if not self.model.cost.any():
-            return {"status": "infeasible", "message": ""}
-        without_cost = dataclasses.replace(self.model, cost=np.zeros_like(self.model.cost))
-        left_s = max(1.0, self.time_limit_s - (time.monotonic() - self.start_s))
-        result = self._run(without_cost, left_s, listen=False).result or {"status": ""}
-        if result["status"] in ("infeasible", "infeasible-or-unbounded"):
-            return {"status": "infeasible", "message": ""}
-        if result.get("values") is not None:
-            return {"status": "unbounded", "message": ""}
-        message = "the model is infeasible or unbounded; time ran out before which"
-        return {"status": "no-solution", "message": message}
 
     def _vetted(
         self, status: str, message: str, values: np.ndarray | None = None, version: str = ""

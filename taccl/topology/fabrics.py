@@ -60,7 +60,7 @@ def ring(
         If the arguments make no fabric.
     """
     check_count(num_ranks, where="ring: num_ranks", least=2)
-    builder = _start("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
+    builder = start_fabric("ring", (num_ranks,), num_ranks, 2 * num_ranks, alpha_meaning, ranks_per_node)
     upwards = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks)]
     downwards = [(dst, src) for src, dst in upwards] if bidirectional and num_ranks > 2 else []
     return _linked(builder, [[*upwards, *downwards]], alpha_us, bandwidth_gb_per_s)
@@ -127,7 +127,7 @@ def hypercube(
         As in `ring`; errors are its, too.
     """
     num_ranks = 2 ** min(dimension, 64)
-    builder = _start(
+    builder = start_fabric(
         "hypercube", (dimension,), num_ranks, num_ranks * dimension, alpha_meaning, ranks_per_node
     )
     edges = ((rank, rank ^ (1 << bit)) for rank in range(num_ranks) for bit in range(dimension))
@@ -151,7 +151,7 @@ def fully_connected(
         As in `ring`; errors are its, too.
     """
     check_count(num_ranks, where="fully-connected: num_ranks", least=2)
-    builder = _start(
+    builder = start_fabric(
         "fully-connected", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
     return _linked(builder, [permutations(range(num_ranks), 2)], alpha_us, bandwidth_gb_per_s)
@@ -179,7 +179,7 @@ def star(
         The part of alpha that keeps ports busy; default: all of it.
     """
     check_count(num_ranks, where="star: num_ranks", least=2)
-    builder = _start(
+    builder = start_fabric(
         "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
     add_crossbar(
@@ -204,7 +204,7 @@ def _grid(
     if not dims:
         raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{fabric}: dims")
     num_ranks = prod(dims)
-    builder = _start(fabric, dims, num_ranks, 2 * num_ranks * len(dims), alpha_meaning, ranks_per_node)
+    builder = start_fabric(fabric, dims, num_ranks, 2 * num_ranks * len(dims), alpha_meaning, ranks_per_node)
 
     def along(axis: int) -> Iterator[tuple[int, int]]:
         dim, stride = dims[axis], prod(dims[axis + 1 :])
@@ -219,9 +219,9 @@ def _grid(
     return _linked(builder, [along(axis) for axis in range(len(dims))], alpha_us, bandwidth_gb_per_s)
 
 
-def _start(
+def start_fabric(
     fabric: str,
-    dims: tuple[int, ...],
+    dims: Sequence[object],
     num_ranks: int,
     most_links: int,
     alpha_meaning: AlphaMeaning,
@@ -237,7 +237,7 @@ def _start(
             where=f"{fabric}: ranks_per_node",
         )
     return TopologyBuilder(
-        f"{fabric}:{'x'.join(map(str, dims))}",
+        f"{fabric}:{(',' if fabric == 'multidim' else 'x').join(map(str, dims))}",
         [rank // per_node for rank in range(num_ranks)],
         alpha_meaning=alpha_meaning,
         machine=fabric,

@@ -20,9 +20,9 @@ import numpy as np
 from taccl.arguments import checked_as, quoted
 from taccl.errors import InputError, TopologyError
 from taccl.names import did_you_mean, matching
-from taccl.topology.fabrics import ALPHA_US
-from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost
-from taccl.topology.topology import AlphaMeaning, TopologyBuilder
+from taccl.topology.fabrics import ALPHA_US, start_fabric
+from taccl.topology.parts import add_crossbar, check_count, exact_cost
+from taccl.topology.topology import AlphaMeaning  # noqa: TC001  its words are read when `multidim` is called
 from taccl.units import parse_time_us
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Number
     from taccl.topology.named import NamedFabric
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Topology, TopologyBuilder
 
 Kind = Literal["ring", "fully-connected", "switch", "line"]
 MAX_DIMENSIONS = 16
@@ -199,19 +199,8 @@ def multidim(
     count = prod(each.size for each in found)
     if num_ranks is not None and count != num_ranks:
         raise TopologyError(wrong_product([each.size for each in found], num_ranks), where="multidim: dims")
-    check_num_links(
-        sum(count * (each.num_ways if each.kind == "ring" else each.size - 1) for each in found),
-        where="multidim",
-    )
-    per_node = ranks_per_node or count
-    if count % per_node:
-        raise TopologyError(
-            f"found {per_node}; expected a divisor of the {count} ranks", where="multidim: ranks_per_node"
-        )
-    builder = TopologyBuilder(
-        name_of(found), [rank // per_node for rank in range(count)],
-        alpha_meaning=alpha_meaning, machine="multidim",
-    )  # fmt: skip
+    most_links = sum(count * (each.num_ways if each.kind == "ring" else each.size - 1) for each in found)
+    builder = start_fabric("multidim", found, count, most_links, alpha_meaning, ranks_per_node)
     add_dimensions(builder, found)
     return builder.build()
 

@@ -37,11 +37,12 @@ def test_counts():
     assert (model.num_variables, model.num_rows) == (2, 2)
 
 
-def test_tags_count_rows():
-    """Each tag knows its rows, in order of first use."""
+def test_rows_have_tags():
+    """Tags are numbered in order of first use, and each row has one."""
     model = small()
     model.add_row([(1, 0)], upper=9, tag="a")
-    assert list(model.tags.items()) == [("a", 2), ("b", 1)]
+    assert model.tags == {"a": 0, "b": 1}
+    assert model.arrays().row_tag.tolist() == [0, 1, 0]
 
 
 def test_arrays_are_read_only():

@@ -91,9 +91,11 @@ def drilled(monkeypatch):
                 "run_task",
                 lambda family, _, *rest, **options: run(family, function, *rest, **options),
             )
-        normal = solver_module.solver_function
+        normal = solver_module.solver_task
         monkeypatch.setattr(
-            solver_module, "solver_function", lambda name: function if name == solver else normal(name)
+            solver_module,
+            "solver_task",
+            lambda name: (normal(name)[0], function) if name == solver else normal(name),
         )
 
     return install

@@ -290,10 +290,9 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     for name, sets in reversed(demand.families):  # what enters nodes limits more often, and they are fewer
         for entering in (True, False):
             for ranks in demand.different(sets):
-                border = demand.border(ranks, entering=entering)
-                if border is None:
+                jobs = demand.border(ranks, entering=entering)
+                if not jobs:
                     continue
-                jobs = border.jobs
                 sends = Counter(job.units for job in jobs)
                 early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
                 links = {e for job in jobs for e in job.links}
@@ -301,7 +300,7 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
                 verb = "enter" if entering else "leave"
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
                 what = f"{chunks} must {verb} {_set_name(demand, name, ranks)} through {resources}"
-                yield Claim(ticks + late, what, Border(border.ranks, entering))
+                yield Claim(ticks + late, what, Border(ranks, entering))
 
 
 def _counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
@@ -337,9 +336,8 @@ def _single_machine(demand: NeededSends) -> Iterator[Claim]:
 
     @cache
     def jobs_over(ranks: frozenset[int], entering: bool) -> dict[frozenset[int], list[Job]]:
-        border = demand.border(ranks, entering=entering)
         over: dict[frozenset[int], list[Job]] = defaultdict(list)
-        for job in border.jobs if border is not None else ():
+        for job in demand.border(ranks, entering=entering):
             over[job.links].append(job)
         return over
 

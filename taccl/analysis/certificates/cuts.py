@@ -198,25 +198,20 @@ class _Program:
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
         """The best bound by one set alone, at one price for all that its links hold: no program is solved."""
-        best: tuple[Fraction, CutDual] | None = None
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
+        found = []
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):
             price, charge = np.zeros(len(self.columns)), np.zeros(len(self.sets))
             price[column[count[row] > 0]] = 1.0
             charge[index] = float(held.sum())  # more than it can be: `_exact` lowers it to what is paid
-            found = self._exact(_Priced(price, charge, np.zeros(0), 0.0), 1) if price.any() else None
-            if found is not None and (best is None or found[0] > best[0]):
-                best = found
-        return best
+            if price.any():
+                found.append(self._exact(_Priced(price, charge, np.zeros(0), 0.0), 1))
+        return max(filter(None, found), key=lambda each: each[0], default=None)
 
     def witness(self, solved: _Priced) -> tuple[Fraction, CutDual] | None:
         """Exact prices and charges near those of the program, and the bound that they prove."""
-        best: tuple[Fraction, CutDual] | None = None
-        for digits in (10**3, 10**7):
-            found = self._exact(solved, digits)
-            if found is not None and (best is None or found[0] > best[0]):
-                best = found
-        return best
+        found = (self._exact(solved, digits) for digits in (10**3, 10**7))
+        return max(filter(None, found), key=lambda each: each[0], default=None)
 
     def _exact(self, solved: _Priced, digits: int) -> tuple[Fraction, CutDual] | None:
         top = solved.price.max()

@@ -46,14 +46,6 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
-    """The jobs at the border of one set of ranks."""
-
-    ranks: frozenset[int]
-    jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Crossing:
     """Links at a border, with the least times from each rank to one of them, and from there to each rank."""
 
@@ -165,8 +157,8 @@ class NeededSends:
         return release
 
     @kept
-    def border(self, ranks: frozenset[int], *, entering: bool) -> Border | None:
-        """The jobs that must enter (or leave) a set; None where there are none."""
+    def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[Job, ...]:
+        """The jobs that must enter (or leave) a set."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[Job] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
@@ -175,7 +167,7 @@ class NeededSends:
             count = self.classes[kind]
             for job in self._jobs_of_chunk(self.example[kind], kind.units, ranks, at, entering):
                 jobs.extend([job] * count)
-        return Border(ranks, tuple(jobs)) if jobs else None
+        return tuple(jobs)
 
     def _jobs_of_chunk(
         self, c: int, units: int, ranks: frozenset[int], at: frozenset[int], entering: bool
