@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -17,7 +15,6 @@ from taccl.problem import make_problem
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
 from taccl.synthesis.symmetric.translation import translate
-from taccl.topology import fabrics
 from taccl.topology.named import parse_named
 from taccl.topology.translations import translations_of_fabric
 
@@ -141,40 +138,6 @@ def test_expanded_it_is_the_same_schedule():
     assert (expanded.num_transfers, expanded.finish, expanded.algbw_gb_per_s) == (6, 2, pytest.approx(1.5))
     assert expanded.busbw_gb_per_s == pytest.approx(schedule.busbw_gb_per_s)
     assert verify(expanded).ok
-
-
-def test_it_expands_for_a_given_problem():
-    """Here ranks are in nodes of their own, which changes nothing of the links."""
-    topology = fabrics.ring(3, ranks_per_node=1, **COSTS)
-    problem = make_problem(topology, collectives.allgather(3), chunk_bytes=1000)
-    expanded = ring3().expand(problem=problem)
-    assert expanded.problem is problem
-    assert verify(expanded).ok
-
-
-def test_it_expands_on_a_finer_grid_of_ticks():
-    """A link of 1/7 us more elsewhere makes ticks finer; times stay what they are."""
-    ring = fabrics.fully_connected(4, **COSTS)
-    links = list(ring.links)
-    dear = next(i for i, e in enumerate(links) if (e.src, e.dst) == (0, 2))
-    links[dear] = replace(links[dear], alpha_us=links[dear].alpha_us + Fraction(1, 7))
-    problem = make_problem(replace(ring, links=tuple(links)), collectives.allgather(4), chunk_bytes=1000)
-    schedule = translate(translations_of_fabric(parse_named("ring:4", **COSTS)), chunk_bytes=1000)
-    expanded = schedule.expand(problem=problem)
-    assert expanded.finish == schedule.finish
-    assert verify(expanded).ok
-
-
-def test_it_does_not_expand_for_another_problem():
-    """Another collective, another size of chunks, or a topology without the links."""
-    ring = fabrics.ring(3, **COSTS)
-    for topology, collective, size, text in (
-        (ring, collectives.alltoall(3), 1000, "expected allgather"),
-        (ring, collectives.allgather(3), 2000, "1000 bytes"),
-        (fabrics.ring(3, bidirectional=False, **COSTS), collectives.allgather(3), 1000, "no link"),
-    ):
-        with pytest.raises(InputError, match=text):
-            ring3().expand(problem=make_problem(topology, collective, chunk_bytes=size))
 
 
 def test_too_much_is_not_expanded():

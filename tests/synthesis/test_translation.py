@@ -378,7 +378,8 @@ def test_it_serves_a_problem_whose_nodes_are_cut():
         topologies.torus(4, 4, ranks_per_node=4), collectives.allgather(16), chunk_bytes=10**6
     )
     schedule = translate(implicit_translations(problem.topology), chunk_bytes=10**6)
-    assert verify(schedule.expand(problem=problem)).ok
+    assert verify(schedule.expand()).ok
+    assert schedule.problem() == problem
 
 
 @pytest.mark.slow

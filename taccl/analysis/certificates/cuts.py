@@ -116,7 +116,8 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     for family in families:
         for ranks in family:
             sets += [(part,) for part in (ranks, everyone - ranks) if part and part != everyone]
-    if volume.shares_sums and not in_network:
+    shared = (set(chunk.origins) & set(chunk.destinations) for chunk in volume.collective.chunks)
+    if not (volume.spreads or in_network) and any(len(each) > 1 for each in shared):
         sets.append(tuple(frozenset((r,)) for r in sorted(everyone)))
         if topology.num_nodes > 1:
             sets.append(tuple(frozenset(ranks) for ranks in topology.ranks_of_node if ranks))

@@ -52,7 +52,11 @@ def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[
 def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
     tried: set[tuple[frozenset[int], ...]] = set()
     costs = demand.costs
-    for family, sets, home in _choices(demand):
+    choices = [(family, sets, home) for family, sets in demand.families for home in _homes(demand, sets)]
+    for family, sets in demand.families[1:]:
+        for alone in demand.different(sets):
+            choices.append((family, sets, frozenset(i for i, ranks in enumerate(sets) if ranks != alone)))
+    for family, sets, home in choices:
         late = tuple(ranks for i, ranks in enumerate(sets) if i not in home and ranks)
         if not late or late in tried:
             continue
@@ -67,16 +71,6 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         else:
             what = f"the last {missing} of {total} entries into {sides}, which only {few} can feed at first"
         yield Claim(ticks, what, witness)
-
-
-def _choices(demand: NeededSends) -> Iterator[tuple[str, list[frozenset[int]], frozenset[int]]]:
-    """(ranks or nodes, all of them, the numbers of those that hold chunks at first)."""
-    for family, sets in demand.families:
-        for home in _homes(demand, sets):
-            yield family, sets, home
-    for family, sets in demand.families[1:]:
-        for late in demand.different(sets):
-            yield family, sets, frozenset(i for i, ranks in enumerate(sets) if ranks != late)
 
 
 def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozenset[int]]:
@@ -126,12 +120,6 @@ class _Late:
         self.early, self.onward = gates(enters & (src < 0), src), _fastest(gates(enters & (src >= 0), src))
         self.enter = gates(enters & counts, dst)
         self.inside, self.direct = gates(ends & (src == dst), dst), gates(ends & (src != dst), dst)
-
-    @property
-    def says_something(self) -> bool:
-        """Whether anything is wanted, and no gate lets all pass at once."""
-        gates = (self.early, self.onward, self.enter, self.inside, self.direct)
-        return self.total > 0 and all(each.hold.all() for each in gates)
 
     def missing(self, fed_at: _Feeding, since: int) -> tuple[int, int]:
         """(entries neither fed before `fed` nor let in from there until `since`, `fed`), at best."""
@@ -201,7 +189,8 @@ def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints, list[tuple[fr
 
 def _bound(late: _Late, *, backwards: bool) -> tuple[int, int, int, DelayedSource] | None:
     """(ticks, entries that are missing, all entries, witness); None where nothing can be said."""
-    if not late.says_something:
+    gates = (late.early, late.onward, late.enter, late.inside, late.direct)
+    if not late.total or not all(each.hold.all() for each in gates):  # some gate lets all pass at once
         return None
     fed_at = _Feeding(late)
     best: tuple[int, int, int, DelayedSource] | None = None

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.memo import kept
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import scale
 from taccl.units import format_us
@@ -33,14 +34,14 @@ def bound_of_every_cut(bound: Certificate) -> Certificate | None:
         return bound
     if problem.collective.num_chunks * len(problem.topology.links) > _MOST_MOVES:
         return None
-    name = f"bound of every cut, in network {bound.in_network}"
-    if name not in problem.memo:
-        problem.memo[name] = lower_bound(
-            _unpadded(problem), divisible=True, in_network=bound.in_network, budget_s=_BUDGET_S,
-            limit_s=_LIMIT_S,
-        )  # fmt: skip
-    found: Certificate = problem.memo[name]
-    return found
+    return _of_every_cut(problem, bound.in_network)
+
+
+@kept
+def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
+    return lower_bound(
+        _unpadded(problem), divisible=True, in_network=in_network, budget_s=_BUDGET_S, limit_s=_LIMIT_S
+    )
 
 
 def standing(bound: Certificate, finish: Fraction) -> str:

@@ -12,10 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Distances, arcs_of
+from taccl.analysis.certificates.distances import Arcs, Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
 from taccl.collective import RankSets
 from taccl.costs import hold_columns
+from taccl.memo import kept
 from taccl.problem import Problem
 
 
@@ -68,13 +69,6 @@ class Volume:
         return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
 
     @cached_property
-    def shares_sums(self) -> bool:
-        """Whether there are sums that several of their contributors need."""
-        return not self.spreads and any(
-            len(set(c.origins) & set(c.destinations)) > 1 for c in self.collective.chunks
-        )
-
-    @cached_property
     def _starts_of(self) -> list[tuple[int, ...]]:
         """Where every chunk starts, or is made of another."""
         starts = [chunk.origins for chunk in self.collective.chunks]
@@ -123,15 +117,18 @@ def crossing_links(
 
     One of several ends is there once for each pair of parts that it joins.
     """
-    if "arcs" not in problem.memo:
-        problem.memo["arcs"] = arcs_of(problem, problem.links_allowed)
     label = np.full(problem.topology.num_ranks, -1)
     for i, part in enumerate(parts):
         label[list(part)] = i
-    link, src, dst = problem.memo["arcs"]
+    link, src, dst = _arcs(problem)
     a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
     crosses = (a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))
     count = len(parts) + 1
     pairs = np.unique((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
     found: NDArray[np.int64] = pairs // count**2
     return found
+
+
+@kept
+def _arcs(problem: Problem) -> Arcs:
+    return arcs_of(problem, problem.links_allowed)
