@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from taccl.arguments import checked
 from taccl.clauses import CLAUSES
 from taccl.collectives import ROOTED
 from taccl.errors import SketchError
@@ -22,12 +23,13 @@ from taccl.topology.parts import check_ranks, links_among
 from taccl.units import exact
 
 if TYPE_CHECKING:
-    from taccl.arguments import Size
+    from taccl.arguments import Count, Natural, Size
     from taccl.collective import Collective
     from taccl.sketch.sketch import Internode, Sketch
     from taccl.topology.topology import Topology
 
 
+@checked
 def apply(
     sketch: Sketch,
     topology: Topology,
@@ -35,16 +37,35 @@ def apply(
     *,
     chunk_size: Size | Sequence[Size] | None = None,
     size: Size | None = None,
-    chunks_per_rank: int | None = None,
-    root: int | None = None,
+    chunks_per_rank: Count | None = None,
+    root: Natural | None = None,
     roots: Sequence[int] | None = None,
     reachable: bool = True,
 ) -> Problem:
-    """The problem that a sketch makes of a topology and a collective; parameters as in `Sketch.apply`.
+    """The problem of this sketch on a topology.
 
-    Raises `SketchError` if the sketch does not fit the topology, names what is not there, has a symmetry that
-    the topology lacks, or keeps a chunk from a destination. `CollectiveError` if the sizes do not fit the
-    collective.
+    Parameters
+    ----------
+    topology : Topology
+        What the sketch is for, or fits.
+    collective : Collective or str
+        A name with a size leaves the number of chunks open, for `taccl.synthesize` to choose, unless
+        `chunks_per_rank` or the sketch says it. A `Collective` keeps its own.
+    chunk_size, size : int, str or sequence, optional
+        Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
+        sketch's own.
+    chunks_per_rank, root, roots
+        Of a named collective, as `taccl.collectives.make` takes them.
+    reachable : bool
+        False makes a problem that no schedule solves all the same, for `taccl.explain`.
+
+    Raises
+    ------
+    SketchError
+        If the sketch does not fit the topology, names what is not there, has a symmetry that the topology
+        lacks, or keeps a chunk from a destination.
+    CollectiveError
+        If the sizes do not fit the collective.
     """
     if chunk_size is not None and size is not None:
         raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")

@@ -6,7 +6,7 @@ all ranks. `Sketch()` is no guidance at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -23,11 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-from taccl.arguments import Count, Natural, Size, checked
-from taccl.collective import Collective
+from taccl.arguments import Count, checked
 from taccl.errors import SketchError, TopologyError
-from taccl.problem import Problem
 from taccl.reading import parse_json, parse_toml, toml_document, toml_text
+from taccl.sketch.apply import apply as apply_sketch
 from taccl.topology.topology import Topology
 from taccl.units import exact, parse_size
 from taccl.validation import validated
@@ -378,42 +377,7 @@ class Sketch(_Table):
         group = nodes * ranks_per_node
         return entry.model_copy(update={"group": group}) if entry.offset % group else None
 
-    @checked
-    def apply(
-        self,
-        topology: Topology,
-        collective: Collective | str,
-        *,
-        chunk_size: Size | Sequence[Size] | None = None,
-        size: Size | None = None,
-        chunks_per_rank: Count | None = None,
-        root: Natural | None = None,
-        roots: Sequence[int] | None = None,
-        reachable: bool = True,
-    ) -> Problem:
-        """The problem of this sketch on a topology; see `taccl.sketch.apply.apply`.
-
-        Parameters
-        ----------
-        topology : Topology
-            What the sketch is for, or fits.
-        collective : Collective or str
-            A name with a size leaves the number of chunks open, for `taccl.synthesize` to choose, unless
-            `chunks_per_rank` or the sketch says it. A `Collective` keeps its own.
-        chunk_size, size : int, str or sequence, optional
-            Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
-            sketch's own.
-        chunks_per_rank, root, roots
-            Of a named collective, as `taccl.collectives.make` takes them.
-        reachable : bool
-            False makes a problem that no schedule solves all the same, for `taccl.explain`.
-        """
-        from taccl.sketch.apply import apply
-
-        return apply(
-            self, topology, collective, chunk_size=chunk_size, size=size, chunks_per_rank=chunks_per_rank,
-            root=root, roots=roots, reachable=reachable,
-        )  # fmt: skip
+    apply = apply_sketch
 
 
 def sketch_json_schema() -> dict[str, Any]:
