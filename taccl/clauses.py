@@ -49,13 +49,17 @@ class SwitchPolicy:
 
 
 class Passage(NamedTuple):
-    """A chunk on its way from `starts`, while it spreads or (`reducing`) to its root."""
+    """A chunk on its way, while it spreads or (`reducing`) to its root."""
 
     topology: Topology
     collective: Collective
     chunk: int
-    starts: frozenset[int]
     reducing: bool
+
+    @property
+    def starts(self) -> frozenset[int]:
+        """Where the chunk starts, or is made from another."""
+        return frozenset(self.collective.starts[self.chunk])
 
     @property
     def data(self) -> Chunk:

@@ -226,6 +226,15 @@ class Collective:
         return all(is_held(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.destinations)
 
     @cached_property
+    def starts(self) -> tuple[tuple[int, ...], ...]:
+        """Where every chunk starts, or is made from another."""
+        made = {each.chunk: (each.rank,) for each in self.derivations}
+        starts = [chunk.origins for chunk in self.chunks]
+        for c, rank in made.items():
+            starts[c] += rank
+        return tuple(starts)
+
+    @cached_property
     def origin_sets(self) -> RankSets:
         """Where chunks start, each set of ranks once."""
         return RankSets.of([chunk.origins for chunk in self.chunks])

@@ -157,11 +157,6 @@ class Problem:
         return tuple(every) if allowed is None else tuple(e for e in every if e in allowed)
 
     @cached_property
-    def _derived_at(self) -> dict[int, tuple[int, ...]]:
-        """The rank that makes each derived chunk."""
-        return {d.chunk: (d.rank,) for d in self.collective.derivations}
-
-    @cached_property
     def _ranks_of_group(self) -> tuple[frozenset[int], ...]:
         """Ranks that may ever hold chunks of each process group: its members, and the relays."""
         relays = self.clauses.relays or frozenset()
@@ -195,8 +190,7 @@ class Problem:
         number_of, numbers, arrays = self._opened
         number = int(number_of[int(reducing), chunk])
         if number < 0:
-            starts = frozenset((*self.collective.chunks[chunk].origins, *self._derived_at.get(chunk, ())))
-            passage = Passage(self.topology, self.collective, chunk, starts, reducing)
+            passage = Passage(self.topology, self.collective, chunk, reducing)
             asked = tuple([each.of_passage(passage) for each, _ in self._masks])
             if asked not in numbers:
                 found = self._allowed.copy()

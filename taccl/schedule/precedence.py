@@ -430,13 +430,10 @@ class Precedence:
     def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
         """Where a chunk starts to spread, or the root that it is reduced to."""
         collective = self.own.collective
-        data = collective.chunks[chunk]
-        if reducing:
-            return {data.root}
-        spreads: set[int | None] = (
-            {data.root} if collective.combining and data.root is not None else set(data.origins)
-        )
-        return spreads | {d.rank for d in collective.derivations if d.chunk == chunk}
+        root = collective.chunks[chunk].root
+        if reducing or (collective.combining and root is not None):
+            return {root}
+        return set(collective.starts[chunk])
 
 
 def _absent(rank: int, chunk: int) -> InputError:

@@ -168,18 +168,16 @@ def _near(problem: Problem, demand: Demand) -> Set[int]:
 def demands(problem: Problem) -> Iterator[Demand]:
     """What has to arrive where, once for all chunks that clauses treat alike."""
     collective = problem.collective
-    derived: dict[int, list[int]] = defaultdict(list)
     makers: dict[int, list[int]] = defaultdict(list)
     sources = {derivation.source for derivation in collective.derivations}
     for derivation in collective.derivations:
-        derived[derivation.chunk].append(derivation.rank)
         made = collective.chunks[derivation.chunk]
         # What starts nowhere else must be made from a chunk that is there.
         if not made.origins and (made.destinations or derivation.chunk in sources):
             makers[derivation.source].append(derivation.rank)
     seen = set()
     for c, data in enumerate(collective.chunks):
-        starts, asked = (*data.origins, *derived.get(c, ())), tuple(makers.get(c, ()))
+        starts, asked = collective.starts[c], tuple(makers.get(c, ()))
         kind = data, starts, asked, problem.holders(c)
         if kind in seen or (collective.sums_up and data.is_met(is_sum=True)):
             continue

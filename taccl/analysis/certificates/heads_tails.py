@@ -76,7 +76,6 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     """(links, units, where some chunk starts or is made, where one is wanted), by links and units."""
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
-    starts = {each.chunk: {each.rank} for each in collective.derivations}
     wanted: dict[int, set[int]] = {}
     for each in collective.derivations:
         wanted.setdefault(each.source, set()).add(each.rank)
@@ -84,12 +83,11 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     known = set()
     for c, chunk in enumerate(collective.chunks):
         key = distances.carried(c, reducing=None if sums else False), 0 if divisible else sizes[c]
-        if c not in starts and c not in wanted:
-            if (chunk, key) in known:
-                continue
-            known.add((chunk, key))
-        origins = starts.get(c, set()).union(chunk.origins)
-        ends = wanted.get(c, set()).union(chunk.destinations)
+        alike = chunk, key, collective.starts[c], frozenset(wanted.get(c, ()))
+        if alike in known:
+            continue
+        known.add(alike)
+        origins, ends = set(collective.starts[c]), wanted.get(c, set()).union(chunk.destinations)
         if not sums or len(origins) == 1:
             ends -= origins
         if origins and ends:

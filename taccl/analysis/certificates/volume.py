@@ -69,16 +69,8 @@ class Volume:
         return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
 
     @cached_property
-    def _starts_of(self) -> list[tuple[int, ...]]:
-        """Where every chunk starts, or is made of another."""
-        starts = [chunk.origins for chunk in self.collective.chunks]
-        for each in self.collective.derivations:
-            starts[each.chunk] = (*starts[each.chunk], each.rank)
-        return starts
-
-    @cached_property
     def _starts(self) -> RankSets:
-        return RankSets.of(self._starts_of)
+        return RankSets.of(self.collective.starts)
 
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
         """The least volume of the sends that enter a set, or that pass between the parts of a partition.
@@ -105,8 +97,8 @@ class Volume:
         wants = self.collective.destination_sets.meeting(one) & ~self._starts.meeting(one)
         supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
         for c in np.flatnonzero(wants).tolist():
-            if len(self._starts_of[c]) == 1:
-                supply[self._starts_of[c][0]] += self.weight[c]
+            if len(starts := self.collective.starts[c]) == 1:
+                supply[starts[0]] += self.weight[c]
         return supply
 
 
