@@ -1,15 +1,20 @@
-"""Data from a file into a pydantic model; what does not fit becomes one sentence with file and field."""
+"""Data from a file into a pydantic model; what does not fit becomes one sentence with file and field.
+
+With the fields that models of files share.
+"""
 
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any, TypeVar
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from taccl.arguments import quoted
 from taccl.errors import InputError, SketchError
 from taccl.names import did_you_mean
+from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +27,16 @@ UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of
 _NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
+#: Whole numbers of at least 1, and of at least 0; and what stays exact.
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Index = Annotated[int, Field(strict=True, ge=0)]
+Cost = Annotated[Fraction, BeforeValidator(exact)]
+
+
+class Table(BaseModel):
+    """A table of a file, with no fields but its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def validated(

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -29,7 +28,7 @@ from taccl.reading import parse_json, parse_toml, toml_document, toml_text
 from taccl.sketch.apply import apply as apply_sketch
 from taccl.topology.topology import Topology
 from taccl.units import exact, parse_size
-from taccl.validation import validated
+from taccl.validation import Index, Positive, Table, validated
 
 
 def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
@@ -55,8 +54,7 @@ def _check_ranks(ranks: tuple[Any, ...]) -> tuple[Any, ...]:
     return ranks
 
 
-Positive = Annotated[int, Field(strict=True, ge=1)]
-LocalRank = Annotated[int, Field(strict=True, ge=0)]
+LocalRank = Index
 LocalRanks = Annotated[
     tuple[LocalRank, ...],
     AfterValidator(_check_ranks),
@@ -90,8 +88,8 @@ Connections = Annotated[
 ]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+class _Table(Table):
+    model_config = ConfigDict(populate_by_name=True)
 
 
 class Chunks(_Table):

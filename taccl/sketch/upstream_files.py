@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, model_validator
 
 from taccl.errors import SketchError, TopologyError
-from taccl.sketch.sketch import Connections, LocalRank, LocalRanks, PerLocalRank, Positive, Sketch
+from taccl.sketch.sketch import Connections, LocalRanks, PerLocalRank, Sketch
 from taccl.units import exact
-from taccl.validation import validated
+from taccl.validation import Index, Positive, Table, validated
 
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]
@@ -39,11 +39,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TopologyFile(_File):
+class TopologyFile(Table):
     """A topology file: costs are for one chunk, in a unit that the file does not name.
 
     Matrices are indexed [destination][source].
@@ -58,7 +54,7 @@ class TopologyFile(_File):
     remote_alpha: OptionalCost = None
     remote_beta: OptionalCost = None
     remote_invbw: OptionalCost = None
-    links: tuple[tuple[LocalRank, ...], ...] | None = None
+    links: tuple[tuple[Index, ...], ...] | None = None
     betas: Matrix | None = None
     invbws: Matrix | None = None
 
@@ -97,7 +93,7 @@ class TopologyFile(_File):
         return self
 
 
-class _Intranode(_File):
+class _Intranode(Table):
     strategy: Literal["none", "minmax", "maxmin", "switch"]
     switches: tuple[LocalRanks, ...] | None = None
     switch_hyperedge_strategy: tuple[Literal["uc-min", "uc-max"], ...] | None = None
@@ -118,20 +114,20 @@ class _Intranode(_File):
         return self
 
 
-class _Internode(_File):
+class _Internode(Table):
     strategy: Literal["relay"]
     internode_conn: Connections
     gpus_to_sender_rev_map: PerLocalRank | None = None
     enforce_ordering: StrictBool = False
 
 
-class _Hyperparameters(_File):
+class _Hyperparameters(Table):
     input_chunkup: Positive = 1
     #: The published tool ignores it.
     heuristic: Any = None
 
 
-class _SketchFile(_File):
+class _SketchFile(Table):
     nnodes: Positive
     intranode_sketch: _Intranode
     internode_sketch: _Internode | None = None

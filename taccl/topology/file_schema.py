@@ -6,13 +6,14 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from taccl.arguments import quoted
 from taccl.errors import TopologyError
 from taccl.topology.in_network import InNetwork, find_switch
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.units import exact
+from taccl.validation import Cost, Index, Positive, Table
 
 
 def _positive(value: object) -> Fraction:
@@ -62,19 +63,14 @@ def _in_network(value: object) -> InNetwork:
         raise ValueError(f"{error.where}: {error.message}") from None
 
 
-_Cost = Annotated[Fraction, BeforeValidator(exact)]
 _InNetwork = Annotated[Any, PlainValidator(_in_network)]
 _PositiveCost = Annotated[Fraction, BeforeValidator(_positive)]
-_Rank = Annotated[int, Field(strict=True, ge=0)]
-_Count = Annotated[int, Field(strict=True, ge=1)]
-_Ranks = Annotated[list[_Rank], BeforeValidator(_as_list), Field(min_length=1)]
+_Ranks = Annotated[list[Index], BeforeValidator(_as_list), Field(min_length=1)]
 _Pair = Annotated[tuple[_Ranks, _Ranks], BeforeValidator(_pair)]
 
 
-class _Costed(BaseModel):
+class _Costed(Table):
     """Whatever has a rate: us per MB or GB/s, not both."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     beta_us_per_mb: _PositiveCost | None = None
     bandwidth_gb_per_s: _PositiveCost | None = None
@@ -112,9 +108,9 @@ class LinkEntry(_Rated):
 
     src: _Ranks
     dst: _Ranks
-    alpha_us: _Cost = Fraction(0)
+    alpha_us: Cost = Fraction(0)
     #: The part of alpha that keeps the link busy; all of it unless said.
-    overhead_us: _Cost | None = None
+    overhead_us: Cost | None = None
     bidirectional: Annotated[bool, Field(strict=True)] = False
     #: Several destinations are those of one link that multicasts, and not of a link each.
     multicast: Annotated[bool, Field(strict=True)] = False
@@ -157,7 +153,7 @@ class ResourceEntry(_Costed):
     """With a rate, alpha_us defaults to 0; without one, alpha and beta default to what the link holds."""
 
     name: str
-    alpha_us: _Cost | None = None
+    alpha_us: Cost | None = None
     links: Annotated[list[_Pair], Field(min_length=1)]
     side: Literal["send", "receive"] = "send"
     #: More links of the resource of that name, at another rate or from the other side.
@@ -168,9 +164,9 @@ class SwitchEntry(_Costed):
     """Without a rate, the switch is that of the links already listed among its ranks."""
 
     name: str = "switch"
-    ranks: Annotated[list[_Rank], Field(min_length=2)]
-    alpha_us: _Cost = Fraction(0)
-    overhead_us: _Cost | None = None
+    ranks: Annotated[list[Index], Field(min_length=2)]
+    alpha_us: Cost = Fraction(0)
+    overhead_us: Cost | None = None
     reduces: _InNetwork = None
 
     @model_validator(mode="after")
@@ -190,10 +186,10 @@ class NodeEntry(_Rated):
     Of alpha, the overhead keeps a link, a port or a card busy; the rest is time on the way.
     """
 
-    gpus: _Count
+    gpus: Positive
     fabric: Literal["mesh", "switch", "ring", "hybrid"]
-    alpha_us: _Cost = Fraction(0)
-    overhead_us: _Cost = OVERHEAD_US
+    alpha_us: Cost = Fraction(0)
+    overhead_us: Cost = OVERHEAD_US
     reduces: _InNetwork = None
 
     @model_validator(mode="after")
@@ -206,30 +202,26 @@ class NodeEntry(_Rated):
 class NicsEntry(_Rated):
     """Network cards of a node; without `gpus`, GPUs in order share them evenly."""
 
-    count: _Count
-    alpha_us: _Cost = Fraction(0)
-    overhead_us: _Cost = OVERHEAD_US
+    count: Positive
+    alpha_us: Cost = Fraction(0)
+    overhead_us: Cost = OVERHEAD_US
     gpus: list[_Ranks] | None = None
 
 
-class NetworkEntry(BaseModel):
+class NetworkEntry(Table):
     """What joins the nodes; with `rails`, GPUs of one place in their nodes only."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    nodes: _Count
+    nodes: Positive
     oversubscription: Annotated[_PositiveCost, Field(ge=1)] = Fraction(1)
     rails: Annotated[bool, Field(strict=True)] = False
 
 
-class TopologyFile(BaseModel):
+class TopologyFile(Table):
     """A topology file: a machine, a fabric, a node and its network, or links, switches and resources."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
     name: str | None = None
-    nodes: _Count | None = None
+    nodes: Positive | None = None
     alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
     # A machine or a fabric.
     machine: str | None = None
@@ -238,17 +230,17 @@ class TopologyFile(BaseModel):
     protocol: str | None = None
     rails: Annotated[bool, Field(strict=True)] | None = None
     nvls: Annotated[bool, Field(strict=True)] | None = None
-    constants: dict[str, _Cost] | None = None
+    constants: dict[str, Cost] | None = None
     bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
-    alpha_us: _Cost | None = None
+    alpha_us: Cost | None = None
     # A machine in a few lines.
     node: Annotated[NodeEntry, BeforeValidator(_table)] | None = None
     nics: Annotated[NicsEntry, BeforeValidator(_table)] | None = None
     network: Annotated[NetworkEntry, BeforeValidator(_table)] | None = None
     #: What a collective takes before its first step.
-    launch_us: _Cost | None = None
+    launch_us: Cost | None = None
     # Link by link; a fabric may also be cut by ranks_per_node.
-    ranks_per_node: Annotated[list[_Count], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    ranks_per_node: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] | None = None
     link: Annotated[list[LinkEntry], BeforeValidator(_multicasts_beside_links)] = []
     resource: list[ResourceEntry] = []
     switch: list[SwitchEntry] = []

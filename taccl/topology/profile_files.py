@@ -5,30 +5,21 @@ Beside them are what a launch and each protocol cost, and which protocol was tak
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing import Literal
 
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
-from taccl.units import exact, format_count, format_size
-from taccl.validation import validated
-
-_Cost = Annotated[Fraction, BeforeValidator(exact)]
+from taccl.units import format_count, format_size
+from taccl.validation import Cost, Positive, Table, validated
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Measured(_Table):
+class Measured(Table):
     """A value, the interval that holds it with 90 %, and where it comes from."""
 
-    value: _Cost
-    low: _Cost | None = None
-    high: _Cost | None = None
+    value: Cost
+    low: Cost | None = None
+    high: Cost | None = None
     source: str
 
     def told(self) -> str:
@@ -38,13 +29,13 @@ class Measured(_Table):
         return f"{self.source} (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
 
 
-class Launch(_Table):
+class Launch(Table):
     """What every collective takes before its first step."""
 
     latency_us: Measured
 
 
-class ProtocolTable(_Table):
+class ProtocolTable(Table):
     """What a protocol takes: a scale of tabled latencies, what they come to, and its share of bandwidth."""
 
     latency_scale: Measured
@@ -59,7 +50,7 @@ class ProtocolTable(_Table):
         return ProtocolCosts(name, *(_constant(field, getattr(self, field)) for field in fields))
 
 
-class Protocols(_Table):
+class Protocols(Table):
     """Those that the machine has."""
 
     simple: ProtocolTable | None = None
@@ -67,15 +58,15 @@ class Protocols(_Table):
     ll128: ProtocolTable | None = None
 
 
-class Range(_Table):
+class Range(Table):
     """Which protocol was taken at which sizes."""
 
     collective: str
-    ranks: Annotated[int, Field(strict=True, ge=1)]
-    nodes: Annotated[int, Field(strict=True, ge=1)]
+    ranks: Positive
+    nodes: Positive
     protocol: Literal["simple", "ll", "ll128"]
-    from_bytes: Annotated[int, Field(strict=True, ge=1)]
-    up_to_bytes: Annotated[int, Field(strict=True, ge=1)]
+    from_bytes: Positive
+    up_to_bytes: Positive
 
     def told(self) -> str:
         """What was done where, and how."""
@@ -87,7 +78,7 @@ class Range(_Table):
         )
 
 
-class ProfileFile(_Table):
+class ProfileFile(Table):
     """The whole file."""
 
     machine: str
