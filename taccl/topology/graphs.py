@@ -1,8 +1,7 @@
-"""Topologies from networkx graphs, and as such graphs."""
+"""Topologies from networkx graphs."""
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
@@ -45,38 +44,13 @@ def from_networkx(graph: Graph, *, name: str = "", alpha_meaning: AlphaMeaning =
         for vertex in vertices
     ]
     builder = TopologyBuilder(name, nodes, alpha_meaning=alpha_meaning)
-    edges = list(graph.edges(data=True))
-    # `to_networkx` leaves `link` on every edge, so that links come back in their order.
-    if all(isinstance(attributes.get("link"), int) for _, _, attributes in edges):
-        edges.sort(key=lambda edge: edge[2]["link"])
-    for u, v, attributes in edges:
+    for u, v, attributes in graph.edges(data=True):
         where = f"{name}: edge {u}-{v}"
         alpha = exact_cost(attributes.get("alpha_us", 0), where=f"{where}: alpha_us")
         beta, own = _beta_of_edge(attributes, where), str(attributes.get("name", ""))
         for src, dst in ((u, v),) if graph.is_directed() else ((u, v), (v, u)):
             builder.add_link(rank_of[src], rank_of[dst], alpha_us=alpha, beta_us_per_mb=beta, name=own)
     return builder.build()
-
-
-@checked_as(TopologyError)
-def to_networkx(topology: Topology) -> Any:
-    """The topology as a networkx MultiDiGraph, for drawing and for graph algorithms.
-
-    Vertices are ranks with the attribute ``node``; edges carry ``link`` (the link's index), ``alpha_us``,
-    ``beta_us_per_mb`` (fractions) and ``name``. A link with several ends is an edge for every source and
-    destination. A graph has no place for resources, holds and switches: `from_networkx` gives every link
-    a resource of its own and no other.
-    """
-    import networkx as nx
-
-    graph = nx.MultiDiGraph(name=topology.name)
-    for rank, node in enumerate(topology.node_of_rank):
-        graph.add_node(rank, node=node)
-    for index, link in enumerate(topology.links):
-        costs = {"alpha_us": link.alpha_us, "beta_us_per_mb": link.beta_us_per_mb}
-        for src, dst in product(link.srcs, link.dsts):
-            graph.add_edge(src, dst, link=index, name=link.name, **costs)
-    return graph
 
 
 def _beta_of_edge(attributes: Mapping[str, Any], where: str) -> Fraction:

@@ -1,45 +1,14 @@
-"""Topologies from networkx graphs and back."""
+"""Topologies from networkx graphs."""
 
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
 
 from taccl.errors import TopologyError
-from taccl.topology.fabrics import mesh, ring
-from taccl.topology.graphs import from_networkx, to_networkx
-from taccl.topology.machines import ndv2
-from taccl.topology.topology import TopologyBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from taccl.topology.topology import Topology
-
-
-@pytest.mark.parametrize("make", [lambda: ring(5), lambda: mesh(2, 3, ranks_per_node=3), lambda: ndv2(2)])
-def test_networkx_keeps_ranks_nodes_and_links(make: Callable[[], Topology]) -> None:
-    """There and back, links come in their order with exact costs."""
-    topology = make()
-    back = from_networkx(to_networkx(topology))
-    assert (back.name, back.links, back.node_of_rank) == (
-        topology.name,
-        topology.links,
-        topology.node_of_rank,
-    )
-
-
-def test_a_link_with_several_ends_is_several_edges() -> None:
-    """A multicast to two ranks is two edges of one link."""
-    builder = TopologyBuilder("t", [0, 0, 0])
-    builder.add_link(0, (1, 2), alpha_us=1, beta_us_per_mb=1)
-    assert [(u, v, a["link"]) for u, v, a in to_networkx(builder.build()).edges(data=True)] == [
-        (0, 1, 0),
-        (0, 2, 0),
-    ]
+from taccl.topology.graphs import from_networkx
 
 
 def test_an_undirected_edge_is_a_link_each_way() -> None:
