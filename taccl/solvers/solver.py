@@ -13,7 +13,7 @@ import numpy as np
 from taccl.errors import InputError
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.registry import require_known, solver_task
-from taccl.solvers.worker import Outcome, run_task
+from taccl.solvers.worker import run_task
 
 STATUSES = (
     "optimal",  # proven, within the relative gap
@@ -147,7 +147,14 @@ class _Call:
         if self.time_limit_s <= 0:
             return self._vetted("no-solution", "there was no time left to solve")
 
-        outcome = self._run()
+        outcome = run_task(
+            *solver_task(self.options["solver"]),
+            {"model": model.to_message(), **self.options},
+            time_limit_s=self.time_limit_s,
+            memory_limit_mb=self.memory_limit_mb,
+            on_progress=self._note,
+            log=self.options["log"],
+        )
         result = outcome.result
         if result is None:  # the worker died or was killed; what it sent before that still counts
             values = self.best.get("values")
@@ -169,16 +176,6 @@ class _Call:
         if result.get("bound") is not None:
             self.bound = result["bound"]
         return self._vetted(status, message, values, result.get("version", ""))
-
-    def _run(self) -> Outcome:
-        return run_task(
-            *solver_task(self.options["solver"]),
-            {"model": self.model.to_message(), **self.options},
-            time_limit_s=self.time_limit_s,
-            memory_limit_mb=self.memory_limit_mb,
-            on_progress=self._note,
-            log=self.options["log"],
-        )
 
     def _note(self, news: dict[str, Any]) -> None:
         item = Progress(news["seconds"], news["objective"], news["bound"], news.get("values"))
