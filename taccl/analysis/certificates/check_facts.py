@@ -34,7 +34,7 @@ class Facts:
         self.multi = any(
             len(self.topology.links[e].srcs) + len(self.topology.links[e].dsts) > 2 for e in self.allowed
         )
-        self._admitted: dict[tuple[object, ...], list[int]] = {}
+        self._admitted: dict[tuple[int, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}
         self._when: dict[int | None, dict[int, int]] = {}
@@ -43,16 +43,11 @@ class Facts:
         """The links that may carry a chunk: spreading, reducing, or (None) in either way."""
         if not self.clauses.said("chunk", "group"):
             return self.allowed
-        data = self.collective.chunks[c]
-        node = self.topology.node_of_rank
-        derived = self.made_at[c].rank if c in self.made_at else -1
-        ends = frozenset(node[r] for r in data.destinations)
-        starts, holders = frozenset(node[r] for r in data.origins), self.problem.holders(c)
-        key = (data.origins, derived, data.root, ends, starts, holders, reducing)
+        modes = (False, True) if reducing is None else (reducing,)
+        masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
+        key = tuple(map(id, masks))  # the problem has one for chunks that clauses treat alike
         if key not in self._admitted:
-            modes = (False, True) if reducing is None else (reducing,)
-            may = self.problem.may_carry
-            self._admitted[key] = [e for e in self.allowed if any(may(e, c, reducing=mode) for mode in modes)]
+            self._admitted[key] = [e for e in self.allowed if any(mask[e] for mask in masks)]
         return self._admitted[key]
 
     def carried(self, c: int) -> list[int]:
