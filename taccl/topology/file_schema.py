@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from taccl.arguments import quoted
+from taccl.arguments import known_name, quoted
 from taccl.errors import TopologyError
-from taccl.topology.in_network import InNetwork, find_switch
+from taccl.topology.in_network import PROFILES, InNetwork
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
 from taccl.units import exact
 from taccl.validation import Cost, Index, Positive, Table
@@ -51,7 +51,7 @@ def _as_list(value: object) -> Any:
 def _in_network(value: object) -> InNetwork:
     """A switch that adds: the name of a known one, or its fields."""
     if isinstance(value, str):
-        return find_switch(value)
+        return PROFILES[known_name(value, PROFILES, "reduces", TopologyError)]
     known = [field.name for field in fields(InNetwork)]
     strange = [name for name in value if name not in known] if isinstance(value, dict) else [value]
     if strange or not isinstance(value, dict):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as, known_name, known_word
+from taccl.arguments import checked_as, known_word
 from taccl.errors import TopologyError
 from taccl.topology.parts import exact_cost
 
@@ -86,8 +86,3 @@ PROFILES: Mapping[str, InNetwork] = {
     "nvls-blackwell": InNetwork(dtype="float32", efficiency="0.74"),
     "sharp": InNetwork(dtype="float32", efficiency="0.95"),
 }
-
-
-def find_switch(profile: str) -> InNetwork:
-    """The switch of that name in `PROFILES`, however it is spelt; `TopologyError` names what there is."""
-    return PROFILES[known_name(profile, PROFILES, "reduces", TopologyError)]

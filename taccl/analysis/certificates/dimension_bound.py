@@ -124,7 +124,9 @@ def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], fl
             A_ub=np.column_stack((loads.T / unit, -np.ones(count))), b_ub=np.zeros(count),
             A_eq=np.append(np.ones(len(columns)), 0.0)[None, :], b_eq=[1.0], method="highs-ds",
         )  # fmt: skip
-        prices = _fractions(-found.ineqlin.marginals)
+        marginals = [max(0.0, -each) for each in found.ineqlin.marginals.tolist()]
+        rounded = [Fraction(round(each * _FINEST_PRICE), _FINEST_PRICE) for each in marginals]
+        prices = tuple(each / sum(rounded) for each in rounded)
         cheapest = _cheapest(dims, prices)
         if cheapest in columns:
             shares = zip(columns, found.x.tolist(), strict=False)
@@ -151,12 +153,6 @@ def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> Dimen
     fixed = max(_loads(dims, collective, range(len(dims))))
     bound = _priced(dims, collective, prices) * size_mb
     return DimensionBound(dims, collective, size_bytes, prices, bound, fixed * size_mb)
-
-
-def _fractions(prices: np.ndarray[Any, Any]) -> tuple[Fraction, ...]:
-    """Prices as fractions that sum up to 1."""
-    found = [Fraction(round(max(0.0, price) * _FINEST_PRICE), _FINEST_PRICE) for price in prices.tolist()]
-    return tuple(price / sum(found) for price in found)
 
 
 def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:

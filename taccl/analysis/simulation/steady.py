@@ -193,7 +193,9 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
     gaps = events.gaps()
     loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
     busiest = max(loads, key=lambda resource: loads[resource])
-    interval, cycle = Fraction(loads[busiest]), _round_of(events, busiest)
+    # The busiest resource's sends wait for one another, round to the first of the next tile.
+    after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == busiest}
+    interval, cycle = Fraction(loads[busiest]), [after[use.send] for use in events.uses[busiest]]
     while True:
         potentials, closed = _settle(events, gaps, interval)
         if not closed:
@@ -208,12 +210,6 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
         _waits=tuple(cycle),
         _potentials=tuple(potentials),
     )
-
-
-def _round_of(events: Events, resource: int) -> list[int]:
-    """The waits of one resource's sends for one another, round to the first of the next tile."""
-    after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == resource}
-    return [after[use.send] for use in events.uses[resource]]
 
 
 def _ratio(events: Events, gaps: Sequence[int], cycle: Sequence[int]) -> Fraction:
