@@ -36,26 +36,6 @@ def relabel(topology: Topology, permutation: Sequence[int]) -> Topology:
 
 
 @checked_as(TopologyError)
-def subset(topology: Topology, ranks: Collection[int]) -> Topology:
-    """What is left of a topology when only some ranks take part.
-
-    The ranks kept are renumbered from 0 without gaps, in their old order, and so are the nodes that keep a
-    rank. A link stays if all its ends stay; a resource stays if a link that holds it stays; a switch stays
-    if two of its ranks stay.
-    """
-    kept = sorted(set(ranks))
-    check_ranks(kept, topology.num_ranks, where=f"{topology.name}: ranks")
-    if not kept:
-        raise TopologyError("found no ranks to keep; expected at least one", where=f"{topology.name}: ranks")
-    new_rank = {rank: new for new, rank in enumerate(kept)}
-    nodes = sorted({topology.node_of_rank[rank] for rank in kept})
-    new_node = {node: new for new, node in enumerate(nodes)}
-    node_of_rank = [new_node[topology.node_of_rank[rank]] for rank in kept]
-    left = _with_links(topology, links_among(topology.links, kept))
-    return _renamed(left, new_rank, node_of_rank)
-
-
-@checked_as(TopologyError)
 def without(
     topology: Topology,
     *,
@@ -72,7 +52,8 @@ def without(
         Links that failed, by index, or as (source, destination), which means every link between the two.
     ranks : collection of int
         Ranks that failed. The others are renumbered from 0 without gaps, in their old order, for ranks
-        have no gaps; use `links` to keep the numbers and cut a rank off.
+        have no gaps, and so are the nodes that keep one; use `links` to keep the numbers and cut a rank off.
+        A resource stays if a link that holds it stays; a switch stays if two of its ranks stay.
     resources : iterable of str
         Resources that failed, by name, such as ``"NIC 0 of node 1 egress"``: links that hold them are lost.
 
@@ -84,8 +65,15 @@ def without(
     check_ranks(ranks, topology.num_ranks, where=f"{topology.name}: ranks")
     gone = {e for link in links for e in _links_meant(topology, link)}
     gone |= {e for name in resources for e in _links_of_resource(topology, name)}
-    left = _with_links(topology, [e for e in range(len(topology.links)) if e not in gone])
-    return subset(left, set(range(topology.num_ranks)) - set(ranks)) if ranks else left
+    kept = sorted(set(range(topology.num_ranks)) - set(ranks))
+    if not kept:
+        raise TopologyError("found no ranks to keep; expected at least one", where=f"{topology.name}: ranks")
+    left = _with_links(topology, [e for e in links_among(topology.links, kept) if e not in gone])
+    if not ranks:
+        return left
+    new_node = {node: new for new, node in enumerate(sorted({topology.node_of_rank[r] for r in kept}))}
+    node_of_rank = [new_node[topology.node_of_rank[rank]] for rank in kept]
+    return _renamed(left, {rank: new for new, rank in enumerate(kept)}, node_of_rank)
 
 
 @checked_as(TopologyError)

@@ -14,7 +14,7 @@ from taccl.errors import TopologyError
 from taccl.topology.fabrics import mesh, ring, star
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.topology import TopologyBuilder
-from taccl.topology.transform import degraded, relabel, scale, subset, without
+from taccl.topology.transform import degraded, relabel, scale, without
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -59,14 +59,14 @@ def test_relabel_wants_a_permutation(permutation: list[int]) -> None:
         relabel(ring(3), permutation)
 
 
-def test_subset_keeps_links_between_ranks_kept() -> None:
+def test_links_between_ranks_kept_stay() -> None:
     """Ranks 1 and 2 of a line 0-1-2-3 become a line 0-1."""
-    assert edges(subset(mesh(4), [2, 1])) == [(0, 1), (1, 0)]
+    assert edges(without(mesh(4), ranks=[0, 3])) == [(0, 1), (1, 0)]
 
 
-def test_a_node_of_a_machine_is_a_subset() -> None:
+def test_a_node_can_fail() -> None:
     """The second node of two by itself is the first but for names."""
-    node = subset(dgx2(2), range(16, 32))
+    node = without(dgx2(2), ranks=range(16))
     assert node.node_of_rank == (0,) * 16
     assert node.links == dgx2(1).links
     assert len(node.switches) == 1
@@ -74,18 +74,18 @@ def test_a_node_of_a_machine_is_a_subset() -> None:
     assert not any("NIC" in name for name in names(node))
 
 
-def test_subset_drops_switches_of_one_rank() -> None:
+def test_switches_of_one_rank_go() -> None:
     """A switch of one rank joins nothing."""
-    assert subset(star(3), [0]).switches == ()
+    assert without(star(3), ranks=[1, 2]).switches == ()
 
 
 @pytest.mark.parametrize(
-    ("ranks", "message"), [([], "found no ranks to keep"), ([9], "rank 9 does not exist")]
+    ("ranks", "message"), [([0, 1, 2], "found no ranks to keep"), ([9], "rank 9 does not exist")]
 )
-def test_subset_wants_ranks_that_exist(ranks: list[int], message: str) -> None:
-    """At least one rank, all of them known."""
+def test_some_ranks_that_exist_must_stay(ranks: list[int], message: str) -> None:
+    """At least one, and all that fail are known."""
     with pytest.raises(TopologyError, match=message):
-        subset(ring(3), ranks)
+        without(ring(3), ranks=ranks)
 
 
 def test_without_links_keeps_the_rest() -> None:
