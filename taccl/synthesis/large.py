@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from taccl.synthesis.heuristic.improvement import (
 )
 from taccl.synthesis.heuristic.limits import Limits, Sends
 from taccl.synthesis.heuristic.queues import send_along_trees, send_at_once
-from taccl.synthesis.heuristic.router import find_paths
+from taccl.synthesis.heuristic.router import find_paths, find_trees
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
@@ -91,13 +91,13 @@ def compile_kernels(problem: Problem) -> float:
 def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     """Run every kernel that such collectives need once, on two ranks."""
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
-    to_all = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
     verify_compact(schedule_large(pair, num_runs=1))
     if name == "alltoall":
         fabric, demand = problem_arrays(pair)
         send_at_once(fabric, demand, find_paths(fabric, demand))
-    # Chunks that go to one rank each go along trees, too, where a sketch guides them, be it a suggested one.
-    send_along_trees(*problem_arrays(to_all), Limits(num_runs=1), limit_ticks=2**62)
+    # Any chunks go along trees where a sketch guides them, be it a suggested one.
+    some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
+    send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 
 def schedule_large(

@@ -267,15 +267,11 @@ class QueueParameters(_Group):
     total_sends: int = 200_000
     most_runs: int = 40
     most_tree_runs: int = 100
-    guided_runs: int = 4  # where a sketch says which links are open to chunks
     # Orders that are tried along the same paths, and along the same trees.
     path_orders: int = 5
     tree_orders: int = 2
     waiting: tuple[float, ...] = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
-    # So many steps of a search for trees take some ten milliseconds, which is always granted; and so many, a
-    # second, which all runs may take.
-    few_steps: int = 1_000_000
-    many_steps: int = 30_000_000
+    many_steps: int = 30_000_000  # of searches for trees, a second, which all runs may take
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
     from taccl.problem import Costs, Problem
-    from taccl.synthesis.heuristic.router import Routes
     from taccl.topology.topology import Topology
 
 
@@ -107,7 +106,6 @@ class Demand:
       farthest first.
     - `target` ((num_chunks,) int32): The one rank that each chunk goes to, where that is so for all. Then
       `wanted` is left out.
-    - `routes`: How each chunk goes to its targets.
     """
 
     units: NDArray[np.int64]
@@ -117,7 +115,6 @@ class Demand:
     needed: NDArray[np.uint8] | None = None
     reach: NDArray[np.int64] | None = None
     target: NDArray[np.int32] | None = None
-    routes: Routes | None = None
 
     @property
     def num_chunks(self) -> int:

@@ -16,7 +16,7 @@ from taccl.deadline import OutOfTime
 from taccl.problem import Problem
 from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
 from taccl.synthesis.heuristic.limits import Limits, Sends
-from taccl.synthesis.heuristic.queues import send_best
+from taccl.synthesis.heuristic.queues import send_along_trees
 from taccl.synthesis.heuristic.router import Routes, find_trees
 
 
@@ -33,19 +33,16 @@ def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it over the links that are open to it.
     `OutOfTime` if it was stopped before there was a schedule.
     """
-    masks, parameters = _masks(problem, fabric), limits.parameters.queues
+    masks = _masks(problem, fabric)
 
-    def find(limits: Limits) -> Routes:
-        routes = find_trees(fabric, demand, limits, masks=masks)
+    def find(limits: Limits, *, waiting: float | None = None) -> Routes:
+        routes = find_trees(fabric, demand, limits, masks=masks, waiting=waiting)
         return replace(routes, urgent=_urgent(problem, fabric, demand, routes))
 
     with limits.deadline.scope("", ahead=1.0):
         routes = find(limits)
-    num_runs = limits.num_runs or parameters.guided_runs
     with limits.deadline.scope(""):
-        best = send_best(
-            fabric, demand, routes, find, limits, orders=parameters.tree_orders, num_runs=num_runs
-        )
+        best = send_along_trees(fabric, demand, limits, routes, find)
     if best is None:
         raise OutOfTime("stopped before there was a schedule along the trees; give more time")
     return best

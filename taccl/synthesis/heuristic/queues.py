@@ -31,7 +31,6 @@ from taccl.synthesis.heuristic.queue_kernel import (
 from taccl.synthesis.heuristic.router import (
     Routes,
     find_paths,
-    find_trees,
     search_steps,
     sending_ns,
 )
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
-
-__all__ = ["send_along_trees", "send_at_once", "send_best", "send_queued", "travel_ticks"]
-
 
 _INT32_MAX = int(np.iinfo(np.int32).max)
 
@@ -64,7 +60,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     verifying_s = len(routes.slot) * limits.parameters.large.verify_us_per_transfer / 10**6
     parameters, find = limits.parameters.queues, partial(find_paths, fabric, demand)
     most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
-    best = send_best(
+    best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
         orders=parameters.path_orders, num_runs=limits.num_runs or max(2, most),
     )  # fmt: skip
@@ -93,39 +89,37 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
 
 
 def send_along_trees(
-    fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, limit_ticks: int
+    fabric: Fabric,
+    demand: Demand,
+    limits: Limits,
+    routes: Routes,
+    find: Callable[..., Routes],
+    *,
+    limit_ticks: int = 2**62,
 ) -> Sends | None:
-    """The best schedule of several seeds along trees; None if none ends within the limit.
+    """The best schedule of several seeds along trees, more of them the fewer sends and links there are.
 
-    - `demand`: Its routes, if it has any, are the first that are tried. Without, trees are only looked for
-      where that takes little time.
-    - `limit_ticks`: Only what ends by then counts.
-
-    Raises `CollectiveError` if a chunk cannot reach a rank that wants it.
+    - `routes`, `find`: The first trees to try; and further ones, within some limits, at a price of `waiting`.
+    - `limit_ticks`: Only what ends by then counts; None if nothing does, or it was stopped.
     """
-    parameters, routes = limits.parameters.queues, demand.routes
-    steps = max(1, search_steps(fabric, demand))
-    if routes is None:
-        many = parameters.total_sends // 2
-        if steps > parameters.few_steps or fabric.num_ranks * demand.num_chunks > many:
-            return None
-        routes = find_trees(fabric, demand, limits)
-    runs = max(1, min(parameters.most_tree_runs, parameters.total_sends // max(1, len(routes.slot))))
-    if steps > parameters.few_steps:
-        runs = min(runs, parameters.tree_orders * max(1, parameters.many_steps // steps))
-    first = limits.seed
+    parameters, first = limits.parameters.queues, limits.seed
+    runs = min(
+        parameters.most_tree_runs,
+        parameters.total_sends // max(1, len(routes.slot)),
+        parameters.tree_orders * max(1, parameters.many_steps // max(1, search_steps(fabric, demand))),
+    )
 
-    def find(limits: Limits) -> Routes:
+    def find_more(limits: Limits) -> Routes:
         again = (limits.seed - first) // parameters.tree_orders
-        return find_trees(fabric, demand, limits, waiting=parameters.waiting[again % len(parameters.waiting)])
+        return find(limits, waiting=parameters.waiting[again % len(parameters.waiting)])
 
-    return send_best(
-        fabric, demand, routes, find, limits, orders=parameters.tree_orders,
-        num_runs=limits.num_runs or runs, limit_ticks=limit_ticks,
+    return _send_best(
+        fabric, demand, routes, find_more, limits, orders=parameters.tree_orders,
+        num_runs=limits.num_runs or max(1, runs), limit_ticks=limit_ticks,
     )  # fmt: skip
 
 
-def send_best(
+def _send_best(
     fabric: Fabric,
     demand: Demand,
     routes: Routes,

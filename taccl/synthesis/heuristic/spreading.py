@@ -7,6 +7,7 @@ every send and no Python object for any.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
+    from taccl.synthesis.heuristic.router import Routes
 
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
@@ -61,14 +63,10 @@ class Rule:
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
     """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    thetas: dict[bool, tuple[float, ...]] = {False: (1.0, 2.0, 0.5, 0.0)}
-    if fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps:
-        thetas = {True: (2.0, 0.5), False: (1.0, 0.0)}
-    if fabric.num_classes == 1:
-        thetas = dict.fromkeys(thetas, (-1.0,))
-    return tuple(
-        Rule(order, theta, rarest) for rarest, some in thetas.items() for theta in some for order in orders
-    )
+    rarest = fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps
+    thetas = [2.0, 0.5] if rarest else [1.0, 2.0, 0.5, 0.0]
+    thetas = thetas if fabric.num_classes > 1 else [-1.0]
+    return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
 
 
 def spread(
@@ -83,8 +81,9 @@ def spread(
     """
     if demand.target is not None:
         return send_queued(fabric, demand, limits)
+    routes = None
     if demand.wanted is not None:
-        demand = _with_relays(fabric, demand, limits)
+        demand, routes = _with_relays(fabric, demand, limits)
     tried = tuple(rules or default_rules(fabric, demand, limits))
 
     def attempt(run: int, limit: int, this: Limits) -> Sends | None:
@@ -95,15 +94,16 @@ def spread(
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
-    if best.finish_ticks <= limits.target_ticks or limits.num_runs is not None or is_over:
+    is_done = best.finish_ticks <= limits.target_ticks or limits.num_runs is not None or is_over
+    if routes is None or is_done:
         return best
+    find, limit = partial(find_trees, fabric, demand), best.finish_ticks - 1
     with limits.deadline.scope("along trees"):
-        along = send_along_trees(fabric, demand, limits, limit_ticks=best.finish_ticks - 1)
-    return along or best
+        return send_along_trees(fabric, demand, limits, routes, find, limit_ticks=limit) or best
 
 
-def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> Demand:
-    """The demand with its routes, and all ranks on them among those that receive a chunk, farthest first.
+def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand, Routes | None]:
+    """The demand with all ranks on its routes among those that receive a chunk; and these routes.
 
     Where the search for them took long, it was one of few passes: then they are not kept.
     """
@@ -116,8 +116,8 @@ def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> Demand:
     longest = np.zeros(demand.num_chunks, np.int64)
     np.maximum.at(longest, routes.chunk, travel_ticks(fabric, demand.units, routes))
     steps = search_steps(fabric, demand) * len(parameters.tree_exponents)
-    kept = routes if steps <= parameters.kept_steps else None
-    return replace(demand, wanted=wanted, needed=demand.wanted, reach=longest, routes=kept)
+    relayed = replace(demand, wanted=wanted, needed=demand.wanted, reach=longest)
+    return relayed, routes if steps <= parameters.kept_steps else None
 
 
 def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -135,7 +136,10 @@ def test_the_same_seed_finds_the_same() -> None:
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
     )
-    one, two = (send_along_trees(fabric, demand, Limits(seed=5), limit_ticks=2**60) for _ in range(2))
+    find = partial(find_trees, fabric, demand)
+    one, two = (
+        send_along_trees(fabric, demand, Limits(seed=5), find(Limits(seed=5)), find) for _ in range(2)
+    )
     assert one is not None and two is not None
     assert (one.start == two.start).all() and (one.link == two.link).all()
 
@@ -145,7 +149,8 @@ def test_nothing_is_returned_that_ends_after_the_limit() -> None:
     fabric, demand, _ = arrays(
         topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
     )
-    assert send_along_trees(fabric, demand, limit_ticks=1) is None
+    find = partial(find_trees, fabric, demand)
+    assert send_along_trees(fabric, demand, Limits(), find(), find, limit_ticks=1) is None
 
 
 @pytest.mark.slow
