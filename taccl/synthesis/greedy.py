@@ -48,20 +48,18 @@ class ListSchedule:
     finish_ticks: int
 
 
-def critical_priorities(
-    orbits: Orbits, *, noise: float = 0.0, detour: float = 1.0, seed: int = 0
-) -> list[float]:
+def critical_priorities(orbits: Orbits, *, noise: float = 0.0, seed: int = 0) -> list[float]:
     """A priority per move: the longest shortest way that it is the first part of, with noise.
 
     The noise is uniform, in multiples of the median duration of a move. A move on no shortest way is held
-    back by `detour` times its duration.
+    back by its duration.
     """
     rng = random.Random(seed)
     durations = sorted(move.duration for move in orbits.moves) or [1]
     width = noise * durations[len(durations) // 2]
     priorities = []
     for move in orbits.moves:
-        urgency = move.duration + move.tail_ticks if move.tail_ticks >= 0 else -detour * move.duration
+        urgency = move.duration + move.tail_ticks if move.tail_ticks >= 0 else -move.duration
         priorities.append(urgency - 0.01 * move.duration + width * rng.random())
     return priorities
 
@@ -70,33 +68,28 @@ def list_schedule(
     orbits: Orbits,
     priorities: Sequence[float],
     *,
-    patience: float = 0.0,
-    enter_once: bool = True,
     limit_ticks: int | None = None,
     deadline: Deadline = NEVER,
 ) -> ListSchedule | None:
     """A schedule on the fold by event-driven list scheduling; None if it cannot finish before the limit.
 
+    A chunk that is in a node, or on its way there, is left to spread inside it, and not sent there again
+    over links between nodes, which are slow, unless nothing else is under way.
+
     - `priorities` (sequence of float, per move): Higher goes first.
-    - `patience`: How full a merged send must be before it starts, from 0 (go with what is there) to 1 (wait
-      for all that may merge); a link never waits when nothing else is under way.
-    - `enter_once`: Whether a chunk that is in a node, or on its way there, is left to spread inside it,
-      rather than sent there again over links between nodes, which are slow.
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    machine = _Machine(orbits, priorities, patience, enter_once, limit_ticks)
+    machine = _Machine(orbits, priorities, limit_ticks)
     found = machine.run(deadline)
     # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
     # own chunks go first, one that was thought to come by another way may be too late for its own link. Where
     # paths are limited, a chunk may come to a rank by too many links to be sent on: by the fewest it cannot.
-    tries = [(enter_once, False, False), (False, True, False), (False, False, False)]
+    tries = [(True, False, False), (False, True, False), (False, False, False)]
     for again, detours, fewest in [*tries, (False, True, True)] if orbits.hops is not None else tries:
         if found is None and machine.missing and limit_ticks is None:
-            again_machine = _Machine(
-                orbits, priorities, patience, again, None, detours=detours, fewest=fewest
-            )
-            found = again_machine.run(deadline)
+            another = _Machine(orbits, priorities, None, enter_once=again, detours=detours, fewest=fewest)
+            found = another.run(deadline)
     return found
 
 
@@ -107,14 +100,13 @@ class _Machine:
         self,
         orbits: Orbits,
         priorities: Sequence[float],
-        patience: float,
-        enter_once: bool,
         limit_ticks: int | None,
         *,
+        enter_once: bool = True,
         detours: bool = True,
         fewest: bool = False,
     ) -> None:
-        self.orbits, self.priorities, self.patience, self.limit = orbits, priorities, patience, limit_ticks
+        self.orbits, self.priorities, self.limit = orbits, priorities, limit_ticks
         self.enter_once, self.detours = enter_once, detours
         self.entered = [False] * orbits.num_entries
         clauses, costs, count = orbits.problem.clauses, orbits.problem.costs, len(orbits.places)
@@ -138,10 +130,6 @@ class _Machine:
         self.free_at = [0] * orbits.num_resources
         self.ready: list[list[tuple[float, int]]] = [[] for _ in orbits.link_rep]
         self.relayed_from = [0] * len(orbits.link_rep)
-        self.own_waiting = [
-            sum(orbits.moves[m].is_own for m in moves) if self.own_first[link] else 0
-            for link, moves in enumerate(orbits.moves_of_link)
-        ]
         self.own_done: set[int] = set()
         self.relayed_gone: set[int] = set()
         self.events: list[tuple[int, int, int]] = []
@@ -248,13 +236,7 @@ class _Machine:
         candidates = [m for _, m in self.ready[link]]
         if self.own_first[link]:
             candidates = self._own_before_relayed(link, candidates, time, force)
-        candidates = candidates[: self.max_merge if orbits.merging[link] else 1]
-        if candidates and orbits.merging[link] and self.patience and not force:
-            moves = orbits.moves_of_link[link]
-            num_open = sum(m not in self.own_done and self._may_go(m, force) for m in moves)
-            if len(candidates) < self.patience * min(self.max_merge, num_open):
-                return []
-        return candidates
+        return candidates[: self.max_merge if orbits.merging[link] else 1]
 
     def _own_before_relayed(self, link: int, candidates: Sequence[int], time: int, force: bool) -> list[int]:
         """Own chunks while there are any; relayed ones once all own are gone, a latency after."""

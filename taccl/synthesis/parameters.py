@@ -70,10 +70,6 @@ class ListParameters(_Group):
     alone_share: float = 0.2
     least_alone_s: float = 2.0
     noises: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0)  # relative, of priorities, in turn
-    # Penalties of links that lead away from a chunk's destinations, in turn.
-    detours: tuple[float, ...] = (1.0, 0.0, 3.0)
-    # How long a send waits for others to merge with, as a part of what merging saves, in turn.
-    patiences: tuple[float, ...] = (0.0, 1.0, 0.5)
 
 
 @dataclass(frozen=True, slots=True)

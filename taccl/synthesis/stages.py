@@ -134,24 +134,18 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     folded, scheduling = search.folded, search.parameters.list
     since = time.monotonic()
     search.report("greedy")
-    noises = scheduling.noises
-    patiences = scheduling.patiences if any(folded.merging) else (0.0,)
     best: ListSchedule | None = None
     runs = 0
     while runs < max_runs and (best is None or (time.monotonic() - since < budget_s and not search.done)):
         priorities = critical_priorities(
             folded,
-            noise=noises[runs % len(noises)],
-            detour=scheduling.detours[runs % len(scheduling.detours)],
+            noise=scheduling.noises[runs % len(scheduling.noises)],
             seed=search.options.seed * 1_000_003 + runs,
         )
-        patience = patiences[runs // len(noises) % len(patiences)]
         try:
             found = list_schedule(
                 folded,
                 priorities,
-                patience=patience,
-                enter_once=runs % 4 < 3,
                 limit_ticks=None if best is None else best.finish_ticks,
                 deadline=search.deadline if search.best is not None or search.gives_up else NEVER,
             )
@@ -163,7 +157,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
             search.offer(found, producer="greedy")
-        if best is None and runs >= 2 * len(noises):
+        if best is None and runs >= 2 * len(scheduling.noises):
             break
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"

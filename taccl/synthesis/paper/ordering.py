@@ -13,12 +13,11 @@ from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
 from taccl.synthesis.paper.orbits import Move, Orbits
 
 
-def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float = 0.0) -> ListSchedule | None:
+def order(orbits: Orbits, rule: str = "longest-path-first") -> ListSchedule | None:
     """The schedule of a routing's moves under an ordering rule.
 
     - `orbits`: Restricted to the moves of a routing.
     - `rule`: One of `RULES`.
-    - `patience`: How full a merged send must be before it starts; see `list_schedule`.
 
     Raises `InputError` if the rule is unknown.
     """
@@ -29,7 +28,7 @@ def order(orbits: Orbits, rule: str = "longest-path-first", *, patience: float =
     priorities = [
         RULES[rule](orbits, move, left, longest) for move, left in zip(orbits.moves, remaining, strict=True)
     ]
-    return list_schedule(orbits, priorities, patience=patience)
+    return list_schedule(orbits, priorities)
 
 
 def best_order(
@@ -41,10 +40,9 @@ def best_order(
     """
     best: tuple[ListSchedule, str] | None = None
     for rule in RULES:
-        for patience in (0.0, 0.5, 1.0) if any(orbits.merging) else (0.0,):
-            found = order(orbits, rule, patience=patience)
-            if found is not None and (best is None or found.finish_ticks < best[0].finish_ticks):
-                best = (found, rule)
+        found = order(orbits, rule)
+        if found is not None and (best is None or found.finish_ticks < best[0].finish_ticks):
+            best = (found, rule)
     planned = None if starts is None else _as_planned(orbits, starts)
     if planned is not None and (best is None or planned.finish_ticks < best[0].finish_ticks):
         best = (planned, "as routed")

@@ -55,7 +55,7 @@ def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
 def test_every_rule_obeys_own_first(rule: str) -> None:
     """Where the sketch orders chunks the rule does not."""
     orbits = routed(relayed())
-    found = order(orbits, rule, patience=1.0)
+    found = order(orbits, rule)
     assert found is not None
     assert verify(unfold(orbits, found.sends, producer=rule)).ok
 
@@ -67,7 +67,7 @@ def test_an_unknown_rule_is_refused() -> None:
 
 
 def test_the_best_rule_is_no_worse_than_any() -> None:
-    """Over all rules, with and without waiting to merge."""
+    """Over all rules, on links that merge."""
     problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
     orbits = routed(problem)
     best = best_order(orbits)
