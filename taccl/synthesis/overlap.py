@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.greedy import ListSchedule, Send, unfold
 from taccl.synthesis.paper import jobshop
-from taccl.synthesis.paper.orbits import Move, Orbits, Place
+from taccl.synthesis.paper.orbits import Move, Orbits, Place, with_moves
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
@@ -92,31 +92,17 @@ def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
             if half == "reduce":
                 srcs, dsts = dsts, srcs
             moves.append(replace(move, srcs=srcs, dsts=dsts, after_ticks=0, tail_ticks=0))
-    into: list[list[int]] = [[] for _ in kinds]
-    out: list[list[int]] = [[] for _ in kinds]
-    for m, move in enumerate(moves):
-        for p in move.dsts:
-            into[p].append(m)
-        for p in move.srcs:
-            out[p].append(m)
-    orbits = replace(
+    entered = {p for move in moves for p in move.dsts}
+    empty = replace(
         spreading.folded,
         problem=problem,
         places=tuple(
-            Place(
-                at.chunk,
-                at.rank,
-                0,
-                not into[p],
-                kind == "spread" and at.is_destination,
-                tuple(into[p]),
-                tuple(out[p]),
-            )
+            Place(at.chunk, at.rank, 0, p not in entered, kind == "spread" and at.is_destination)
             for p, (kind, at) in enumerate(kinds)
         ),
-        moves=tuple(moves),
         single_path=(False,) * problem.collective.num_chunks,
     )
+    orbits = with_moves(empty, moves)
     joins = frozenset(p for p, (kind, _) in enumerate(kinds) if kind == "reduce")
     return _Joint(orbits, frozenset(range(num_reducing)), joins)
 

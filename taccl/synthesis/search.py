@@ -38,14 +38,17 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.dimension_bound import DimensionBound
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search: limits, seed, where news goes, what is kept of the schedule, and all constants."""
+    """How to search: by what, limits, seed, where news goes, what is kept of the schedule, all constants."""
 
+    backend: str = "auto"
+    sketch: str | SketchProposal = "auto"
     threads: int = 1
     seed: int = 0
     memory_limit_mb: int | None = None
@@ -56,6 +59,12 @@ class Options:
     to_file: bool = False
     parameters: SearchParameters = DEFAULTS
     policy: Literal["lp", "greedy"] = "lp"
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def keeps_sends(self) -> bool:
+        """Whether the sends of a schedule are kept in memory."""
+        return self.spill_dir is None and self.keep != "summary"
 
     @property
     def of_solvers(self) -> dict[str, Any]:
@@ -86,7 +95,6 @@ class Search:
     is_verified: bool = False  # whatever is returned is verified at last
     earliest: list[Schedule] = field(default_factory=list)  # found, along trees
     most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
-    began_s: float = field(default_factory=time.monotonic)
     stages: list[Stage] = field(default_factory=list)
     trace: list[Moment] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -108,7 +116,7 @@ class Search:
         serves_above: bool = False,
     ) -> Search:
         """A search that is a part of this one, of a problem of its own."""
-        shared = {each: getattr(self, each) for each in ("began_s", "stages", "trace", "notes", "fallbacks")}
+        shared = {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
         above = (gives_up or self.gives_up, self.prefix + prefix, self, serves_above)
         return Search(problem, self.options, deadline, bound, *above, **shared)
 
@@ -304,7 +312,7 @@ class Search:
         if not self.serves_above:
             self.trace.append(self._moment(None if self.best is None else self.best.finish_us))
 
-    def result(self, *, backend: str, choice: str) -> Result:
+    def result(self, choice: str) -> Result:
         """The incumbent, verified if it is not yet, with its bound and the log."""
         assert self.best is not None, "there is a schedule"
         if not self.is_verified:
@@ -317,20 +325,20 @@ class Search:
             stopped = "bound met"
         elif self.ran_out or self.deadline.has_passed:
             stopped = "time limit"
-        schedule, kept = self._kept()
+        options, (schedule, kept) = self.options, self._kept()
         for message in dict.fromkeys(self.fallbacks):
             warnings.warn(message, FallbackWarning, stacklevel=4)
-        seconds = time.monotonic() - self.began_s
+        seconds = time.monotonic() - self.options.began_s
         notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
         progress = (*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us))
         return Result(
-            schedule, bound, backend, tuple(self.stages), seconds, self.options.seed, package_versions(),
+            schedule, bound, options.backend, tuple(self.stages), seconds, options.seed, package_versions(),
             stopped, notes, progress, choice, self.dimension_bound,
         )  # fmt: skip
 
     def _moment(self, finish_us: float | None) -> Moment:
         """What is known now; of a half, its own times."""
-        return Moment(time.monotonic() - self.began_s, finish_us, self.bound_us, self.half)
+        return Moment(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
         """The bound; or, where a verified schedule is faster, none and a note: then the bound is wrong."""

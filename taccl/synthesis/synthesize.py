@@ -139,37 +139,29 @@ def synthesize(
             memory_limit_mb=memory_limit_mb, log=log, progress=progress, sketch=sketch, parameters=parameters,
             policy=policy, in_network=in_network,
         )  # fmt: skip
-    began = time.monotonic()
     options = Options(
-        threads or _cores(), seed, memory_limit_mb, log, progress, keep,
+        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, progress, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy,
     )  # fmt: skip
+    limit = Deadline(options.began_s + time_limit_s)
     if backend == BALANCED:
         problem = cut_balanced(problem, policy=policy)
     known_word(in_network, get_args(InNetworkUse), "in_network")
     if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
-        return _with_switches(problem, in_network, backend, time_limit_s, sketch, options, began)
+        return _with_switches(problem, in_network, options, limit)
     if problem.collective.update_us_per_mb is not None:
-        return _served(problem, options, time_limit_s, backend, began)
-    return _by_ranks(over_links(problem, shared=False), backend, time_limit_s, sketch, options, began)
+        return _served(problem, options, limit)
+    return _by_ranks(over_links(problem, shared=False), options, limit)
 
 
-def _with_switches(
-    problem: Problem,
-    use: InNetworkUse,
-    backend: str,
-    time_limit_s: float,
-    sketch: str | SketchProposal,
-    options: Options,
-    began: float,
-) -> Result:
+def _with_switches(problem: Problem, use: InNetworkUse, options: Options, limit: Deadline) -> Result:
     """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
-    limit, budget = Deadline(began + time_limit_s), options.parameters.budget
+    budget, since = options.parameters.budget, time.monotonic()
     found, ranks = by_switches(problem, use, limit), None
     tried: list[Any] = [] if found is None else [found]
     alone = over_links(problem, shared=False)
     if use == "auto" and (found is None or found.finish > _bound(alone, limit, budget).bound):
-        ranks = _by_ranks(alone, backend, max(0.1, limit.left_s), sketch, options, time.monotonic())
+        ranks = _by_ranks(alone, options, limit)
         tried.append(ranks.schedule)
     if not tried:
         raise NoSolutionError(
@@ -177,49 +169,42 @@ def _with_switches(
         )
     best = min(tried, key=lambda each: each.finish)
     best = replace(best, problem=replace(best.problem, clauses=problem.clauses))
-    search = Search(best.problem, options, limit, began_s=began)
+    search = Search(best.problem, options, limit)
     search.best, search.stages = best, [] if ranks is None else list(ranks.stages)
     told = []
     if found is not None:
-        search.record("in-network", "taccl", "done", began, finish_us=found.finish_us, message=found.producer)
+        search.record("in-network", "taccl", "done", since, finish_us=found.finish_us, message=found.producer)
         told.append(f"switches that add, {found.producer}: {format_us(found.finish)}")
     if ranks is not None:
         told.append(f"ranks alone: {format_us(ranks.schedule.finish)}")
     allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
     search.prove(_bound(allowed, limit, budget), time.monotonic())
-    return search.result(backend=backend, choice="; ".join(told))
+    return search.result("; ".join(told))
 
 
-def _served(problem: Problem, options: Options, time_limit_s: float, backend: str, began: float) -> Result:
+def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
     """What servers do that update sums: no other search knows when they may be sent on."""
-    found = servers(problem, cut=problem.chunks_open)
+    since, found = time.monotonic(), servers(problem, cut=problem.chunks_open)
     found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
-    search = Search(found.problem, options, Deadline(began + time_limit_s), best=found, began_s=began)
-    search.record("servers", "taccl", "done", began, finish_us=found.finish_us)
+    search = Search(found.problem, options, limit, best=found)
+    search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
     _prove(search)
-    return search.result(backend=backend, choice="servers that update sums, in the levels that finish first")
+    return search.result("servers that update sums, in the levels that finish first")
 
 
-def _by_ranks(
-    problem: Problem,
-    backend: str,
-    time_limit_s: float,
-    sketch: str | SketchProposal,
-    options: Options,
-    began: float,
-) -> Result:
+def _by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     """What is found without switches that add."""
-    parameters, limit = options.parameters, Deadline(began + time_limit_s)
-    problem, proposals, limit = _with_chunks(problem, backend, limit, sketch, options)
-    plan = _plan(problem, backend, max(0.1, limit.left_s), sketch, proposals, options)
+    parameters, backend = options.parameters, options.backend
+    problem, proposals, limit = _with_chunks(problem, options, limit)
+    plan = _plan(problem, max(0.1, limit.left_s), proposals, options)
     asked, (problem, apart) = problem, _feasible(problem, max(0.1, limit.left_s), parameters)
     if apart is not None:
-        search = Search(problem, options, limit, best=apart, began_s=began)
+        search = Search(problem, options, limit, best=apart)
         _prove(search)
-        return search.result(backend=backend, choice=f"{apart.producer}: no rank can make a sum for all")
+        return search.result(f"{apart.producer}: no rank can make a sum for all")
     budget, competes = parameters.budget, backend in ("auto", "greedy")
     limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
-    search = Search(problem, options, limit, began_s=began)
+    search = Search(problem, options, limit)
     is_small, most_s = sums_are_small(problem), budget.improve_share * limit.left_s
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
     behind_s = max(plan.improving_s, min(moment_s, most_s))
@@ -248,7 +233,7 @@ def _by_ranks(
         search.interrupt()
         if search.best is None:
             raise
-    found = search.result(backend=backend, choice=plan.choice)
+    found = search.result(plan.choice)
     if problem is asked or options.keep == "summary":
         return found
     schedule = replace(found.schedule, problem=asked)
@@ -312,17 +297,18 @@ def choose(
 
 
 def _with_chunks(
-    problem: Problem, backend: str, limit: Deadline, sketch: str | SketchProposal, options: Options
+    problem: Problem, options: Options, limit: Deadline
 ) -> tuple[Problem, Sequence[SketchProposal], Deadline]:
     """The problem in as many chunks as are best, where it leaves that open; and sketches that suit.
 
     And the limit, put off by what is compiled for that.
     """
     whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
+    sketch = options.sketch
     if not isinstance(sketch, str):
         per_rank = sketch.problem.collective.chunks_per_rank
         return cut(whole, per_rank) if problem.chunks_open else problem, [sketch], limit
-    is_alone = backend not in ("auto", "greedy") or options.spill_dir is not None or options.keep == "summary"
+    is_alone = options.backend not in ("auto", "greedy") or not options.keeps_sends
     if is_alone or not problem.chunks_open:
         return whole, [], limit
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_moves:
@@ -332,7 +318,7 @@ def _with_chunks(
         problem,
         limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s)),
         give_up=limit.sooner(suggesting.give_up_share * limit.left_s),
-        suggests=backend == "auto" and sketch == "auto",
+        suggests=options.backend == "auto" and sketch == "auto",
         seed=options.seed,
         progress=options.progress,
         parameters=options.parameters,
@@ -350,14 +336,10 @@ class _Plan(NamedTuple):
 
 
 def _plan(
-    problem: Problem,
-    backend: str,
-    time_limit_s: float,
-    sketch: str | SketchProposal,
-    proposals: Sequence[SketchProposal],
-    options: Options,
+    problem: Problem, time_limit_s: float, proposals: Sequence[SketchProposal], options: Options
 ) -> _Plan:
     """What is run; raises `InputError` for arguments that do not fit together."""
+    backend, sketch = options.backend, options.sketch
     if backend not in OWN_BACKENDS:
         require_known(backend, others=OWN_BACKENDS, where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
@@ -370,7 +352,7 @@ def _plan(
             where="spill_dir",
         )
     # Beside what else was asked for nothing is suggested, and nothing improved.
-    is_alone = backend != "auto" or options.spill_dir is not None or options.keep == "summary"
+    is_alone = backend != "auto" or not options.keeps_sends
     if not isinstance(sketch, str):
         check_proposal(sketch, problem)
         if is_alone:

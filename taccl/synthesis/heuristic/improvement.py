@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.collectives import make
+from taccl.costs import hold_columns
 from taccl.problem import Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import starts
@@ -234,13 +235,11 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
         pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
         may_merge &= np.isin(np.arange(num_links), pays)
     most_merged = most_merged if may_merge.any() else 1
-    resource = np.unique(np.array([h.resource for h in topology.holds], np.int64)[hold], return_inverse=True)[
-        1
-    ]
-    receives = np.array([h.side == "receive" for h in topology.holds], bool)[hold]
+    columns = hold_columns(topology)
+    resource = np.unique(columns.resource[hold], return_inverse=True)[1]
     return Arcs(
         n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge, most_merged,
-        hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], receives,
+        hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], columns.receives[hold],
         tail, head_of, head,
         starts(leaving, 2 * n), arc[np.argsort(leaving, kind="stable")],
         starts(entering, 2 * n), by_head[np.argsort(entering, kind="stable")],
@@ -249,26 +248,17 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
 
 def _holds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Holds by link, without those of resources of one link alone that another of its holds implies."""
-    costs, holds = problem.costs, problem.topology.holds
-    alphas, betas = costs.hold_alpha.tolist(), costs.hold_beta.tolist()
-    by_link: dict[int, list[int]] = {}
-    users: dict[int, set[int]] = {}
-    for h, hold in enumerate(holds):
-        by_link.setdefault(hold.link, []).append(h)
-        users.setdefault(hold.resource, set()).add(hold.link)
-    kept, count = [], []
-    for e in range(len(problem.topology.links)):
-        mine = by_link.get(e, [])
-        for h in list(mine):
-            implied = any(
-                g != h and holds[g].side == holds[h].side and alphas[g] >= alphas[h] and betas[g] >= betas[h]
-                for g in mine
-            )
-            if implied and users[holds[h].resource] == {e}:
-                mine = [g for g in mine if g != h]
-        kept += mine
-        count.append(len(mine))
-    return np.concatenate(([0], np.cumsum(count))).astype(np.int64), np.array(kept, np.int64)
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    alpha, beta, late = costs.hold_alpha.tolist(), costs.hold_beta.tolist(), columns.receives.tolist()
+    is_alone = (np.bincount(columns.resource, minlength=1)[columns.resource] == 1).tolist()
+    kept: list[list[int]] = [[] for _ in problem.topology.links]
+    for h in sorted(range(len(late)), key=lambda h: (is_alone[h], -alpha[h], -beta[h], -h)):
+        mine = kept[columns.link[h]]
+        implied = (late[g] == late[h] and alpha[g] >= alpha[h] and beta[g] >= beta[h] for g in mine)
+        if not (is_alone[h] and any(implied)):
+            mine.append(h)
+    hold_of = np.cumsum([0, *map(len, kept)])
+    return hold_of, np.array([h for mine in kept for h in sorted(mine)], np.int64)
 
 
 def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | None) -> Trees:

@@ -31,7 +31,6 @@ from taccl.synthesis.heuristic.router_kernel import (
     list_trees,
     route,
 )
-from taccl.synthesis.parameters import DEFAULTS, RouterParameters
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -61,52 +60,6 @@ class Routes:
         return np.repeat(np.arange(len(self.hop_of) - 1), np.diff(self.hop_of))
 
 
-class Router:
-    """The trees of all chunks, which can be ripped up and routed anew.
-
-    - `signal`, (3,) int64: Routing stops once the first is 1; see `taccl.synthesis.heuristic.router_kernel`.
-    """
-
-    def __init__(
-        self, fabric: Fabric, demand: Demand, parameters: RouterParameters = DEFAULTS.router
-    ) -> None:
-        self.fabric, self.parameters = fabric, parameters
-        self.nets = _nets(fabric, demand)
-        self.state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
-        self.signal = np.array([0, 0, -1])
-
-    def route(
-        self,
-        order: NDArray[np.int64],
-        exponent: int,
-        *,
-        most: float = 0.0,
-        waiting: float | None = None,
-    ) -> float:
-        """Route chunks anew, one after another; ticks of the busiest resource, infinite if it was stopped.
-
-        - `order`, (num_chunks,) int64: Some chunks or all.
-        - `exponent`, `most`, `waiting`: As of `taccl.synthesis.heuristic.router_kernel.Prices`.
-
-        Raises `CollectiveError` if a chunk cannot reach a rank that wants it.
-        """
-        cost = self.parameters.waiting if waiting is None else waiting
-        prices = Prices(exponent, self.parameters.tree_weight, float(cost), float(most))
-        order = order[self.nets.target_of[order] < self.nets.target_of[order + 1]]
-        if not route(self.fabric, self.nets, self.state, prices, order, self.signal):
-            _raise_if_lost(self.signal)
-            return float("inf")
-        return _peak(self.state)
-
-    def routes(self, way: NDArray[np.int32], peak: float) -> Routes:
-        """Trees hop after hop, and how long they take the busiest resource."""
-        hop_of = np.concatenate(([0], np.cumsum((way >= 0).sum(axis=1)))).astype(np.int64)
-        slot = np.empty(int(hop_of[-1]), np.int32)
-        room = np.empty((3, self.fabric.num_ranks), np.int64)
-        list_trees(self.fabric, self.nets, way, room, hop_of, slot)
-        return Routes(hop_of, slot, round(peak))
-
-
 def find_trees(
     fabric: Fabric,
     demand: Demand,
@@ -127,29 +80,38 @@ def find_trees(
     before every chunk had a tree.
     """
     deadline, parameters = limits.deadline, limits.parameters.router
-    router = Router(fabric, demand, parameters)
+    nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
+    state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
+    cost = float(parameters.waiting if waiting is None else waiting)
     classes = masks or [(fabric, np.arange(demand.num_chunks))]
     rng = np.random.default_rng(limits.seed)
-    best, least, peak = router.state.way, np.inf, 0.0
+    best, least, peak = state.way, np.inf, 0.0
     num_passes = (most_steps or parameters.most_steps) // max(1, search_steps(fabric, demand))
     passes = parameters.tree_exponents[: max(1, num_passes)]
-    with deadline.stopping(router.signal):
+    with deadline.stopping(signal):
         for i, exponent in enumerate(passes):
             left = demand.num_chunks
             with deadline.scope(f"balancing trees, pass {i + 1} of {len(passes)}", ahead=len(passes) - i - 1):
                 for k in rng.permutation(len(classes)) if len(classes) > 1 else (0,):
-                    router.fabric, chunks = classes[k]
+                    some, chunks = classes[k]
                     left -= len(chunks)
-                    with _progress(deadline, router.signal, "", len(chunks), len(chunks), left):
-                        order = rng.permutation(chunks)
-                        peak = router.route(order, exponent, most=peak, waiting=waiting)
+                    order = rng.permutation(chunks)
+                    order = order[nets.target_of[order] < nets.target_of[order + 1]]
+                    prices = Prices(exponent, parameters.tree_weight, cost, peak)
+                    with _progress(deadline, signal, "", len(chunks), len(chunks), left):
+                        is_done = route(some, nets, state, prices, order, signal)
+                    _raise_if_lost(signal)
+                    peak = _peak(state) if is_done else np.inf
             if peak < least:
-                best, least = router.state.way if i + 1 == len(passes) else router.state.way.copy(), peak
-            if router.signal[STOP]:
+                best, least = state.way if i + 1 == len(passes) else state.way.copy(), peak
+            if signal[STOP]:
                 break
     if not np.isfinite(least):
         raise OutOfTime("stopped before every chunk had a tree; give more time")
-    return router.routes(best, least)
+    hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
+    slot = np.empty(int(hop_of[-1]), np.int32)
+    list_trees(fabric, nets, best, np.empty((3, fabric.num_ranks), np.int64), hop_of, slot)
+    return Routes(hop_of, slot, round(least))
 
 
 def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:

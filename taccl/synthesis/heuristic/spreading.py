@@ -50,13 +50,10 @@ class Rule:
 
     - `order`: Which link into a rank chooses first: that with the fewest chunks to offer, or each in its
       turn.
-    - `theta`: How many slow sends' time a rank must be behind its fast component before a slow link repeats
-      for it what the component has already. Negative: links are all the same.
     - `rarest`: Whether a link brings the rarest of its source's chunks, or the first that came there.
     """
 
     order: str = "fewest-first"
-    theta: float = 1.0
     rarest: bool = False
 
 
@@ -64,15 +61,13 @@ def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> 
     """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
     rarest = fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps
-    thetas = [2.0, 0.5] if rarest else [1.0, 2.0, 0.5, 0.0]
-    thetas = thetas if fabric.num_classes > 1 else [-1.0]
-    return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
+    return tuple(Rule(order, rarest) for order in orders)
 
 
 def spread(
     fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
 ) -> Sends:
-    """Sends that bring every chunk to all that want it, each rank once; by default one run for every rule.
+    """Sends that bring every chunk to all that want it, each rank once; by default two runs of every rule.
 
     - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
 
@@ -90,7 +85,7 @@ def spread(
         again, number = divmod(run, len(tried))
         return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
-    best = best_of(attempt, limits, limits.num_runs or len(tried))
+    best = best_of(attempt, limits, limits.num_runs or 2 * len(tried))
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
@@ -135,9 +130,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
             ),
             limits.deadline.stopping(scalar[SIGNAL:]),
         ):
-            finish = int(
-                spread_chunks(fabric, state, units, _ORDERS[rule.order], rule.theta, min(limit, most))
-            )
+            finish = int(spread_chunks(fabric, state, units, _ORDERS[rule.order], min(limit, most)))
         if finish == OVER_LIMIT and limit > most:
             start_type = np.int64
         elif finish == HEAP_FULL:
@@ -203,7 +196,7 @@ def _make_state(
     by_rank = np.lexsort((chunk_of_origin, far[chunk_of_origin], demand.origin))
     first = np.repeat(log_of[:-1] - (np.cumsum(filled) - filled), filled)
     log[first + np.arange(len(by_rank))] = chunk_of_origin[by_rank]
-    held, num_held = _held(fabric, demand, chunk_of_origin, tiered=rule.theta >= 0)
+    held, num_held = _held(fabric, demand, chunk_of_origin)
     at = fabric.component[-1]
     copies = np.zeros((int(at.max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
     if rule.rarest:
@@ -243,11 +236,11 @@ def _make_state(
 
 
 def _held(
-    fabric: Fabric, demand: Demand, chunk_of_origin: NDArray[np.int64], *, tiered: bool
+    fabric: Fabric, demand: Demand, chunk_of_origin: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Bits of the chunks that some rank of a component has, by class and component; and their number."""
     width = -(-demand.num_chunks // 8)
-    if not tiered or fabric.num_classes == 1:
+    if fabric.num_classes == 1:
         return np.zeros((0, 0, width), np.uint8), np.zeros((0, 0), np.int64)
     num_components = int(fabric.component[1:].max()) + 1
     held = np.zeros((fabric.num_classes, num_components, width), np.uint8)

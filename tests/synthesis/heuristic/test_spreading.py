@@ -130,7 +130,7 @@ def test_random_problems_verify(seed):
     sizes = MB
     if rng.random() < 0.4:
         sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
-    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice([-1, 0, 0.5, 1]), rng.random() < 0.5)
+    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.random() < 0.5)
     verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
 
 
@@ -337,7 +337,7 @@ def test_slow_links_bring_a_node_every_chunk_once():
                 if a != b:
                     builder.add_link(node + a, node + b, alpha_us=0, beta_us_per_mb=1)
     rails = [builder.add_link(s, (s + 3) % 6, alpha_us=0, beta_us_per_mb=10) for s in range(6)]
-    schedule = verified(problem_of(builder.build(), collectives.allgather(6)), rules=[Rule("in-turn", 1)])
+    schedule = verified(problem_of(builder.build(), collectives.allgather(6)), rules=[Rule("in-turn")])
     # One crossing a chunk, 10 us, and 1 us to the two neighbours.
     assert (int(np.isin(schedule.link, rails).sum()), schedule.finish_us) == (6, 11)
 
@@ -349,7 +349,7 @@ def test_rarest_chunks_leave_a_source_once():
     """
     collective = collectives.broadcast(4, chunks_per_rank=3)
     problem = problem_of(topologies.fully_connected(4), collective)
-    rules = [Rule("in-turn", -1, rarest=rarest) for rarest in (True, False)]
+    rules = [Rule("in-turn", rarest=rarest) for rarest in (True, False)]
     assert [verified(problem, rules=[rule], num_runs=1).finish_us for rule in rules] == [41, 61.5]
 
 
