@@ -198,14 +198,6 @@ class Orbits:
                 links[held.resource].append(link)
         return tuple(tuple(dict.fromkeys(each)) for each in links)
 
-    @cached_property
-    def unfolded_holds(self) -> list[tuple[Held, ...]]:
-        """What every link holds, resources by themselves."""
-        topology = self.problem.topology
-        return _held_by_links(
-            self.problem, np.arange(len(topology.resources)), np.arange(len(topology.links))
-        )
-
     def earliest_start(self, move: Move) -> int:
         """The first moment at which all sources may have the chunk, in ticks."""
         return max(self.places[p].head_ticks for p in move.srcs)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from taccl.problem import Problem
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.greedy import ListSchedule
-from taccl.synthesis.paper.orbits import Orbits, Place
+from taccl.synthesis.paper.orbits import Orbits
 from taccl.synthesis.paper.sequencing import Pair, Windows, pairs_apart
 
 #: Every block of rows of the routing model.
@@ -33,7 +33,6 @@ TAGS = (
     "routing.order",
     "routing.finish",
     "routing.resource",
-    "routing.fan-out",
     "routing.crossing",
     "routing.hops",
     "routing.own-first",
@@ -97,7 +96,6 @@ class RoutingModel:
         self._flow()
         self._arrivals()
         self._resources()
-        self._fan_out()
         self._crossings()
         self._hops()
         self._own_first()
@@ -178,28 +176,6 @@ class RoutingModel:
                 load[held.resource].append((Fraction(-ticks, share * size_of_resource[held.resource]), x))
         for _, terms in sorted(load.items()):
             self._no_sooner("resource", self.finish, None, terms)
-
-    def _fan_out(self) -> None:
-        """T >= s_p + what the copies of one chunk hold of one resource as they leave one rank."""
-        for p, place in enumerate(self.orbits.places):
-            leaving: dict[int, list[tuple[int, int]]] = defaultdict(list)
-            for m in place.moves_out:
-                if m in self.made and not self.orbits.merging[self.orbits.moves[m].link_orbit]:
-                    for resource, ticks in self._holds_at(m, place).items():
-                        leaving[resource].append((-ticks, self.made[m]))
-            for _, terms in sorted(leaving.items()):
-                if len(terms) > 1:
-                    self._no_sooner("fan-out", self.finish, self.arrival.get(p), terms)
-
-    def _holds_at(self, m: int, place: Place) -> dict[int, int]:
-        """What the members of a move that take a place's chunk from its rank hold, and for how long."""
-        move, topology = self.orbits.moves[m], self.orbits.problem.topology
-        ticks: dict[int, int] = defaultdict(int)
-        for link in move.links if self.orbits.group.chunks[move.chunk] == place.chunk else ():
-            if place.rank in topology.links[link].srcs:
-                for held in self.orbits.unfolded_holds[link]:
-                    ticks[held.resource] += held.count * (held.alpha + move.units * held.beta)
-        return ticks
 
     def _crossings(self) -> None:
         """A chunk enters each node that needs it and lacks it at least once."""

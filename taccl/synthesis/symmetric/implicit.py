@@ -32,6 +32,9 @@ from taccl.topology.translations import (
 )
 from taccl.units import format_us, parse_size
 
+#: So many products of shifts that the links have are tried; resources may lack them.
+_MOST_TRIED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class ImplicitResult:
@@ -181,12 +184,10 @@ def implicit_translations(
     )
 
 
-def find_translations(topology: Topology, *, most_tried: int = 20) -> Translations | None:
+def find_translations(topology: Topology) -> Translations | None:
     """Translations of a topology that are shifts inside blocks of ranks, one inside another; None without.
 
     Tori, hypercubes and rings are of this kind when their ranks are numbered row by row.
-
-    - `most_tried`: So many products of shifts that the links have are tried; resources may lack them.
     """
     import networkx as nx
 
@@ -201,7 +202,7 @@ def find_translations(topology: Topology, *, most_tried: int = 20) -> Translatio
         if link_permutation(topology, offset_permutation(num_ranks, step, block)) is not None:
             shifts.add_edge(step, block)
     # Shifts that together take any rank to any, from the finest block to the coarsest.
-    for chain in islice(nx.all_simple_paths(shifts, 1, num_ranks), most_tried):
+    for chain in islice(nx.all_simple_paths(shifts, 1, num_ranks), _MOST_TRIED):
         moduli = tuple(block // step for step, block in pairwise(chain))[::-1]
         with contextlib.suppress(TopologyError):
             return translations_of_topology(topology, CyclicProduct(moduli))
