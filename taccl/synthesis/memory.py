@@ -59,11 +59,6 @@ class MemoryNeed:
         """The most that is needed at any time."""
         return self.proof + max(self.search, self.verification, self.columns + self.file)
 
-    @property
-    def peak_mb(self) -> float:
-        """The same in MB."""
-        return self.peak / 10**6
-
     def __str__(self) -> str:
         phases = [(each.name, getattr(self, each.name)) for each in fields(self)[1:]]
         return ", ".join(f"{name} {_about(size)}" for name, size in phases if size)

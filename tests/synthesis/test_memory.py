@@ -127,7 +127,7 @@ def test_refusal_says_all():
 @pytest.mark.slow
 def test_refusal_offers_what_fits():
     """A file of a million transfers takes 419 MB; without it there is room."""
-    limit_mb = round(memory_need(MESH).peak_mb) + 1
+    limit_mb = round(memory_need(MESH).peak / 1e6) + 1
     with pytest.raises(InputError, match="--summary.*--spill"):
         check_memory(MESH, memory_limit_mb=limit_mb, to_file=True)
     assert check_memory(MESH, memory_limit_mb=limit_mb) is None
@@ -162,7 +162,7 @@ def test_ways_are_sampled_all_over_a_mesh():
 def test_one_run_where_two_do_not_fit():
     """A limit between what one run needs and what a further one needs leaves the first."""
     problem = problem_of(topologies.mesh(64, 64))
-    one, more = (memory_need(problem, num_runs=runs).peak_mb for runs in (1, None))
+    one, more = (memory_need(problem, num_runs=runs).peak / 1e6 for runs in (1, None))
     assert check_memory(problem, memory_limit_mb=int((one + more) / 2)) == 1
 
 

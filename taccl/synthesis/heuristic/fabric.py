@@ -214,13 +214,8 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
         rows = np.zeros((num_ranks, num_chunks), bool)
         for c, ranks in enumerate(destinations):
             rows[list(ranks), c] = True
-        wanted = pack_bits(rows)
+        wanted = np.packbits(rows, axis=1, bitorder="little")
     return Demand(costs.chunk_units, origin_of, origin, wanted)
-
-
-def pack_bits(rows: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Rows of truth values as bits: value c is bit ``c & 7`` of byte ``c >> 3``."""
-    return np.packbits(rows, axis=1, bitorder="little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,39 +286,32 @@ def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int
 @inner
 def _find(fabric: Fabric, s: State, e: int, d: int, k: int, what: int, units: NDArray[np.int64]) -> int:
     """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none."""
-    stop = s.log_end[fabric.src[e]]
+    if what == _BEHIND:
+        claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
+        behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
+        took = fabric.alpha[e] + units[0] * fabric.beta[e]
+        rate = fabric.fast_rate[k, d]
+        if rate > 0 and behind <= took * rate:
+            return _NONE
+    is_fresh = what == _FRESH
+    where = fabric.component[k, d] if is_fresh else _NONE
+    p = s.fresh_place[e] if is_fresh else s.place[e]
     chunk = _NONE
-    if what == _FRESH:
-        p = s.fresh_place[e]
-        where = fabric.component[k, d]
-        while p < stop:
-            c = int(s.log[p])
-            if not (s.held[k, where, c >> 3] | s.claimed[d, c >> 3]) >> (c & 7) & 1:
-                chunk = c
-                break
-            p += 1
+    while p < s.log_end[fabric.src[e]]:
+        c = int(s.log[p])
+        taken = s.claimed[d, c >> 3]
+        if is_fresh:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
+            chunk = c
+            break
+        p += 1
+    if is_fresh:
         s.fresh_place[e] = p
-        if chunk >= 0 and len(s.copies):
-            chunk = _rarest(fabric, s, e, p, k, where)
     else:
-        allowed = True
-        if what == _BEHIND:
-            claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
-            behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
-            took = fabric.alpha[e] + units[0] * fabric.beta[e]
-            rate = fabric.fast_rate[k, d]
-            allowed = rate == 0 or behind > took * rate
-        if allowed:
-            p = s.place[e]
-            while p < stop:
-                c = int(s.log[p])
-                if not s.claimed[d, c >> 3] >> (c & 7) & 1:
-                    chunk = c
-                    break
-                p += 1
-            s.place[e] = p
-            if chunk >= 0 and len(s.copies):
-                chunk = _rarest(fabric, s, e, p, k, _NONE)
+        s.place[e] = p
+    if chunk >= 0 and len(s.copies):
+        chunk = _rarest(fabric, s, e, p, k, where)
     return chunk
 
 

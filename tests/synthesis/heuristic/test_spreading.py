@@ -19,7 +19,7 @@ from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic import spreading
-from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, pack_bits, problem_arrays
+from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.spreading import Rule, spread
 from taccl.topology.topology import TopologyBuilder
@@ -351,11 +351,6 @@ def test_rarest_chunks_leave_a_source_once():
     problem = problem_of(topologies.fully_connected(4), collective)
     rules = [Rule("in-turn", rarest=rarest) for rarest in (True, False)]
     assert [verified(problem, rules=[rule], num_runs=1).finish_us for rule in rules] == [41, 61.5]
-
-
-def test_pack_bits():
-    """Value c is bit c & 7 of byte c >> 3."""
-    assert pack_bits(np.array([[True, False, True] + [False] * 6 + [True]])).tolist() == [[5, 2]]
 
 
 def test_demand_of_arrays():
