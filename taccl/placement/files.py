@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.names import shown
-from taccl.placement.algorithms import ALGORITHMS
 from taccl.reading import read_text
 from taccl.units import parse_size
 
@@ -171,6 +170,7 @@ def choose(
     if collective not in told:
         said = f"found {collective}; {library} is told of {', '.join(told)}"
         raise InputError(said, where="collective")
+    from taccl.placement.algorithms import ALGORITHMS
     from taccl.placement.reorder import Case
 
     sizes = [parse_size(least, where="least")]

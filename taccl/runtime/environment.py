@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +62,8 @@ def find_mpiexec() -> Path:
 
 def find_library() -> Path:
     """MPICH's library in this environment."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     with contextlib.suppress(PackageNotFoundError):
         for file in distribution("mpich").files or []:
             if file.name.startswith("libmpi.so."):
@@ -83,6 +84,8 @@ def import_mpi() -> Any:
 
 
 def _candidates() -> list[Path]:
+    from importlib.metadata import PackageNotFoundError, distribution
+
     beside = [Path(sys.executable).parent / "mpiexec", Path(sys.prefix) / "bin" / "mpiexec"]
     try:
         files = distribution("mpich").files or []

@@ -8,7 +8,6 @@ import platform
 import time
 import traceback
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -271,6 +270,8 @@ def _versions() -> dict[str, str]:
 
 
 def _version_of(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:  # run from a source tree that was never installed
