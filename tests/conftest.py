@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """Let Ctrl-C reach tests that send it: a shell has what it starts in the background ignore it."""
     gc.disable()  # until all tests are collected, none of which is garbage
+    # Where images of containers ask for no bytecode, each of many processes would compile all of it.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -7,6 +7,7 @@ A fuzz is a test that goes over `cases`, or a hypothesis test under `fuzzed`. Bo
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
 MANY = bool(os.environ.get("TACCL_MANY"))
 
@@ -26,6 +28,19 @@ TRIED: Counter[str] = Counter()
 def some(few: int, many: int) -> int:
     """How many are to be tried: of two numbers the one that is asked for."""
     return many if MANY else few
+
+
+def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Choices of one of each kind: all with ``TACCL_MANY=1``, or a third, as in a Latin square.
+
+    Of three kinds of three or more, any two values of two kinds are then chosen together, once at least.
+    """
+    whole = itertools.product(*(list(enumerate(kind)) for kind in kinds))
+    return [
+        tuple(value for _, value in chosen)
+        for chosen in whole
+        if MANY or sum(place for place, _ in chosen) % 3 == 0
+    ]
 
 
 def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:

@@ -194,7 +194,8 @@ def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
 @pytest.mark.parametrize("name", BINDING)
 def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
     """And its bound, whose witness checks out, is below what is found."""
-    found = taccl.synthesize(asked(name), backend=backend, time_limit_s=5)
+    # The list scheduler alone goes on for all its time, and finds no more here.
+    found = taccl.synthesize(asked(name), backend=backend, time_limit_s=0.2 if backend == "greedy" else 5)
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish
     assert check_certificate(found.bound)
@@ -236,7 +237,7 @@ def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
     """Also one of an old schedule that did not have to."""
     problem = asked(name)
     free = problem.without_clauses(name)
-    old = taccl.synthesize(free, backend="greedy", time_limit_s=2).schedule
+    old = taccl.synthesize(free, backend="greedy", time_limit_s=0.1).schedule
     assert isinstance(old, Schedule)
     assert verify(taccl.replan(old, problem, time_limit_s=0.2).schedule).ok
 
@@ -374,7 +375,7 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes() -> None:
 @pytest.mark.fuzz
 def test_what_explain_proposes_leaves_a_schedule() -> None:
     """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""
-    for seed in cases("explained path limits", few=15, many=400):
+    for seed in cases("explained path limits", few=8, many=400):
         rng = random.Random(seed)
         content, name, extra, nodes, local = random_sketch(rng)
         content["routing"] = {"max_hops": rng.choice((1, 2, 3))}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
+from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
     """Schedules of 40 random problems, of 40 that reduce, and of the former's routes in shuffled orders."""
-    return tuple(_schedules(range(40), shuffles=25))
+    return tuple(_schedules(range(40), shuffles=some(10, 25)))
 
 
 def few_schedules() -> tuple[Schedule, ...]:

@@ -106,7 +106,7 @@ def test_a_sketch_may_leave_no_links_where_nothing_moves(way: dict[str, Any]) ->
 def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     """Groups, relays, scans, sums, sizes, clauses: each claim holds, is proven, and proves no tick too many."""
     compared = 0
-    for seed in cases("claims of bounds against the optimum", few=40, many=800):
+    for seed in cases("claims of bounds against the optimum", few=20, many=800):
         problem = random_group_problem(seed)
         way = WAYS[seed % len(WAYS)]
         claims, others = every_claim(problem), every_claim(problem, **way)
@@ -127,7 +127,7 @@ def test_no_claim_of_any_family_is_above_the_optimum() -> None:
         rng = random.Random(seed)
         made = [replace(claims[-1], bound=above, witness=made_up(problem, rng)) for _ in range(4)]
         assert not any(each.check() for each in made), seed
-    assert compared > some(20, 40)
+    assert compared > some(10, 40)
 
 
 def links(*ends: tuple[int, int, int], buses: Sequence[tuple[str, Sequence[int]]] = ()) -> Topology:
@@ -278,7 +278,7 @@ def test_every_witness_proves_its_bound(
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=400)
+@fuzzed(few=8, many=400)
 @given(topology=fabrics(), name=st.sampled_from(NAMES), chunks=st.integers(1, 2), max_merge=st.integers(1, 3))
 def test_named_collectives_have_valid_certificates(
     topology: Topology, name: str, chunks: int, max_merge: int

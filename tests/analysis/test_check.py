@@ -59,7 +59,7 @@ KINDS = (
 def found() -> tuple[Certificate, ...]:
     """Certificates of random problems, of every kind, for whole chunks and divisible data."""
     certificates = []
-    for seed in cases("certificates tampered with", few=60, many=800):
+    for seed in cases("certificates tampered with", few=30, many=800):
         problem = random_problem(seed, combining=seed % 2 == 0)
         for divisible in (False, True):
             certificates.append(lower_bound(problem, divisible=divisible))
@@ -299,7 +299,7 @@ def _exact(seed: int, *, combining: bool) -> tuple[Problem, int] | None:
 
 
 @pytest.mark.slow
-@fuzzed(few=30, many=600)
+@fuzzed(few=15, many=600)
 @given(seed=st.integers(0, 2**32 - 1), combining=st.booleans())
 def test_no_witness_proves_more_than_the_least_finish(seed: int, combining: bool) -> None:
     """Whatever it says, made up or changed: one tick above the optimum is never accepted."""

@@ -8,6 +8,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from tests.fuzzing import by_turns
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
 RING = taccl.topologies.ring(5, alpha_us=0)
@@ -78,9 +79,14 @@ def test_it_is_found_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", ["allreduce", "reduce-scatter", "allgather", "alltoall"])
-@pytest.mark.parametrize("name", ["ring:4", "fully-connected:4", "hypercube:2"])
-@pytest.mark.parametrize("size", [8, 1000, 10**6])
+@pytest.mark.parametrize(
+    ("size", "name", "collective"),
+    by_turns(
+        [8, 1000, 10**6],
+        ["ring:4", "fully-connected:4", "hypercube:2"],
+        ["allreduce", "reduce-scatter", "allgather", "alltoall"],
+    ),
+)
 def test_no_baseline_in_any_cut_beats_it(name, collective, size):
     """Sums that are added at one rank or at all, in one chunk a rank or in several, finish no sooner."""
     topology = taccl.topologies.parse(name)

@@ -102,7 +102,7 @@ def test_the_check_proves_what_is_claimed_and_no_more() -> None:
 def test_no_schedule_beats_the_claim() -> None:
     """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
     found = 0
-    for seed in cases("gossip between nodes", few=12, many=400):
+    for seed in cases("gossip between nodes", few=6, many=400):
         rng = random.Random(f"gossip {seed}")
         per_node, nic = rng.choice((2, 2, 3)), rng.choice((1, 2, 3))
         topology = two_levels(per_node, local=rng.choice((1, 2, 3)), nic=nic, alpha=rng.choice((0, 1)))

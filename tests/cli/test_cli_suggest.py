@@ -136,7 +136,7 @@ def test_bad_input_is_named(run, words, said):
     assert said in err
 
 
-WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "3")
+WITHOUT = ("synthesize", "dgx-a100", "--nodes", "2", "--collective", "allgather", "--time-limit", "1")
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, SHORT
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
+from tests.fuzzing import MANY
 
 #: The real one, whatever stands in its place.
 SYNTHESIZE = taccl.synthesize
@@ -335,7 +336,7 @@ TERMINATED = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *([signal.SIGHUP] if MANY else [])])
 def test_a_signal_to_end_ends_it_without_a_word(tmp_path, number):
     """Nothing that workers shared is left, so that joblib has nothing to warn of."""
     script = tmp_path / "script.py"

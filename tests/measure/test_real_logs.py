@@ -9,18 +9,22 @@ import pytest
 import taccl
 from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, model_of, predicted_row
 from taccl.measure.logs import read_log
+from tests.fuzzing import MANY
+
+#: Every other by default; the benchmark goes through all.
+NAMES = [*SWEEPS][:: 1 if MANY else 2]
 
 
 @pytest.fixture(scope="module")
 def fits(shared_data):
-    """Every full sweep, fitted by itself."""
+    """Full sweeps, each fitted by itself."""
     return {
-        name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], model_of(name)) for name in SWEEPS
+        name: taccl.fit([str(shared_data / "nccl-tests" / f"{name}.txt")], model_of(name)) for name in NAMES
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sweeps_are_fitted(fits, name):
     """Median and 90th percentile of the errors are within the figures."""
     found = fits[name].to_dict()
@@ -29,14 +33,14 @@ def test_sweeps_are_fitted(fits, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_sizes_left_out_are_predicted(fits, name):
     """So is the median error at sizes that the fit did not see."""
     assert fits[name].left_out_median_error <= WORST_LEFT_OUT
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_fastest_protocol_is_the_one_that_was_taken(fits, name):
     """Who asks for a time knows no protocol: the fastest by the fitted parameters comes as near as any."""
     (found,) = fits[name].series

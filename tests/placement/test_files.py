@@ -230,7 +230,7 @@ class TestChoices:
         program.write_text(SUMS)
         run = (mpiexec, "-n", 4, sys.executable, program)
         sums = {}
-        for name in ("doubling", "ring", "halving-doubling"):
+        for name in ("doubling", "ring"):
             path = tmp_path / f"{name}.json"
             path.write_text(mpich_selection(one(name), 4, base=library))
             sums[name] = said(*run, MPIR_CVAR_COLL_SELECTION_TUNING_JSON_FILE=str(path))

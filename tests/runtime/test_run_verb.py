@@ -27,9 +27,9 @@ def allgather_file(tmp_path):
 
 
 @pytest.fixture
-def hanging_file(tmp_path):
-    """A program of four ranks, one of which does not send what another waits for."""
-    program = program_for("allgather")
+def hanging_file(tmp_path, request):
+    """A program of four ranks, or as a test says, one of which does not send what another waits for."""
+    program = program_for("allgather", getattr(request, "param", "ring:4"))
     path = tmp_path / "hanging.xml"
     place = first_step(program, 1, "send")
     taccl.write(with_changed_step(program, 1, place, None), path)
@@ -54,11 +54,12 @@ class TestStarted:
         assert "correct: in all 4 runs every output agrees bit for bit with MPI_Allgather" in out
 
     @pytest.mark.slow
-    def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, allgather_file, monkeypatch):
+    def test_modules_of_the_current_folder_are_left_alone(self, mpiexec, tmp_path, monkeypatch):
         """A file that is called like a library's is not imported by the ranks."""
-        (allgather_file.parent / "json.py").write_text("raise RuntimeError")
-        monkeypatch.chdir(allgather_file.parent)
-        assert main(["run", str(allgather_file), "--size", "1KB", "--repetitions", "1"]) == 0
+        taccl.save(schedule_for("allgather", "ring:2"), tmp_path / "allgather.json")
+        (tmp_path / "json.py").write_text("raise RuntimeError")
+        monkeypatch.chdir(tmp_path)
+        assert main(["run", "allgather.json", "--size", "1KB", "--repetitions", "1"]) == 0
 
     @pytest.mark.slow
     def test_hang_is_exit_code_1_and_names_ranks(self, marked, hanging_file):
@@ -132,9 +133,12 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
     ("rank", "name"),
     [
         (0, "import_mpi"),  # the others are in MPI_Init
-        (1, "_agree_on_job"),
         (0, "Execution.from_dict"),  # every rank has all that it waits for
-        *([(1, "import_mpi"), (1, "Engine.run"), (1, "gathered"), (0, "_report")] if MANY else []),
+        *(
+            [(1, "_agree_on_job"), (1, "import_mpi"), (1, "Engine.run"), (1, "gathered"), (0, "_report")]
+            if MANY
+            else []
+        ),
     ],
 )
 def test_a_rank_that_is_killed_in_any_phase(rank, name, marked, allgather_file, tmp_path, monkeypatch):
@@ -155,9 +159,11 @@ class TestJoined:
     """Ranks that mpiexec started."""
 
     @pytest.mark.slow
-    def test_rank_0_prints(self, marked, mpiexec, allgather_file):
-        """One answer of all four, and exit code 0."""
-        process = marked.start("run", allgather_file, "--size", "64KB", command=(mpiexec, "-n", 4))
+    def test_rank_0_prints(self, marked, mpiexec, tmp_path):
+        """One answer of both, and exit code 0."""
+        path = tmp_path / "allgather.json"
+        taccl.save(schedule_for("allgather", "ring:2"), path)
+        process = marked.start("run", path, "--size", "64KB", command=(mpiexec, "-n", 2))
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0
         assert out.count("correct: in all 11 runs") == 1
@@ -165,10 +171,10 @@ class TestJoined:
     @pytest.mark.slow
     def test_wrong_number_of_ranks_is_refused(self, marked, mpiexec, allgather_file):
         """Exit code 2 before anything starts, said once; and nobody hangs."""
-        process = marked.start("run", allgather_file, command=(mpiexec, "-n", 3))
+        process = marked.start("run", allgather_file, command=(mpiexec, "-n", 2))
         out, complaint = process.communicate(timeout=60)
         assert process.returncode == 2
-        assert complaint.count("found 3 MPI ranks; the program is for 4; start it with -n 4") == 1
+        assert complaint.count("found 2 MPI ranks; the program is for 4; start it with -n 4") == 1
         assert not out
         assert not marked.alive()
 
@@ -181,10 +187,11 @@ class TestJoined:
         assert complaint.count("there is no such file") == 1
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("hanging_file", ["ring:2"], indirect=True)
     def test_hang_is_exit_code_1(self, marked, mpiexec, hanging_file):
         """As with ranks of our own; in JSON the first wait names rank 1, and stderr is left alone."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 1, "--json")
-        process = marked.start(*words, command=(mpiexec, "-n", 4))
+        process = marked.start(*words, command=(mpiexec, "-n", 2))
         out, complaint = process.communicate(timeout=60)
         assert process.returncode == 1
         values = json.loads(out)
@@ -194,10 +201,11 @@ class TestJoined:
         assert not marked.alive()
 
     @pytest.mark.slow
+    @pytest.mark.parametrize("hanging_file", ["ring:2"], indirect=True)
     def test_ctrl_c_leaves_nothing(self, marked, mpiexec, hanging_file):
         """No rank prints where it was, and what they shared is gone with them."""
         words = ("run", hanging_file, "--size", "64KB", "--timeout-s", 60)
-        process = marked.start(*words, command=(mpiexec, "-n", 4))
+        process = marked.start(*words, command=(mpiexec, "-n", 2))
         marked.wait_until_shared(process)
         time.sleep(1)  # until they run
         process.send_signal(signal.SIGINT)

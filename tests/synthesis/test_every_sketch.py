@@ -7,7 +7,7 @@ import pytest
 import taccl
 from taccl.sketch.upstream import load_problem
 from tests.foreign import OURS
-from tests.fuzzing import MANY
+from tests.fuzzing import MANY, by_turns
 
 COLLECTIVES = ("allgather", "alltoall", "allreduce")
 #: File stems of the published tool's sketches; each fits every topology file of its machine.
@@ -75,10 +75,10 @@ def assert_scheduled(sketch, topology, collective, cost_model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("collective", COLLECTIVES)
-@pytest.mark.parametrize(("cost_model", "sketch", "topology"), OURS_TOGETHER)
-def test_our_pair(sketch, topology, collective, cost_model):
+@pytest.mark.parametrize(("files", "collective"), by_turns(OURS_TOGETHER, COLLECTIVES))
+def test_our_pair(files, collective):
     """Files that we wrote as the published tool has them."""
+    cost_model, sketch, topology = files
     folder = OURS / "upstream-taccl"
     assert_scheduled(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective, cost_model

@@ -28,6 +28,7 @@ from taccl.synthesis.heuristic import queues, router, spreading
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
+from tests.fuzzing import MANY
 
 topologies = taccl.topologies
 
@@ -269,8 +270,14 @@ class TestLimits:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fabric", ["mesh:64x64", "mesh:63x65"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "fabric"),
+    [
+        (signal.SIGKILL, "mesh:63x65"),
+        (signal.SIGINT, "mesh:63x65"),
+        *([(signal.SIGKILL, "mesh:64x64"), (signal.SIGINT, "mesh:64x64")] if MANY else []),
+    ],
+)
 def test_killed_run_leaves_no_part_of_a_file(number, fabric, tmp_path):
     """Killed in the middle; the first is implicit and may have been quicker, and then its file is whole."""
     words = (

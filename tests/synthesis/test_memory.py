@@ -15,6 +15,7 @@ from taccl.problem import make_problem
 from taccl.synthesis import memory
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
+from tests.fuzzing import MANY
 
 topologies = taccl.topologies
 
@@ -71,9 +72,9 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     [
         ("allgather", "mesh", "36x36", False),
         ("allreduce", "torus", "32x32", False),
-        ("alltoall", "torus", "16x16", False),
         ("alltoall", "mesh", "16x16", True),
-        ("gather", "mesh", "32x32", False),
+        # As above, but in memory, and towards one rank.
+        *([("alltoall", "torus", "16x16", False), ("gather", "mesh", "32x32", False)] if MANY else []),
     ],
 )
 def test_prediction_is_what_is_measured(name, fabric, size, is_spilled, tmp_path):
@@ -96,7 +97,7 @@ def test_number_of_transfers_is_known(name, topology):
     problem = problem_of(topology, name)
     known = memory_need(problem).num_transfers
     assert known == pytest.approx(
-        len(schedule_large(problem)), rel=0.3 if name in ("alltoall", "gather") else 0
+        len(schedule_large(problem, num_runs=1)), rel=0.3 if name in ("alltoall", "gather") else 0
     )
 
 

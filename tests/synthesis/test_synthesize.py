@@ -28,6 +28,7 @@ from taccl.errors import FallbackWarning, InputError, SolverUnavailableError, To
 from taccl.problem import Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
+from taccl.solvers.process import WORKERS
 from taccl.synthesis import competing, stages
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
@@ -35,7 +36,7 @@ from taccl.synthesis.paper import jobshop
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.topology import TopologyBuilder
-from tests.fuzzing import cases
+from tests.fuzzing import MANY, cases
 from tests.synthesis.small_problems import full, problem_of, ring, star, two_nodes
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
@@ -252,7 +253,7 @@ WITHOUT_MEMORY = """
 import taccl, warnings
 warnings.simplefilter("ignore")
 problem = taccl.make_problem(taccl.topologies.ring(12), taccl.collectives.alltoall(12), chunk_bytes=1000)
-result = taccl.synthesize(problem, backend={backend!r}, time_limit_s=2, memory_limit_mb=1)
+result = taccl.synthesize(problem, backend={backend!r}, time_limit_s={limit_s}, memory_limit_mb=1)
 taccl.verify(result.schedule).raise_if_failed()
 print("verified", *(stage.status for stage in result.stages if stage.name == "routing"))
 """
@@ -289,7 +290,8 @@ class TestLimits:
     def test_same_seed(self, backend, collective, loose_bound):
         """The same problem, options and seed give the same schedule, transfer by transfer."""
         problem = problem_of(full(3, port=True), collectives.make(collective, 3))
-        run = partial(taccl.synthesize, problem, backend=backend, time_limit_s=0.8, threads=1, seed=7)
+        limit_s = 0.2 if backend == "greedy" else 0.8  # the list scheduler goes on to its end
+        run = partial(taccl.synthesize, problem, backend=backend, time_limit_s=limit_s, threads=1, seed=7)
         first, second = run(), run()
         assert first.schedule.digest() == second.schedule.digest()
         assert list(first.schedule) == list(second.schedule)
@@ -297,10 +299,13 @@ class TestLimits:
 
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
-    @pytest.mark.parametrize("backend", ["auto", "highs", "gurobi", "cpsat", "scip", "cbc"])
+    @pytest.mark.parametrize(
+        "backend", ["auto", "highs", "cpsat", *(["gurobi", "scip", "cbc"] if MANY else [])]
+    )
     def test_memory_limit(self, backend):
         """Solvers without memory are statuses of their stages, and there is a schedule all the same."""
-        script = WITHOUT_MEMORY.format(backend=backend)
+        # Time enough for a named solver to fail, which the portfolio would go on for.
+        script = WITHOUT_MEMORY.format(backend=backend, limit_s=2 if backend == "auto" else 20)
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         verified, *statuses = done.stdout.split()
         assert verified == "verified"
@@ -434,6 +439,7 @@ class TestFallbacks:
     def test_workers_killed_from_outside(self, loose_bound):
         """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
         killed = threading.Event()
+        WORKERS.end_idle()  # or one of these might be given the routing before it is seen to be dead
 
         def kill_once(doing, finish_us, bound_us):
             if "joint on cpsat" in doing and not killed.is_set():
@@ -443,7 +449,7 @@ class TestFallbacks:
         problem = problem_of(
             ring(6, betas=(0, 1, 2)), collectives.alltoall(6)
         )  # large enough to keep CP-SAT busy
-        result = taccl.synthesize(problem, time_limit_s=3, progress=kill_once)
+        result = taccl.synthesize(problem, time_limit_s=5, progress=kill_once)
         assert killed.is_set()
         assert_sound(result, problem)
         assert stage(result, "joint").status in ("crashed", "out-of-memory")
@@ -799,7 +805,7 @@ class TestContributionsApart:
         """On two nodes of eight, where latency counts, every baseline competes."""
         topology = taccl.topologies.ndv2(2)
         problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
-        result = taccl.synthesize(problem, time_limit_s=30)
+        result = taccl.synthesize(problem, time_limit_s=6)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
 
 

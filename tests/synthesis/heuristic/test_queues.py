@@ -85,7 +85,7 @@ def exchange(rng, num_ranks):
 
 
 @pytest.mark.slow
-@settings(max_examples=some(40, 150), deadline=None)
+@settings(max_examples=some(20, 150), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["occupies", "pipelined"]), st.booleans())
 def test_random_exchanges_verify(seed, meaning, several_sizes):
     """Any topology, exchange, alpha meaning and sizes: both verifiers accept it, no bound is beaten."""

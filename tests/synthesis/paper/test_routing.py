@@ -405,7 +405,7 @@ def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
 @pytest.mark.fuzz
 def test_schedules_are_points_of_the_model() -> None:
     """Whatever the list scheduler makes of a random problem, or of the halves of a sum, breaks no row."""
-    for seed in seeds("schedules as points of routing models", few=60, many=1500):
+    for seed in seeds("schedules as points of routing models", few=25, many=1500):
         summed = random_problem(seed, combining=True)
         halves = (reduction_half(summed), spreading_half(summed))
         for problem in (random_problem(seed), *halves, *copying_problems(seed)):
