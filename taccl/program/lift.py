@@ -19,7 +19,7 @@ from taccl.arguments import Size, checked
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
-from taccl.program.clock import Clock
+from taccl.program.clock import times_of
 from taccl.program.execution import execute, rank_memory
 from taccl.program.interpret import interpret
 from taccl.program.layout import contributions, layout
@@ -60,8 +60,8 @@ def lift(
 
     Every step goes on as soon as the program lets it: after the steps before it in its threadblock and those
     that it depends on, and with as many sends in a queue as its protocol has room for. Of sends that compete
-    for a link, port or NIC, the one that could start first goes first. Copies and sums within a rank take no
-    time. A step that sends several chunks is one merged send.
+    for a link, port or NIC, the one goes first that alone could start first. Copies and sums within a rank
+    take no time. A step that sends several chunks is one merged send.
 
     Parameters
     ----------
@@ -105,14 +105,13 @@ def lift(
             max_merge=max((len(each.chunks) for each in sent), default=1), merging=frozenset(merged)
         ),
     )
-    clock = Clock(problem, program, sent, links)
-    start = clock.run()
+    start, end = times_of(problem, program, sent, links)
     message = [m for m, each in enumerate(sent) for _ in each.chunks]
     columns: dict[str, Any] = {
         "chunk": [chunk for each in sent for chunk in each.chunks],
         "link": [links[m] for m in message],
         "start": [start[m] for m in message],
-        "end": [start[m] + clock.duration[m] for m in message],
+        "end": [end[m] for m in message],
         "group": message,
         "producer": f"program {program.name}",
     }

@@ -71,6 +71,14 @@ class Tasks:
                 tail[task] = max(tail[task], gap + tail[later])
         return tail
 
+    def heads(self) -> list[int]:
+        """When each would start if no resource kept it waiting."""
+        head = [0] * len(self.duration)
+        for task in self.order():
+            for later, gap in self.after[task]:
+                head[later] = max(head[later], head[task] + gap)
+        return head
+
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
         """When each starts; those of the least urgency number go first."""
         rank = [0] * len(urgency)
