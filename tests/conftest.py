@@ -166,3 +166,27 @@ def _tell_unmarked(terminalreporter) -> None:
         terminalreporter.section(f"not marked slow, and more than {10 * _SLOW_S:g} s of CPU")
     for name, seconds in sorted(taken.items(), key=lambda item: -item[1]):
         terminalreporter.line(f"{seconds:6.1f} s  {name}")
+
+
+@pytest.fixture(scope="session")
+def exchange():
+    """Two ranks that send each other 1 MB in 1 us, then rank 0 sends chunk 0 once more, in vain: 2 us in all."""
+    from taccl.collectives import allgather
+    from taccl.schedule.schedule import make_schedule
+    from tests.synthesis.small_problems import full, problem_of
+
+    problem = problem_of(full(2), allgather(2))
+    return make_schedule(
+        problem, chunk=[0, 1, 0], link=[0, 1, 0], start=[0, 0, problem.costs.ticks_per_us],
+        end=[problem.costs.ticks_per_us] * 2 + [2 * problem.costs.ticks_per_us], producer="by hand",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def found():
+    """An allreduce over two nodes of two ranks, searched in two halves."""
+    import taccl
+    from tests.synthesis.small_problems import problem_of, two_nodes
+
+    problem = problem_of(two_nodes(), taccl.collectives.allreduce(4))
+    return taccl.synthesize(problem, backend="greedy", time_limit_s=1)

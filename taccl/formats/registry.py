@@ -265,12 +265,11 @@ def _kind(thing: object) -> str:
 
 def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
     """The functions that turn a kind of thing, one after the other, into one that a format's writer takes."""
-    wanted = (target.holds, *target.also)
     routes: dict[str, tuple[str, ...]] = {kind: ()}
     pending = [kind]
     while pending:
         here = pending.pop(0)
-        if here in wanted:
+        if here == target.holds:
             return tuple(_found(name) for name in routes[here])
         for (source, there), name in WAYS.items():
             if source == here and there not in routes:

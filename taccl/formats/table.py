@@ -25,7 +25,6 @@ class FileFormat:
     - `fields` (mapping of str to value): Fields at the top of a JSON file that tell the format; None for any
       value.
     - `begins`: Of other files: a regular expression that is found in the first lines.
-    - `also`: Kinds that the writer takes beside what the format holds.
     - `loses`: What files of this format never hold, said by `convert` where the writer itself says nothing.
     """
 
@@ -37,7 +36,6 @@ class FileFormat:
     dump: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     begins: str = ""
-    also: tuple[str, ...] = ()
     loses: str = ""
 
 
@@ -68,7 +66,6 @@ FORMATS = (
         (".perfetto.json", ".trace.json", ".trace"),
         dump="taccl.formats.perfetto:trace_text",
         fields={"traceEvents": None},
-        also=("simulation",),
         loses=_VIEW,
     ),
     FileFormat(

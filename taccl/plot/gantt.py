@@ -8,8 +8,8 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.plot import style
-from taccl.plot.bars import SEVERAL, By, bars_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
+from taccl.schedule.bars import SEVERAL, By, bars_of
 from taccl.synthesis.result import Result
 from taccl.units import format_count
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.arguments import Count
-    from taccl.plot.bars import Bars
+    from taccl.schedule.bars import Bars
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology

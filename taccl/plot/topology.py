@@ -9,9 +9,9 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
-from taccl.plot.bars import busy_shares
 from taccl.plot.layout import height_of, lay_out, lines_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
+from taccl.schedule.bars import busy_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

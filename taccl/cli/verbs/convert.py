@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Answer:
     reading = format_of_content(options.file) if source is None else format_named(source, where="from")
     writing = format_of_name(target) if options.to is None else format_named(options.to, where="to")
     of_program = reading.holds == "program"
-    if of_program and options.topology is None and "program" not in (writing.holds, *writing.also):
+    if of_program and options.topology is None and writing.holds != "program":
         raise InputError(
             "found a program; to make a schedule of it, give what it runs on and a size, e.g. "
             "--topology dgx2 --nodes 2 --size 1MB",

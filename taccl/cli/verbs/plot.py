@@ -92,8 +92,8 @@ def _drawn(options: argparse.Namespace) -> Axes:
         from taccl.plot.style import title_of
 
         return draw_moments(moments_in(details), title_of(schedule.problem), ax=figure(height=4.0))
-    from taccl.plot.bars import bars_of
     from taccl.plot.gantt import draw_bars, rows_height
+    from taccl.schedule.bars import bars_of
 
     by: Any = options.by or "link"
     bars = bars_of(schedule, by, max_rows=options.max_rows or 48)

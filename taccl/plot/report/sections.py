@@ -10,7 +10,6 @@ import numpy as np
 from taccl.analysis.certificates.every_cut import bound_rows, standing
 from taccl.errors import TacclError
 from taccl.html import as_html
-from taccl.plot.bars import bars_of, busy_shares
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_moments
@@ -18,11 +17,12 @@ from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, 
 from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth
 from taccl.plot.style import figure, title_of
 from taccl.plot.topology import topology as draw_topology
+from taccl.schedule.bars import bars_of, busy_shares
 from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
-    from taccl.plot.bars import By
     from taccl.plot.report.page import Findings
+    from taccl.schedule.bars import By
     from taccl.schedule.schedule import Schedule
 
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")

@@ -9,7 +9,7 @@ import pytest
 
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.plot.bars import SEVERAL, bars_of, busy_shares
+from taccl.schedule.bars import SEVERAL, bars_of, busy_shares
 from taccl.schedule.schedule import make_schedule
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 

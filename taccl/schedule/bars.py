@@ -28,7 +28,7 @@ SEVERAL = -1
 class Bars:
     """Bars of a picture, each a send that a row is busy with; arrays have a value for every bar.
 
-    - `rows`: The names of the rows shown, from the top.
+    - `rows`, `number`: The names of the rows shown, from the top; and which link, resource or rank each is.
     - `num_rows`: How many rows have bars, shown or not; of too many the busiest are shown.
     - `lane`, `num_lanes`: Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the
       bar's row.
@@ -38,6 +38,7 @@ class Bars:
     """
 
     rows: tuple[str, ...]
+    number: tuple[int, ...]
     num_rows: int
     row: NDArray[np.int64]
     lane: NDArray[np.int64]
@@ -73,8 +74,8 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
     np.maximum.at(num_lanes, at, lane + 1)
     of = index[kept]
     return Bars(
-        rows=tuple(as_shown(names[each], 100) for each in shown.tolist()), num_rows=len(used), row=at,
-        lane=lane, num_lanes=num_lanes[at], num_hidden=len(row) - len(kept),
+        rows=tuple(as_shown(names[each], 100) for each in shown.tolist()), number=tuple(shown.tolist()),
+        num_rows=len(used), row=at, lane=lane, num_lanes=num_lanes[at], num_hidden=len(row) - len(kept),
         start_us=start[kept].astype(np.float64) * us, end_us=end[kept].astype(np.float64) * us,
         send=send["group"][of], **{each: send[each][of] for each in ("chunk", "origin", "link", "reduce")},
     )  # fmt: skip
