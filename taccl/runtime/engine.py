@@ -242,26 +242,22 @@ class Engine:
         block.steps_done += move.ends_step
 
     def _wait(self, block: _Block) -> Wait:
+        sends, receives = (Queue(*ends, block.channel) for ends in (
+            (self.rank, block.send_to or 0), (block.receive_from or 0, self.rank)
+        ))  # fmt: skip
         if block.position == len(block.moves):
-            queue = Queue(self.rank, block.send_to or 0, block.channel)
-            last = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)
-            return self._told(block, last, f"what was sent to be received {queue}", queue.dst)
-        move = block.moves[block.position]
-        awaited = None if block.receiving is not None else self._awaited(move)
-        if awaited is not None:
-            step = StepAddress(self.rank, *awaited)
-            here = StepAddress(self.rank, block.t, move.s)
-            reason = f"{step}, on which it depends"
-            return Wait(here, str(self.steps[block.t][move.s]), reason, depends_on=step)
-        if move.parts.sends and block.receiving is None:
-            queue = Queue(self.rank, block.send_to or 0, block.channel)
-            return self._told(block, move.s, f"room {queue}", queue.dst)
-        queue = Queue(block.receive_from or 0, self.rank, block.channel)
-        return self._told(block, move.s, f"a chunk {queue}", queue.src, receives=True)
-
-    def _told(self, block: _Block, s: int, reason: str, peer: int, *, receives: bool = False) -> Wait:
-        step = str(self.steps[block.t][s])
-        return Wait(StepAddress(self.rank, block.t, s), step, reason, peer, block.channel, receives)
+            s = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)
+            reason = f"what was sent to be received {sends}"
+        else:
+            move = block.moves[block.position]
+            s, awaited = move.s, None if block.receiving is not None else self._awaited(move)
+            if awaited is not None:
+                reason = f"{StepAddress(self.rank, *awaited)}, on which it depends"
+            elif move.parts.sends and block.receiving is None:
+                reason = f"room {sends}"
+            else:
+                reason = f"a chunk {receives}"
+        return Wait(StepAddress(self.rank, block.t, s), str(self.steps[block.t][s]), reason)
 
     def _pause(self, looks: int) -> None:
         """Leave the core to others, the longer the longer nothing has moved."""

@@ -20,7 +20,6 @@ from taccl.runtime.job import Job
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
 from taccl.runtime.report import Execution, Times, Wait, WrongChunk, was_moving
-from taccl.runtime.waits import cause_first
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -228,9 +227,12 @@ def _report(job: Job, reports: list[dict[str, Any]]) -> dict[str, Any]:
     idle_s = [each["idle_s"] for each in reports if each["idle_s"] is not None]
     idle = min(idle_s, default=0.0)
     waits = tuple(Wait.from_dict(each) for report in reports for each in report["waits"])
-    num_in_cycle = 0
-    if not was_moving(idle, job.timeout_s):
-        waits, num_in_cycle = cause_first(job.program, waits)
+    cause = ""
+    if waits and not was_moving(idle, job.timeout_s):
+        from taccl.program.interpret import interpret  # which ranks seldom need
+
+        faults = interpret(job.program).faults
+        cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
     collective = job.program.collective
     return Execution(
         program=job.program.name,
@@ -248,7 +250,7 @@ def _report(job: Job, reports: list[dict[str, Any]]) -> dict[str, Any]:
         num_wrong=sum(each["num_wrong"] for each in reports),
         wrong=tuple(WrongChunk(**each) for report in reports for each in report["wrong"]),
         waits=waits,
-        num_in_cycle=num_in_cycle,
+        cause=cause,
         idle_s=idle,
         times=None if stuck else Times(tuple(first["times"])),
         mpi_times=Times(tuple(first["mpi_times"])) if first["mpi_times"] else None,

@@ -39,25 +39,16 @@ class Wait:
 
     - `step`: The instruction.
     - `reason`: What it waits for.
-    - `peer`, `channel`: The rank that it waits for and the channel between the two; None where it waits for
-      its own rank.
-    - `receives`: Whether it waits for something to come; else, for what it sends to be taken.
-    - `depends_on`: The step that it waits for, of its own rank.
     """
 
     address: StepAddress
     step: str
     reason: str
-    peer: int | None = None
-    channel: int | None = None
-    receives: bool = False
-    depends_on: StepAddress | None = None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Wait:
         """The wait whose fields are these plain values."""
-        depends_on = data["depends_on"] and StepAddress(*data["depends_on"])
-        return cls(**{**data, "address": StepAddress(*data["address"]), "depends_on": depends_on})
+        return cls(**{**data, "address": StepAddress(*data["address"])})
 
     def __str__(self) -> str:
         return f"{self.address}, {self.step}: waits for {self.reason}"
@@ -99,10 +90,10 @@ class Execution:
     num_wrong : int
         Wrong chunks; `wrong` lists the first of each rank.
     waits : tuple of Wait
-        Of a program that did not end in time: the steps that wait, first those that wait in vain or for each
-        other.
-    num_in_cycle : int
-        How many of the first of these wait for each other; 0 where none do.
+        Of a program that did not end in time: the steps that wait.
+    cause : str
+        Why they do, as `taccl.interpret` finds it: which wait for each other, or in vain; empty where a run
+        of the interpreter ends.
     idle_s : float
         Of such a program: for how long no step had ended when the time was up.
     times, mpi_times : Times, optional
@@ -126,7 +117,7 @@ class Execution:
     num_wrong: int
     wrong: tuple[WrongChunk, ...]
     waits: tuple[Wait, ...]
-    num_in_cycle: int
+    cause: str
     idle_s: float
     times: Times | None
     mpi_times: Times | None
@@ -184,8 +175,8 @@ class Execution:
             f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
             f"{self.num_ranks}:"
         ]
-        if self.num_in_cycle:
-            lines.append(f"  the first {self.num_in_cycle} wait for each other:")
+        if self.cause:
+            lines.insert(1, f"  {self.cause}")
         return "\n".join([*lines, *listed(self.waits)])
 
     def to_dict(self) -> dict[str, Any]:

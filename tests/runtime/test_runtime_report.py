@@ -14,11 +14,11 @@ from taccl.runtime.report import Execution, Times, Wait, WrongChunk
 RIGHT = Execution(
     program="ring", collective="allreduce", num_ranks=4, num_hosts=1, crowded=False, size_bytes=10**6,
     dtype="int32", in_place=False, busbw_factor=1.5, timeout_s=60.0, compared_with="MPI_Allreduce",
-    tolerance=0.0, num_wrong=0, wrong=(), waits=(), num_in_cycle=0, idle_s=0.0,
+    tolerance=0.0, num_wrong=0, wrong=(), waits=(), cause="", idle_s=0.0,
     times=Times((300.0, 100.0, 200.0)), mpi_times=Times((400.0,)), versions={"mpi": "MPICH"},
 )  # fmt: skip
-WAIT = Wait(StepAddress(1, 0, 2), "receive output[0]", "a chunk from rank 0 to rank 1", 0, 3, True)
-HELD = replace(WAIT, address=StepAddress(2, 0, 2), peer=None, channel=None, depends_on=StepAddress(2, 1, 0))
+WAIT = Wait(StepAddress(1, 0, 2), "receive output[0]", "a chunk from rank 0 to rank 1 over channel 3")
+HELD = replace(WAIT, address=StepAddress(2, 0, 2))
 STUCK = replace(RIGHT, waits=(WAIT, HELD), idle_s=59.0, times=None)
 WRONG = replace(RIGHT, num_wrong=25, wrong=(WrongChunk(2, "output", 1, 7, "it was never written", 0),) * 20)
 
