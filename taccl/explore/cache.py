@@ -29,7 +29,7 @@ from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
 from taccl.explore.rows import check_row
 from taccl.formats.files import write_whole
-from taccl.formats.native import FORMAT, dump_schedule, found_by, load_schedule
+from taccl.formats.native import FORMAT, dump_schedule, load_schedule
 from taccl.reading import parse_json, read_text
 from taccl.synthesis.backends import package_versions
 from taccl.units import format_count, format_size
@@ -264,7 +264,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
     if document["format"] == FORMAT:
         schedule = load_schedule(document, where=str(path), problem=problem)
-        found, digest = found_by(document), schedule.problem.digest()
+        found, digest = document["result"], schedule.problem.digest()
         verify(schedule).raise_if_failed()
     elif document["format"] == _FAILURE:
         schedule, found, digest = None, document["result"], document["result"]["row"]["problem_digest"]

@@ -1,7 +1,6 @@
 """taccl's own file of a schedule: versioned JSON that holds the problem, the transfers and a digest.
 
-``docs/formats.md`` lists the fields; of `result`, ``bound_us`` and ``gap`` are numbers. Files of version 1
-are read too. Nothing in them guards `producer` and `result`, so these are left out.
+``docs/formats.md`` lists the fields; of `result`, ``bound_us`` and ``gap`` are numbers.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from taccl.validation import validated
 
 FORMAT = "taccl-schedule"
 VERSION = 2
-_OLD_VERSION = 1
 #: Seconds that the bound of a schedule may take when it is saved without one.
 _BOUND_S = 2.0
 _LIMIT_BYTES = 10**9
@@ -89,10 +87,9 @@ def load_schedule(
         column.setflags(write=False)
     if problem is None or document["problem"] != _plain(problem):
         problem = _problem(document["problem"], fields, where)
-    producer = fields.producer if fields.version == VERSION else ""
     try:
         schedule = Schedule(
-            problem, producer=producer, sums=tuple(map(tuple, fields.transfers.sums)), **columns
+            problem, producer=fields.producer, sums=tuple(map(tuple, fields.transfers.sums)), **columns
         )
     except InputError as error:
         raise FormatError(str(error), where=f"{where}: transfers") from None
@@ -100,9 +97,8 @@ def load_schedule(
         "digest": schedule.digest(),
         "ticks_per_us": problem.costs.ticks_per_us,
         "finish_us": schedule.finish_us,
+        "file_digest": _file_digest(document),
     }
-    if fields.version == VERSION:
-        found["file_digest"] = _file_digest(document)
     for name, value in found.items():
         stated = getattr(fields, name)
         if stated != value:
@@ -176,11 +172,6 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     return document
 
 
-def found_by(document: dict[str, Any]) -> dict[str, Any]:
-    """How the schedule of a checked document was found; empty where nothing guards what the file says."""
-    return document.get("result") or {} if document["version"] == VERSION else {}
-
-
 def _file_digest(document: dict[str, Any]) -> str:
     """A hash of every field but itself, however the file is laid out."""
     content = {name: value for name, value in document.items() if name != "file_digest"}
@@ -201,10 +192,9 @@ def _check_version(document: object, where: str) -> None:
             where=f"{where}: format",
         )
     version = document.get("version")
-    if version not in (VERSION, _OLD_VERSION) or isinstance(version, (bool, float)):
+    if version != VERSION or isinstance(version, float):
         raise FormatError(
-            f"found version {_short(version)}; this taccl reads versions {_OLD_VERSION} and {VERSION}: "
-            "use the taccl that wrote it",
+            f"found version {_short(version)}; this taccl reads version {VERSION}: use the one that wrote it",
             where=f"{where}: version",
         )
 

@@ -15,7 +15,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import write_whole
-from taccl.formats.native import dump_schedule, found_by, load, load_schedule, read_document, save
+from taccl.formats.native import dump_schedule, load, load_schedule, read_document, save
 from taccl.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -244,20 +244,12 @@ def test_problem_that_cannot_be_is_refused():
         load_schedule(document, where="s.json")
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None, True, 1.0])
+@pytest.mark.parametrize("version", [1, 3, "2", None, True, 2.0])
 def test_other_version_is_refused(version):
-    """Only versions 1 and 2 are read."""
+    """Only version 2 is read."""
     document = {**_document(), "version": version}
-    with pytest.raises(FormatError, match="reads versions 1 and 2"):
+    with pytest.raises(FormatError, match="reads version 2"):
         load_schedule(document)
-
-
-def test_version_1_is_read_without_what_nothing_guards():
-    """A file of version 1 has no digest of its own: its transfers hold, its producer and result do not."""
-    document = _document() | {"version": 1, "result": {"gap": 0.0}}
-    del document["file_digest"]
-    found = load_schedule(document)
-    assert (found, found.producer, found_by(document)) == (_schedule(), "", {})
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def _names_topology(word: str) -> bool:
 
 def details_of(file: str) -> dict[str, Any]:
     """How the schedule of a file was found; empty where the file does not say."""
-    from taccl.formats.native import found_by, read_document
+    from taccl.formats.native import read_document
     from taccl.formats.registry import format_of_content
 
-    return found_by(read_document(file)) if format_of_content(file).name == "taccl-schedule" else {}
+    if format_of_content(file).name != "taccl-schedule":
+        return {}
+    return read_document(file).get("result") or {}

@@ -61,11 +61,11 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
     if options.nodes is not None and kind == "schedule":
         raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
     if kind == "schedule":
-        from taccl.formats.native import found_by, load_schedule, read_document
+        from taccl.formats.native import load_schedule, read_document
 
         document = read_document(options.thing)
         schedule = load_schedule(document, where=options.thing)
-        found = found_by(document)
+        found = document.get("result") or {}
         said = text.schedule_text(schedule, found, limit=options.transfers)
         return Answer(said, text.schedule_values(schedule, found))
     if kind in ("sketch", "upstream sketch"):
