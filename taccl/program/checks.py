@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -105,7 +105,7 @@ def traffic(program: Program) -> tuple[Traffic, Traffic]:
 
 
 def check_queues(program: Program) -> Iterator[Fault]:
-    """Faults of queues: shared at one end, or with unequal numbers of chunks sent and received."""
+    """Faults of queues: shared at one end, or other chunks received than sent, in all or in some step."""
     senders, receivers = queue_ends(program)
     for ends, word in ((senders, "send"), (receivers, "receive")):
         for queue, blocks in ends.items():
@@ -119,17 +119,21 @@ def check_queues(program: Program) -> Iterator[Fault]:
                     tuple(StepAddress(r, t, 0) for r, t in blocks),
                     rank=rank,
                 )
-    sent, received = (
-        Counter({queue: sum(step.count for _, step in steps) for queue, steps in each.items()})
-        for each in traffic(program)
-    )
+    sent, received = traffic(program)
     for queue in sorted({*sent, *received}):
-        if sent[queue] != received[queue]:
-            yield Fault(
-                "queue",
-                f"{sent[queue]} chunks are sent and {received[queue]} received {queue}",
-                rank=queue.dst,
-            )
+        total, taken = (sum(step.count for _, step in each[queue]) for each in (sent, received))
+        if total != taken:
+            yield Fault("queue", f"{total} chunks are sent and {taken} received {queue}", rank=queue.dst)
+        for (send, ours), (receive, theirs) in zip(sent[queue], received[queue], strict=False):
+            if ours.count != theirs.count:
+                yield Fault(
+                    "queue",
+                    f"{send} sends {ours.count} chunks at once, of which {receive} receives {theirs.count} "
+                    "at once; cut both ends into the same steps",
+                    (send, receive),
+                    rank=queue.dst,
+                )
+                break
 
 
 def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Fault]:

@@ -38,21 +38,21 @@ def times_of(
     after, duration, room = tasks.after, list(tasks.duration), PROTOCOLS[program.protocol]
     message_of = {each.step: m for m, each in enumerate(sent)}
     begins = {address: tasks.add() for address, _ in program.steps()}
-    into: dict[StepAddress, list[int]] = defaultdict(list)
+    received = {each.receiver: m for m, each in enumerate(sent)}
     in_queue: dict[Queue, list[int]] = defaultdict(list)
     for m, each in enumerate(sent):
-        for address in dict.fromkeys(each.receivers):
-            into[address].append(m)
         queue = in_queue[each.queue]
-        if len(queue) >= room:  # until then all of an earlier message is taken out
-            after[queue[-room]].append((m, duration[queue[-room]]))
-            for address in dict.fromkeys(sent[queue[-room]].receivers):
-                after[begins[address]].append((m, 0))
+        if len(queue) >= room:  # until then an earlier message is taken out
+            before = queue[-room]
+            after[before].append((m, duration[before]))
+            after[begins[sent[before].receiver]].append((m, 0))
         queue.append(m)
     # What a step does is done once it has begun and what it receives is there, or some time after it sends.
     done: dict[StepAddress, list[tuple[int, int]]] = {}
     for address, step in program.steps():
-        done[address] = [(begins[address], 0), *((m, duration[m]) for m in into[address])]
+        done[address] = [(begins[address], 0)]
+        if address in received:
+            done[address].append((received[address], duration[received[address]]))
         if OPERATIONS[step.operation].sends:
             for task, gap in done[address]:
                 after[task].append((message_of[address], gap))

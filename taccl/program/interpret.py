@@ -36,7 +36,7 @@ _ELEMENTS = 2
 #: Every kind of fault that `interpret` reports.
 FAULT_KINDS = (
     "step",  # a step that no rank can run: a slot past its buffer, a missing peer, an unknown dependency
-    "queue",  # two threadblocks at one end of a queue, or more sent than received, or the reverse
+    "queue",  # two threadblocks at one end of a queue, or not as much received, in all or at once, as sent
     "deadlock",  # steps that wait for each other, or for what never comes
     "race",  # two accesses to one slot, one of them a write, that nothing orders
     "output",  # an output slot without what the collective asks for

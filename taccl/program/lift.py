@@ -6,7 +6,7 @@ verified like every schedule then.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,17 +35,13 @@ Contributions = frozenset[tuple[int, int]]
 
 @dataclass(eq=False, slots=True)
 class TracedMessage:
-    """What one step sends: its chunks, what is in each, and the steps that receive them, one by one.
-
-    `place` counts what went through the queue before it.
-    """
+    """What one step sends: its chunks, what is in each, and the step that receives them."""
 
     step: StepAddress
     queue: Queue
-    place: int
     contents: list[Contributions]
     chunks: list[int]
-    receivers: list[StepAddress]
+    receiver: StepAddress
 
 
 @checked
@@ -182,14 +178,11 @@ def _trace(program: Program) -> list[TracedMessage]:
     contents: dict[StepAddress, list[NDArray[Any]]] = {}
     execution = execute(program, memory, sent=contents)
     assert execution.stuck is None, "a program is traced once it was interpreted"
-    receivers: dict[StepAddress, list[StepAddress]] = defaultdict(list)
-    for parcel in parcels_of(program):
-        receivers[parcel.send] += [parcel.receive] * parcel.chunks
+    receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
     derived: dict[Contributions, int] = {
         _Content((rank if collective.combining else -1, part) for rank, part in parts): chunk
         for chunk, parts in enumerate(contributions(collective) if collective.derivations else ())
     }
-    places: Counter[Queue] = Counter()
     sent: list[TracedMessage] = []
     for address in execution.done:
         queue = program.threadblock(address).sends_into(address.rank)
@@ -197,8 +190,7 @@ def _trace(program: Program) -> list[TracedMessage]:
             continue
         held = [value[0] for value in contents[address]]
         chunks = [_chunk(each, derived, address) for each in held]
-        sent.append(TracedMessage(address, queue, places[queue], held, chunks, receivers[address]))
-        places[queue] += 1
+        sent.append(TracedMessage(address, queue, held, chunks, receiver[address]))
     return sent
 
 

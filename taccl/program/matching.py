@@ -12,21 +12,16 @@ from taccl.program.program import Program, Queue, StepAddress
 
 
 class Parcel(NamedTuple):
-    """Neighbouring chunks that one step sends and one step receives; offsets are chunks within the steps."""
+    """Neighbouring chunks that one step sends and one step receives."""
 
     queue: Queue
     send: StepAddress
     receive: StepAddress
-    send_offset: int
-    receive_offset: int
     chunks: int
 
 
 def match(program: Program) -> tuple[Parcel, ...]:
-    """Every parcel, by queue and in the order in which it goes through it.
-
-    Where a send and its receive are of equally many chunks they are one parcel.
-    """
+    """Every parcel, by queue and in the order in which it goes through it."""
     for fault in (*check_steps(program), *check_queues(program)):
         raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
     return tuple(parcels_of(program))
@@ -36,19 +31,8 @@ def parcels_of(program: Program) -> Iterator[Parcel]:
     """The same of any program, as far as what is sent is received."""
     sent, received = traffic(program)
     for queue in sorted(sent):
-        arriving = iter(received[queue])
-        receive, wanted, taken = None, 0, 0
-        for send, step in sent[queue]:
-            given = 0
-            while given < step.count:
-                if taken == wanted:
-                    address, other = next(arriving, (None, step))
-                    (receive, wanted), taken = (address, other.count), 0
-                if receive is None:
-                    break
-                piece = min(step.count - given, wanted - taken)
-                yield Parcel(queue, send, receive, given, taken, piece)
-                given, taken = given + piece, taken + piece
+        for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):
+            yield Parcel(queue, send, receive, step.count)
 
 
 def running_order(
@@ -64,9 +48,7 @@ def running_order(
         takes[parcel.receive].append(parcel.send)
         queues[parcel.queue].append(parcel)
         if room is not None and len(queues[parcel.queue]) > room:
-            makes_room = queues[parcel.queue][-1 - room]
-            if makes_room.send != parcel.send:
-                takes[parcel.send].append(makes_room.receive)
+            takes[parcel.send].append(queues[parcel.queue][-1 - room].receive)
     position = {(r, t): 0 for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))}
     waiting: dict[StepAddress, list[tuple[int, int]]] = defaultdict(list)
     ready = deque(position)

@@ -23,9 +23,7 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
     neighbours are in order, all are. The order is looked for within the rank first, which nearly always
     settles it, and then along messages through other ranks.
     """
-    sent_by: dict[StepAddress, list[StepAddress]] = defaultdict(list)
-    for parcel in parcels_of(program):
-        sent_by[parcel.receive].append(parcel.send)
+    sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
     by_rank: dict[int, list[StepAddress]] = defaultdict(list)
     for address in execution.done:
@@ -91,7 +89,7 @@ def _conflicts(
 
 def _comes_before(
     program: Program,
-    sent_by: dict[StepAddress, list[StepAddress]],
+    sent_by: dict[StepAddress, StepAddress],
     when: dict[StepAddress, int],
     earlier: StepAddress,
     later: StepAddress,
@@ -105,7 +103,8 @@ def _comes_before(
         before = [StepAddress(rank, *each) for each in program.step(address).depends]
         if s:
             before.append(StepAddress(rank, t, s - 1))
-        before += sent_by.get(address, ())
+        if address in sent_by:
+            before.append(sent_by[address])
         for each in before:
             if each == earlier:
                 return True

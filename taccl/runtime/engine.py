@@ -1,7 +1,6 @@
 """The progress engine of one rank: its threadblocks in turns, its queues as MPI messages.
 
-A step's chunks travel as one message, tagged with its channel. Where the two ends of some queue cut their
-chunks into steps differently, every message of the program is a single chunk.
+A step's chunks travel as one message, tagged with its channel.
 
 A queue holds what its sender has copied out and its receiver has not taken yet: a synchronous send is done
 once its receive has begun. There are never more of them than the protocol has room for, so a program waits
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.program.checks import traffic
 from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, Queue, StepAddress
 from taccl.runtime.report import Wait
 
@@ -46,7 +44,7 @@ class Stuck(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """A step, or one chunk of it, with the memory that it touches; `s` is the step it belongs to."""
+    """A step with the memory that it touches."""
 
     operation: str
     parts: OperationParts
@@ -54,8 +52,6 @@ class _Move(NamedTuple):
     dst: NDArray[Any] | None
     rows: int
     depends: tuple[tuple[int, int], ...]
-    s: int
-    ends_step: bool
 
 
 @dataclass(slots=True)
@@ -70,22 +66,10 @@ class _Block:
     landing: NDArray[Any]
     slots: list[NDArray[Any]]
     position: int = 0
-    steps_done: int = 0
     receiving: Any = None
     #: Sends that are not taken yet, the oldest first.
     sending: deque[Any] = field(default_factory=deque)
     num_sent: int = 0
-
-
-def whole_messages(program: Program) -> bool:
-    """Whether both ends of every queue cut what they send and receive into steps of the same counts."""
-    sent, received = traffic(program)
-    # One too many at either end waits in vain, whatever its count.
-    return all(
-        ours.count == theirs.count
-        for queue in sent
-        for (_, ours), (_, theirs) in zip(sent[queue], received[queue], strict=False)
-    )
 
 
 class Engine:
@@ -101,12 +85,9 @@ class Engine:
         self.rank, self.steps = rank, [block.steps for block in program.ranks[rank].threadblocks]
         self.memory, self.communicator, self.crowded = memory, communicator, crowded
         self.capacity = PROTOCOLS[program.protocol]
-        whole = whole_messages(program)
         self.blocks: list[_Block] = []
         for t, threadblock in enumerate(program.ranks[rank].threadblocks):
-            moves = [
-                move for s, step in enumerate(threadblock.steps) for move in self._moves(step, s, whole=whole)
-            ]
+            moves = [self._move(step) for step in threadblock.steps]
             landing = max((m.rows for m in moves if m.parts.receives and m.parts.reads), default=0)
             leaving = max((m.rows for m in moves if m.parts.sends), default=0)
             self.blocks.append(
@@ -120,7 +101,7 @@ class Engine:
     def run(self, timeout_s: float) -> Stuck | None:
         """Run every threadblock to its end; what waits, if they are not done in time."""
         for block in self.blocks:
-            block.position = block.steps_done = block.num_sent = 0
+            block.position = block.num_sent = 0
         active = list(self.blocks)
         began = moved_at = time.perf_counter()
         looks = 0
@@ -167,25 +148,15 @@ class Engine:
     def _rows(self, count: int) -> NDArray[Any]:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
-    def _moves(self, step: Step, s: int, *, whole: bool) -> list[_Move]:
-        parts = OPERATIONS[step.operation]
-        rows = step.count if whole else 1
-        pieces = 1 if whole or step.operation == "nop" else step.count
-
-        def view(slot: Slot | None, piece: int) -> NDArray[Any] | None:
+    def _move(self, step: Step) -> _Move:
+        def view(slot: Slot | None) -> NDArray[Any] | None:
             if slot is None:
                 return None
             buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
-            begin = slot.offset + piece * rows
-            return buffer[begin : begin + rows]
+            return buffer[slot.offset : slot.offset + step.count]
 
-        return [
-            _Move(
-                step.operation, parts, view(step.src, piece), view(step.dst, piece), rows,
-                step.depends if piece == 0 else (), s, piece == pieces - 1,
-            )
-            for piece in range(pieces)
-        ]  # fmt: skip
+        parts = OPERATIONS[step.operation]
+        return _Move(step.operation, parts, view(step.src), view(step.dst), step.count, step.depends)
 
     def _is_done(self, block: _Block) -> bool:
         return block.position == len(block.moves) and self._has_room(block, self.capacity)
@@ -211,7 +182,7 @@ class Engine:
 
     def _awaited(self, move: _Move) -> tuple[int, int] | None:
         for t, s in move.depends:
-            if self.blocks[t].steps_done <= s:
+            if self.blocks[t].position <= s:
                 return t, s
         return None
 
@@ -239,7 +210,6 @@ class Engine:
             block.sending.append(self.communicator.Issend(slot, block.send_to, block.channel))
             block.num_sent += 1
         block.position += 1
-        block.steps_done += move.ends_step
 
     def _wait(self, block: _Block) -> Wait:
         sends, receives = (Queue(*ends, block.channel) for ends in (
@@ -249,8 +219,8 @@ class Engine:
             s = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)
             reason = f"what was sent to be received {sends}"
         else:
-            move = block.moves[block.position]
-            s, awaited = move.s, None if block.receiving is not None else self._awaited(move)
+            s, move = block.position, block.moves[block.position]
+            awaited = None if block.receiving is not None else self._awaited(move)
             if awaited is not None:
                 reason = f"{StepAddress(self.rank, *awaited)}, on which it depends"
             elif move.parts.sends and block.receiving is None:

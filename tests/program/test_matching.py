@@ -29,22 +29,15 @@ def test_steps_of_one_length_are_one_parcel():
     """Sends of 2 and 1, received likewise."""
     queue = Queue(0, 1, 0)
     assert match(pair((2, 1), (2, 1))) == (
-        Parcel(queue, StepAddress(0, 0, 0), StepAddress(1, 0, 0), 0, 0, 2),
-        Parcel(queue, StepAddress(0, 0, 1), StepAddress(1, 0, 1), 0, 0, 1),
+        Parcel(queue, StepAddress(0, 0, 0), StepAddress(1, 0, 0), 2),
+        Parcel(queue, StepAddress(0, 0, 1), StepAddress(1, 0, 1), 1),
     )
 
 
-def test_other_lengths_are_cut_where_either_ends():
-    """Sends of 2 and 1 and receives of 1 and 2 have three parcels of one chunk."""
-    cut = [
-        (p.send.step, p.send_offset, p.receive.step, p.receive_offset, p.chunks)
-        for p in match(pair((2, 1), (1, 2)))
-    ]
-    assert cut == [(0, 0, 0, 0, 1), (0, 1, 1, 0, 1), (1, 0, 1, 1, 1)]
-
-
 def test_what_cannot_run_is_refused():
-    """More sent than received; and a step past its buffer."""
+    """More sent than received; other steps at the two ends, of which no runtime makes one; and a step past its buffer."""
+    with pytest.raises(InputError, match="step 0.* sends 2 chunks at once, of which .* receives 1 at once"):
+        match(pair((2, 1), (1, 2)))
     with pytest.raises(InputError, match="2 chunks are sent and 1 received"):
         match(pair((2,), (1,)))
     with pytest.raises(InputError, match="interpret the program"):

@@ -7,7 +7,6 @@ import pytest
 
 from taccl.collectives import allgather, broadcast, custom, make, scatter
 from taccl.runtime.buffers import Buffers
-from taccl.runtime.engine import whole_messages
 from taccl.runtime.job import make_job
 from taccl.runtime.reference import counterpart, expected_output, find_wrong
 from tests.runtime.small_programs import program_for
@@ -105,8 +104,3 @@ def test_floats_may_be_off_by_the_tolerance(off, is_wrong):
         memory.output[0, 0] += off
 
     assert bool(wrong("allreduce", spoil, dtype="float32")) is is_wrong
-
-
-def test_counts_at_both_ends_decide_what_a_message_is():
-    """A lowered program has the same at both ends, so that steps travel whole."""
-    assert whole_messages(program_for("allgather", chunks_per_rank=4))

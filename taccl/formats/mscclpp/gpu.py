@@ -139,26 +139,28 @@ class PlanGpu:
         return ops
 
     def _step(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> None:
-        for parcel in () if self.packets else self.messages.received.get(address, ()):
+        parcel = None if self.packets else self.messages.received.get(address)
+        if parcel is not None:
             if parcel in self.messages.crowded:
                 ops.flush()
                 ops.signal(*self._channel(ops, parcel.queue))
             ops.wait(*self._channel(ops, parcel.queue))
-        result = self._work(ops, address, step)
-        for parcel in self.messages.sent.get(address, ()):
-            assert result is not None, "what is sent is somewhere"
-            channel, kind = self._channel(ops, parcel.queue)
-            landing = self.messages.landing[parcel.receive]
-            buffer = self._remote_buffer(ops, parcel.queue.dst, landing.buffer[0])
-            source = Slot(result.buffer, result.offset + parcel.send_offset)
-            target = remote(buffer, landing.offset + parcel.receive_offset, parcel.chunks)
-            if self.packets:
-                ops.put_packets(source, parcel.chunks, target)
-                continue
-            if parcel in self.messages.awaiting:
-                ops.wait(channel, kind)
-            ops.put(kind, channel, source, parcel.chunks, target)
-            ops.signal(channel, kind)
+        source = self._work(ops, address, step)
+        parcel = self.messages.sent.get(address)
+        if parcel is None:
+            return
+        assert source is not None, "what is sent is somewhere"
+        channel, kind = self._channel(ops, parcel.queue)
+        landing = self.messages.landing[parcel.receive]
+        buffer = self._remote_buffer(ops, parcel.queue.dst, landing.buffer[0])
+        target = remote(buffer, landing.offset, parcel.chunks)
+        if self.packets:
+            ops.put_packets(source, parcel.chunks, target)
+            return
+        if parcel in self.messages.awaiting:
+            ops.wait(channel, kind)
+        ops.put(kind, channel, source, parcel.chunks, target)
+        ops.signal(channel, kind)
 
     def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
         """What a step does within its rank; returns where the result is."""

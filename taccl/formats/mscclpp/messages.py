@@ -25,7 +25,7 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 class Messages:
     """The parcels of a program, and what their ranks do with them.
 
-    - `received`, `sent` (dict of step to parcels)
+    - `received`, `sent` (dict of step to parcel)
     - `landing` (dict of step to Slot): Where a receiving step's chunks land; a packet's number in the scratch
       of packets, under LL.
     - `sums` (dict of step to Slot): Where a step that sends on what it adds up, and keeps it nowhere, adds it
@@ -38,8 +38,8 @@ class Messages:
     """
 
     layouts: tuple[RankLayout, ...]
-    received: dict[StepAddress, list[Parcel]]
-    sent: dict[StepAddress, list[Parcel]]
+    received: dict[StepAddress, Parcel]
+    sent: dict[StepAddress, Parcel]
     landing: dict[StepAddress, Slot]
     sums: dict[StepAddress, Slot]
     crowded: set[Parcel]
@@ -51,11 +51,7 @@ class Messages:
 def place_messages(program: Program, *, packets: bool) -> Messages:
     """Follow a program in an order in which it can run, and find every message its place."""
     parcels = match(program)
-    received: dict[StepAddress, list[Parcel]] = defaultdict(list)
-    sent: dict[StepAddress, list[Parcel]] = defaultdict(list)
-    for parcel in parcels:
-        received[parcel.receive].append(parcel)
-        sent[parcel.send].append(parcel)
+    received = {parcel.receive: parcel for parcel in parcels}
     layouts = _layouts(program)
     own = program.scratch_chunks
     staged, packed = [own] * program.num_ranks, [0] * program.num_ranks
@@ -65,7 +61,7 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
     used: list[set[Slot]] = [set() for _ in program.ranks]
     for address in running_order(program, parcels):
         rank, step = address.rank, program.step(address)
-        if received[address]:
+        if address in received:
             if step.operation == "receive-reduce-send" and packets:
                 sums[address] = Slot("scratch", staged[rank])
                 staged[rank] += step.count
@@ -81,8 +77,10 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
             if not packets:
                 if step.operation == "receive-reduce-send":
                     sums[address] = landing[address]
-                crowded.update(_crowded(received[address], landing[address], used[rank]))
-                used[rank].update(landing[address].neighbours(step.count))
+                slots = landing[address].neighbours(step.count)
+                if used[rank].intersection(slots):
+                    crowded.add(received[address])
+                used[rank].update(slots)
         for slot in (*read_slots(step), *written_slots(step)):
             used[rank].add(layouts[rank].canonical(slot, in_place=program.in_place))
     opening: dict[tuple[int, int], list[Parcel]] = defaultdict(list)
@@ -96,9 +94,8 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
         base = -(-scratch // 2)
         landing = {address: Slot("scratch", base + slot.offset) for address, slot in landing.items()}
         scratch = base + max(packed)
-    return Messages(
-        layouts, dict(received), dict(sent), landing, sums, crowded, dict(opening), awaiting, scratch
-    )
+    sent = {parcel.send: parcel for parcel in parcels}
+    return Messages(layouts, received, sent, landing, sums, crowded, dict(opening), awaiting, scratch)
 
 
 def _layouts(program: Program) -> tuple[RankLayout, ...]:
@@ -121,9 +118,3 @@ def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
         return False
     target = where.canonical(step.dst, in_place=in_place).neighbours(step.count)
     return not {*target} & {*where.canonical(step.src, in_place=in_place).neighbours(step.count)}
-
-
-def _crowded(parcels: list[Parcel], landing: Slot, used: set[Slot]) -> set[Parcel]:
-    """The parcels that land where something was before."""
-    slots = landing.neighbours(max(each.receive_offset + each.chunks for each in parcels))
-    return {p for p in parcels if used.intersection(slots[p.receive_offset : p.receive_offset + p.chunks])}
