@@ -363,7 +363,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "num_channels": 1, "threadblocks": "per-direction", "merged": "split", "max_count": 64,
         "instances": 1, "name": "",
     },
-    "interpret": {"program": "@program", "capacity": None, "seed": 0, "max_faults": 100},
+    "interpret": {"program": "@program", "capacity": None},
     "lift": {"program": "@program", "topology": "@topology", "chunk_size": "1KB"},
     "execute": {
         "program": "@program", "size": "1KB", "dtype": "int32", "repetitions": 1, "timeout_s": 1.0, "seed": 0,
@@ -391,7 +391,7 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "Cache": {"folder": "cache"},
     "cache.path": {"key": "0" * 64},
-    "cache.get": {"key": "0" * 64, "problem": None},
+    "cache.get": {"key": "0" * 64},
     "synthesize_implicit": {
         "fabric": "torus:2x2", "collective": "allgather", "chunk_size": "1KB", "chunks_per_rank": 1,
         "group": None, "seed": 0, "backend": "auto", "policy": "lp",

@@ -17,7 +17,6 @@ import json
 import os
 import re
 import tempfile
-import time
 import warnings
 from dataclasses import dataclass
 from functools import cache
@@ -59,22 +58,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """How much a cache holds, and since when.
-
-    - `oldest_s`, `newest_s`: Age of the oldest and of the newest entry; None without entries.
-    """
+    """How much a cache holds."""
 
     folder: Path
     num_entries: int
     num_bytes: int
-    oldest_s: float | None = None
-    newest_s: float | None = None
 
     def __repr__(self) -> str:
         held = f"{format_count(self.num_entries, 'result')}, {format_size(self.num_bytes)}"
-        if self.oldest_s is None or self.newest_s is None:
-            return f"{held} in {self.folder}"
-        return f"{held} in {self.folder}; ages from {_age(self.newest_s)} to {_age(self.oldest_s)}"
+        return f"{held} in {self.folder}"
 
 
 @checked
@@ -109,20 +101,22 @@ class Cache:
         return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
 
     @checked
-    def get(self, key: str, *, problem: Problem | None = None) -> Entry | None:
+    def get(self, key: str) -> Entry | None:
         """What is stored under a key, once it has passed the verifier; None if nothing is.
 
-        An entry that is damaged, or not of the `problem` given, is a miss with a `CacheWarning`. Where the
-        problem is known, reading is faster.
+        An entry that is damaged is a miss with a `CacheWarning`.
         """
-        found = self.find(key, problem)
+        found = self.find(key, None)
         if isinstance(found, str):
             warn_of_damage([found], stacklevel=4)
             return None
         return found
 
     def find(self, key: str, problem: Problem | None) -> Entry | str | None:
-        """As `get`, with a sentence about a damaged entry instead of a warning."""
+        """As `get`, with a sentence about an entry that is damaged, or of another problem, and no warning.
+
+        Where the problem is known, reading is faster.
+        """
         path = self.path(key)
         if not os.path.isfile(path):
             return None
@@ -180,16 +174,13 @@ class Cache:
         return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]
 
     def info(self) -> CacheInfo:
-        """How many results there are, their size and age; of every version of taccl."""
+        """How many results there are, and their size; of every version of taccl."""
         found = []
         for path in self._files():
             with contextlib.suppress(OSError):  # cleared meanwhile
                 if path.name[0] != ".":
-                    found.append(path.stat())
-        ages: Sequence[float | None] = sorted(max(0.0, time.time() - stat.st_mtime) for stat in found) or (
-            None,
-        )
-        return CacheInfo(self.folder, len(found), sum(stat.st_size for stat in found), ages[-1], ages[0])
+                    found.append(path.stat().st_size)
+        return CacheInfo(self.folder, len(found), sum(found))
 
     def clear(self) -> CacheInfo:
         """Remove every result, and nothing else that may be in the folder; what was removed."""
@@ -294,10 +285,3 @@ def _versions() -> dict[str, str]:
 
 def _canonical(content: dict[str, Any]) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

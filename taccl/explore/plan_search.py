@@ -132,7 +132,7 @@ class PlanSearch:
     """The candidates as they are found."""
 
     def __init__(
-        self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology] = ()
+        self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology]
     ) -> None:
         self.grid, self.topologies, self.progress = grid, topologies, progress
         self.candidates: list[_Candidate] = []
@@ -143,7 +143,7 @@ class PlanSearch:
 
     def add(self, schedule: Schedule, source: str) -> None:
         """Add a schedule as a candidate under every protocol, unless it is one already."""
-        for topology in self.topologies or (schedule.problem.topology,):
+        for topology in self.topologies:
             try:
                 same = topology is schedule.problem.topology
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()

@@ -14,13 +14,11 @@ from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.names import shown
 from taccl.reading import read_text
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from taccl.arguments import Size
     from taccl.placement.placement import Placement
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
@@ -49,7 +47,7 @@ _NCCL = {
     "reduce-scatter": ("reducescatter", {"ring": "ring"}),
 }
 #: Sizes at which algorithms are compared: twice as much each.
-_FROM_BYTES, _TO_BYTES = 1 << 10, 1 << 30
+_SIZES = tuple(1 << power for power in range(10, 31))
 #: Beyond all sizes.
 _ENDLESS = 2**63 - 1
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
@@ -147,10 +145,10 @@ def choose(
     *,
     library: str,
     order: Sequence[int] | None = None,
-    least: Size = _FROM_BYTES,
-    most: Size = _TO_BYTES,
 ) -> list[Choice]:
     """Which algorithm that a library has is predicted to be the fastest at which size, in an order of ranks.
+
+    They are compared from 1 KiB to 1 GiB; the first and the last choice hold beyond.
 
     Parameters
     ----------
@@ -162,8 +160,6 @@ def choose(
         ``"openmpi"``, ``"mpich"`` or ``"nccl"``.
     order : sequence of int, optional
         The host slot of every rank; by default rank r is on slot r.
-    least, most : int or str
-        The sizes between which algorithms are compared; the first and the last choice hold beyond them.
     """
     known_word(library, ("openmpi", "mpich", "nccl"), "library")
     told = {kind: names for kind, (_, names) in _NCCL.items()} if library == "nccl" else LIBRARY_NAMES
@@ -173,15 +169,12 @@ def choose(
     from taccl.placement.algorithms import ALGORITHMS
     from taccl.placement.reorder import Case
 
-    sizes = [parse_size(least, where="least")]
-    while sizes[-1] * 2 <= parse_size(most, where="most"):
-        sizes.append(sizes[-1] * 2)
     times: dict[str, list[float]] = {}
     for name in ALGORITHMS.keys() & told[collective]:
         with suppress(InputError, CollectiveError):  # not among so many ranks
-            cases = [Case(topology, collective, name, size) for size in sizes]
+            cases = [Case(topology, collective, name, size) for size in _SIZES]
             times[name] = [c.us(c.ticks(order or range(c.fabric.num_hosts))) for c in cases]
-    return fastest(collective, sizes, times)
+    return fastest(collective, _SIZES, times)
 
 
 def fastest(

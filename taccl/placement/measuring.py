@@ -19,7 +19,7 @@ from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
 from taccl.runtime.environment import import_mpi, launched_by
 from taccl.runtime.launch import launched
-from taccl.runtime.rank_execution import gathered, patiently, told
+from taccl.runtime.rank_execution import gathered, num_cores, patiently, told
 from taccl.runtime.worker import serve
 from taccl.topology.clusters import completed, levels
 from taccl.units import format_count, parse_size
@@ -171,8 +171,7 @@ class _Rank:
         from mpi4py import MPI
 
         self.expect("agreeing on what to do", _ROUND_S)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        every = told(self.comm, gathered(self.comm, [MPI.Get_processor_name(), cores]))
+        every = told(self.comm, gathered(self.comm, [MPI.Get_processor_name(), num_cores()]))
         self.hosts: list[str] = [name for name, _ in every]
         self.cores: dict[str, int] = dict(every)
         if self.comm.size < 2:

@@ -21,7 +21,6 @@ from taccl.runtime.worker import serve
 from taccl.units import parse_size
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
     from taccl.arguments import Count, Size
@@ -61,11 +60,11 @@ class Tuning:
             for each in fastest(kind, self.sizes, times, noise=_NOISE)
         ]
 
-    def rules(self, base: str | os.PathLike[str] | None = None) -> str:
-        """The file by which the library runs these choices; `base` as in `mpich_selection`."""
+    def rules(self) -> str:
+        """The file by which the library runs these choices."""
         if self.library == "openmpi":
             return openmpi_rules(self.choices, self.num_ranks)
-        return mpich_selection(self.choices, self.num_ranks, base=base or find_library())
+        return mpich_selection(self.choices, self.num_ranks, base=find_library())
 
 
 @checked

@@ -20,6 +20,7 @@ from taccl.runtime.job import check_memory
 from taccl.runtime.parent_death_guard import held, processes_naming, remove_segments, segments
 from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
+from taccl.synthesis.memory import free_memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
     `InputError` if the memory of this machine is too small.
     """
     find_mpiexec()
-    check_memory(job, _free_memory_bytes())
+    check_memory(job, free_memory_bytes())
     report = launched(
         "taccl.runtime.worker", job.program.num_ranks, job.to_dict(), timeout_s=job.timeout_s, note=note
     )
@@ -219,12 +220,3 @@ def _termination_as_exception() -> Iterator[None]:
     except _Terminated:
         os.kill(os.getpid(), signal.SIGTERM)
         raise
-
-
-def _free_memory_bytes() -> int:
-    """Memory that processes can still have; where the system does not say, more than there is."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 2**62

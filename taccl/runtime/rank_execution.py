@@ -146,7 +146,7 @@ class _Rank:
             self.note("working out what outputs must be")
             self._expect("working out what outputs must be")
             expected = expected_output(self.job, self.rank)
-        crowded = self._any(self.local_ranks > _num_cores())
+        crowded = self._any(self.local_ranks > num_cores())
         engine = Engine(self.job.program, self.rank, self.buffers.memory, self.communicator, crowded=crowded)
         for run in range(1 + self.job.repetitions):
             self.note(f"run {run} of {self.job.repetitions}" if run else "warming up")
@@ -292,7 +292,8 @@ def _placing(communicator: Any) -> tuple[int, int]:
     return local_ranks, int(firsts[0])
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+    """Cores of this machine that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -41,7 +41,7 @@ def ring_plan() -> taccl.Plan:
 
 def baselines_only() -> plan_search.PlanSearch:
     """What competes in `four_plan` besides."""
-    search = plan_search.PlanSearch(GRID, lambda _: None)
+    search = plan_search.PlanSearch(GRID, lambda _: None, [FOUR])
     search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))])
     return search
 

@@ -32,10 +32,10 @@ def stored(problem, cache):
     return next(table.itertuples())
 
 
-def refused(cache, key, match, **options):
+def refused(cache, key, match):
     """Whether an entry is a miss, with a warning that says why."""
     with pytest.warns(CacheWarning, match=match):
-        return cache.get(key, **options) is None
+        return cache.get(key) is None
 
 
 def edit(path, change):
@@ -173,12 +173,12 @@ def test_the_result_of_another_run_is_a_miss(cache, stored):
 def test_the_result_of_another_problem_is_a_miss(problem, cache, stored):
     """Nor is one whose problem is not the caller's."""
     other = dataclasses.replace(problem, size_bytes=5)
-    assert refused(cache, stored.key, "another problem", problem=other)
+    assert "another problem" in cache.find(stored.key, other)
 
 
 def test_reading_gives_the_callers_problem(problem, cache, stored):
     """Where the problem is known it is not built anew."""
-    assert cache.get(stored.key, problem=problem).schedule.problem is problem
+    assert cache.find(stored.key, problem).schedule.problem is problem
 
 
 @pytest.mark.slow
@@ -213,7 +213,6 @@ def test_info_and_clear(problem, cache):
     info = cache.info()
     assert info.num_entries == 3
     assert info.num_bytes > 3000
-    assert 0 <= info.newest_s <= info.oldest_s < 60
     assert "3 results" in repr(info)
     assert cache.clear().num_entries == 3
     assert [path for path in cache.folder.rglob("*") if path.is_file()] == [mine]
