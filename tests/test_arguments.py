@@ -429,8 +429,9 @@ GIVEN: dict[str, dict[str, object]] = {
     "workload.slice_state": {"workload": "@layer"},
     "workload.split": {"workload": "@layer", "operation": "sum", "axis": 0},
     "plot.step": {"step": "@scheduled", "max_ranks": 2, "ax": None},
-    "report": {"found": "@schedule", "details": None, "command": "", "budget_s": 0.2},
-    "write_report": {"found": "@schedule", "path": "report.html", "overwrite": True, "budget_s": 0.2},
+    "report": {
+        "found": "@schedule", "path": "report.html", "overwrite": True, "details": None, "command": "", "budget_s": 0.2,
+    },
 }  # fmt: skip
 
 #: What none of them means, or nearly none.

@@ -95,9 +95,9 @@ def short_searches(monkeypatch):
     for name in ("synthesize", "compare", "plan", "suggest_sketches"):
         monkeypatch.setattr(taccl, name, cut(getattr(taccl, name)))
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])  # of pictures over sizes
-    write = taccl.write_report
+    report = taccl.report
     monkeypatch.setattr(
-        taccl, "write_report", lambda *words, **options: write(*words, **options | {"budget_s": MOST_SECONDS})
+        taccl, "report", lambda *words, **options: report(*words, **options | {"budget_s": MOST_SECONDS})
     )
     with joblib.parallel_config(backend="sequential"):
         yield

@@ -186,8 +186,8 @@ def test_pages_are_written_whole_or_not_at_all(tmp_path, exchange):
     path = tmp_path / "report.html"
     path.write_text("mine")
     with pytest.raises(InputError, match="exists"):
-        taccl.write_report(exchange, path)
+        taccl.report(exchange, path)
     assert path.read_text() == "mine"
-    taccl.write_report(exchange, path, overwrite=True, budget_s=1e-9)
+    taccl.report(exchange, path, overwrite=True, budget_s=1e-9)
     assert path.read_text().startswith("<!DOCTYPE html>")
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

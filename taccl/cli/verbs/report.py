@@ -31,13 +31,13 @@ def run(options: argparse.Namespace) -> Answer:
     """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
     from taccl.cli.text import picked
     from taccl.cli.verbs.plot import details_of
-    from taccl.plot.report.page import write_report
+    from taccl.plot.report.page import report
 
     check_output(options)
     schedule = schedule_from_options(options)
     with notes_shown() as note:
         note("verifying, timing and drawing")
-        write_report(
+        report(
             schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
             budget_s=options.budget, measured=options.measured,

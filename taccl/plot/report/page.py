@@ -15,6 +15,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import TacclError
+from taccl.formats.files import check_writable, write_whole
 from taccl.html import as_html
 from taccl.plot.progress import moments_in
 from taccl.plot.report import sections
@@ -129,7 +130,9 @@ def _look_into(
 @drawing
 def report(
     found: Result | Schedule | CompactSchedule,
+    path: str | os.PathLike[str] | None = None,
     *,
+    overwrite: bool = False,
     details: Mapping[str, Any] | None = None,
     command: str = "",
     budget_s: Duration = 30.0,
@@ -142,6 +145,10 @@ def report(
     Parameters
     ----------
     found : Result, Schedule or CompactSchedule
+    path : path, optional
+        Where the page is written, whole or not at all.
+    overwrite : bool
+        Whether a file of that name may be replaced.
     details : mapping, optional
         How a schedule was found, as `Result.to_dict` has it and files keep it; a result says so itself.
     command : str
@@ -155,7 +162,14 @@ def report(
     -------
     str
         HTML. Of a very large schedule pictures are left out, and the page says so.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
     """
+    if path is not None:
+        check_writable(path, overwrite=overwrite)
     known = _look_into(found, details, budget_s=budget_s, measured=measured, command=command)
     contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
     parts = (section(name, title, *getattr(sections, name)(known)) for name, title in _CONTENTS.items())
@@ -163,7 +177,7 @@ def report(
     # Only this script may run, and nothing may be fetched, whatever a file has in it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    return (
+    page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{as_html(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -172,40 +186,9 @@ def report(
         f'<body>\n<main>\n{body}</main>\n<div id="tip" role="tooltip" hidden></div>\n'
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
-
-
-@checked
-def write_report(
-    found: Result | Schedule | CompactSchedule,
-    path: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    details: Mapping[str, Any] | None = None,
-    command: str = "",
-    budget_s: Duration = 30.0,
-    measured: Sequence[str] = (),
-) -> None:
-    """Write a report to a file, whole or not at all; the other parameters are those of `report`.
-
-    Parameters
-    ----------
-    path : path
-        Of the page.
-    overwrite : bool
-        Whether a file of that name may be replaced.
-    found, details, command, budget_s, measured
-        As in `report`.
-
-    Raises
-    ------
-    InputError
-        If the file exists and `overwrite` is False, or it cannot be written.
-    """
-    from taccl.formats.files import check_writable, write_whole
-
-    check_writable(path, overwrite=overwrite)
-    page = report(found, details=details, command=command, budget_s=budget_s, measured=measured)
-    write_whole(path, page, overwrite=overwrite)
+    if path is not None:
+        write_whole(path, page, overwrite=overwrite)
+    return page
 
 
 def _head(found: Findings) -> str:
