@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from taccl.errors import InputError
@@ -44,6 +44,23 @@ def write_whole(
             if keep_mode and overwrite and target.exists():
                 os.chmod(draft, stat.S_IMODE(target.stat().st_mode))
             _put(draft, target, overwrite)
+
+
+def write_all(contents: Mapping[Path, str | bytes], *, overwrite: bool = False) -> tuple[Path, ...]:
+    """Write several files as `write_whole` does, and return them; if one fails, none that is new stays."""
+    for path in contents:
+        check_writable(path, overwrite=overwrite)
+    made: list[Path] = []
+    try:
+        for path, content in contents.items():
+            if not path.exists():
+                made.append(path)
+            write_whole(path, content, overwrite=overwrite)
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    return tuple(contents)
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -134,6 +134,11 @@ def save(
     InputError
         If the file exists and `overwrite` is False, or it cannot be written.
     """
+    write_whole(path, dump_text(schedule, extra), overwrite=overwrite)
+
+
+def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
+    """The content of a file; the rest is as in `save`."""
     if extra is None:
         bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
         gap = bound.gap(schedule.finish)
@@ -145,7 +150,7 @@ def save(
         }
     document = dump_schedule(schedule, extra=extra)
     lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", overwrite=overwrite)
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 @checked

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_word
 from taccl.errors import FormatError, InputError, LossyConversionWarning
-from taccl.formats.files import check_writable, write_whole
+from taccl.formats.files import check_writable, write_all
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean, matching
 from taccl.reading import parse_json, read_text
@@ -26,8 +26,6 @@ _LIMIT_BYTES = 10**9
 _HEAD_CHARACTERS = 1 << 16
 #: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
 _PARSED_CHARACTERS = 64 * 10**6
-#: `extra` says how a schedule was found, which is for `taccl.save` to be told.
-_NO_OPTIONS = ("overwrite", "extra")
 #: The name of the first element of XML, behind comments and declarations.
 _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 #: Fields that tell other JSON files a user may have at hand, which are read elsewhere.
@@ -298,12 +296,10 @@ def _write(
         thing = step(thing, **_taken(step, options))
     notes = tuple(getattr(thing, "notes", ())) if route else ()
     taken = _taken(dump, options)
-    if "path" not in inspect.signature(dump).parameters:
-        check_writable(path, overwrite=overwrite)
-        write_whole(path, dump(thing, **taken), overwrite=overwrite)
-        return (Path(path),), notes
-    written = dump(thing, path, overwrite=overwrite, **taken)
-    return (Path(path),) if written is None else tuple(written), notes
+    if "path" in inspect.signature(dump).parameters:
+        return write_all(dump(thing, path, **taken), overwrite=overwrite), notes
+    check_writable(path, overwrite=overwrite)
+    return write_all({Path(path): dump(thing, **taken)}, overwrite=overwrite), notes
 
 
 def _check_options(
@@ -335,7 +331,7 @@ def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str
 def _options(function: Callable[..., Any]) -> list[str]:
     """The names of a function's options: what it takes by keyword only."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _NO_OPTIONS]
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def _found(name: str) -> Callable[..., Any]:

@@ -2,9 +2,9 @@
 
 Its functions are named as ``"module:function"``, and imported when they are first called. A reader is called
 as ``load(path, **options)`` and returns what the file holds. A writer is called as ``dump(thing, **options)``
-and returns the content of the file, or as ``dump(thing, path, overwrite=..., **options)`` and returns the
-paths it wrote, if they are not just that one. What they take by keyword only are the options of the format. A
-writer warns of what is lost. What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
+and returns the content of the file, or as ``dump(thing, path, **options)`` and returns the content of every
+file by its path, if there are several. What they take by keyword only are the options of the format. A writer
+warns of what is lost. What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FORMATS = (
     FileFormat(
         "taccl-schedule", "schedule", "taccl's own file of a schedule", (".json",),
         load="taccl.formats.native:load",
-        dump="taccl.formats.native:save",
+        dump="taccl.formats.native:dump_text",
         fields={"format": "taccl-schedule"},
     ),
     FileFormat(
@@ -81,7 +81,7 @@ FORMATS = (
     ),
     FileFormat(
         "chakra", "schedule", "execution traces for ASTRA-sim, one per rank", (".et",),
-        dump="taccl.formats.astra.chakra:save_chakra",
+        dump="taccl.formats.astra.chakra:dump_chakra",
     ),
     FileFormat(
         "msccl-xml", "program", "an algorithm for MSCCL, or for TACCL's runtime", (".xml",),
@@ -103,7 +103,7 @@ FORMATS = (
     ),
     FileFormat(
         "mscclpp", "program", "an execution plan for MSCCL++", (".plan.json",),
-        dump="taccl.formats.mscclpp.plan:save_mscclpp_plan",
+        dump="taccl.formats.mscclpp.plan:dump_mscclpp_plan",
         fields={"gpus": None, "inplace": None, "protocol": None},
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
     ),

@@ -14,7 +14,8 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.formats.astra.chakra import Computed, save_chakra
+from taccl.formats.astra.chakra import Computed, dump_chakra
+from taccl.formats.files import write_all
 from taccl.program.layout import layout
 from taccl.program.lower import lower
 from taccl.program.program import OPERATIONS
@@ -132,7 +133,7 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
         for chunk in chunks
         for rank in ends[chunk].origins
     }
-    return save_chakra(schedule, path, computed, sources, overwrite=overwrite)
+    return write_all(dump_chakra(schedule, path, computed, sources), overwrite=overwrite)
 
 
 def _schedule(step: Step) -> Schedule:

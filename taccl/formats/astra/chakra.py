@@ -28,7 +28,6 @@ from typing import NamedTuple
 
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning
-from taccl.formats.files import check_writable, write_whole
 from taccl.names import first_of
 from taccl.problem import Problem
 from taccl.schedule.precedence import DATA
@@ -53,45 +52,20 @@ class Computed(NamedTuple):
     chunks: frozenset[int]
 
 
-def save_chakra(
+def dump_chakra(
     schedule: Schedule,
     path: str | os.PathLike[str],
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
-    *,
-    overwrite: bool = False,
-) -> tuple[Path, ...]:
-    """Write ``PREFIX.0.et``, ``PREFIX.1.et``, ..., a file per rank.
+) -> dict[Path, bytes]:
+    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank.
 
-    - `schedule`: Over links that each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.
-    - `computed`, `sources`: What ranks compute beside; and by chunk and origin, what that waits for.
-    - `overwrite`: Whether files of these names may be replaced.
-
-    Returns
-    -------
-    tuple of Path
-        The files. If one cannot be written, none of those that are new stays.
-
-    Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if a file
-    exists and `overwrite` is False, it cannot be written, or the schedule is none of its problem.
+    - `schedule`, `computed`, `sources`: As in `chakra_traces`, whose errors there are.
     """
     prefix = os.fspath(path).removesuffix(_SUFFIX)
-    paths = [Path(f"{prefix}.{rank}{_SUFFIX}") for rank in range(schedule.problem.topology.num_ranks)]
-    for each in paths:
-        check_writable(each, overwrite=overwrite)
     traces = chakra_traces(schedule, computed, sources)
-    made: list[Path] = []
-    try:
-        for each, trace in zip(paths, traces, strict=True):
-            if not each.exists():
-                made.append(each)
-            write_whole(each, trace, overwrite=overwrite)
-    except BaseException:
-        for each in made:
-            each.unlink(missing_ok=True)
-        raise
-    return tuple(paths)
+    return {Path(f"{prefix}.{rank}{_SUFFIX}"): trace for rank, trace in enumerate(traces)}
 
 
 def chakra_traces(
@@ -100,6 +74,9 @@ def chakra_traces(
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> list[bytes]:
     """The trace of every rank, with a warning that says what is lost.
+
+    - `schedule`: Over links that each join two ranks.
+    - `computed`, `sources`: What ranks compute beside; and by chunk and origin, what that waits for.
 
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
     schedule is none of its problem.

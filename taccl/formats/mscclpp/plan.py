@@ -25,7 +25,6 @@ from typing import Any
 
 from taccl.arguments import Bytes, Count, Natural, checked
 from taccl.errors import ExportError, InputError
-from taccl.formats.files import check_writable, write_whole
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
@@ -48,11 +47,10 @@ _SEARCHED_FOR_RACES = 100_000
 
 
 @checked
-def save_mscclpp_plan(
+def dump_mscclpp_plan(
     program: Program,
     path: str | os.PathLike[str],
     *,
-    overwrite: bool = False,
     register: bool = False,
     min_bytes: Bytes | Natural | None = None,
     max_bytes: Bytes | Natural | None = None,
@@ -61,33 +59,30 @@ def save_mscclpp_plan(
     max_threadblocks: Count = 80,
     split: bool | None = None,
     name: str = "",
-) -> tuple[Path, ...]:
-    """Write the plan, and with `register` the Python that registers it; returns the files written.
+) -> dict[Path, str]:
+    """The plan, and with `register` the Python that registers it, by file.
 
-    - `register`: Whether a module is written beside the plan, ``NAME_register.py``, which makes the plan
-      known to MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
+    - `path`: Of the plan.
+    - `register`: Whether there is a module beside the plan, ``NAME_register.py``, which makes the plan known
+      to MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
     - `min_bytes`, `max_bytes`, `ranks_per_node`, `num_threads_per_block`, `max_threadblocks`, `split`,
       `name`: See `build_mscclpp_plan`.
     """
     target = Path(path)
-    stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
-    module = target.with_name(f"{stem}_register.py")
-    for each in (target, module) if register else (target,):
-        check_writable(each, overwrite=overwrite)
     plan = build_mscclpp_plan(
         program, min_bytes=min_bytes, max_bytes=max_bytes, ranks_per_node=ranks_per_node,
         num_threads_per_block=num_threads_per_block, max_threadblocks=max_threadblocks, split=split,
         name=name,
     )  # fmt: skip
-    write_whole(target, plan_text(plan), overwrite=overwrite)
-    if not register:
-        return (target,)
-    sizes = set(Counter(_nodes(program, ranks_per_node)).values())
-    snippet = registration_snippet(
-        {target.name: plan}, ranks_per_node=sizes.pop() if len(sizes) == 1 else 0, module=module.stem
-    )
-    write_whole(module, snippet, overwrite=overwrite)
-    return target, module
+    files = {target: plan_text(plan)}
+    if register:
+        stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
+        module = target.with_name(f"{stem}_register.py")
+        sizes = set(Counter(_nodes(program, ranks_per_node)).values())
+        files[module] = registration_snippet(
+            {target.name: plan}, ranks_per_node=sizes.pop() if len(sizes) == 1 else 0, module=module.stem
+        )
+    return files
 
 
 @checked

@@ -10,8 +10,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 import taccl
 from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.formats import files
 from taccl.formats.astra import chakra as module
-from taccl.formats.astra.chakra import chakra_traces, save_chakra
+from taccl.formats.astra.chakra import chakra_traces
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -237,7 +238,7 @@ def test_files_are_numbered_by_rank(tmp_path):
     """``x.et`` stands for ``x.0.et`` and so on."""
     schedule = _ring("allgather")
     with pytest.warns(LossyConversionWarning):
-        paths = save_chakra(schedule, tmp_path / "ring.et")
+        paths = taccl.write(schedule, tmp_path / "ring.et")
     assert [path.name for path in paths] == [f"ring.{rank}.et" for rank in range(4)]
     with pytest.warns(LossyConversionWarning):
         assert [path.read_bytes() for path in paths] == chakra_traces(schedule)
@@ -246,15 +247,15 @@ def test_files_are_numbered_by_rank(tmp_path):
 def test_one_existing_file_stops_all(tmp_path):
     """Where one of the files exists, none is written."""
     (tmp_path / "ring.2.et").write_text("mine")
-    with pytest.raises(InputError, match=r"ring\.2\.et"):
-        save_chakra(_ring("allgather"), tmp_path / "ring")
+    with pytest.warns(LossyConversionWarning), pytest.raises(InputError, match=r"ring\.2\.et"):
+        taccl.write(_ring("allgather"), tmp_path / "ring", format="chakra")
     assert [path.name for path in tmp_path.iterdir()] == ["ring.2.et"]
 
 
 def test_failure_half_way_leaves_none(tmp_path, monkeypatch):
     """Where the third file cannot be written, the first two do not stay."""
     written = []
-    whole = module.write_whole
+    whole = files.write_whole
 
     def fails(path, content, *, overwrite):
         if len(written) == 2:
@@ -262,9 +263,9 @@ def test_failure_half_way_leaves_none(tmp_path, monkeypatch):
         written.append(path)
         whole(path, content, overwrite=overwrite)
 
-    monkeypatch.setattr(module, "write_whole", fails)
+    monkeypatch.setattr(files, "write_whole", fails)
     with pytest.warns(LossyConversionWarning), pytest.raises(InputError, match="full"):
-        save_chakra(_ring("allgather"), tmp_path / "ring")
+        taccl.write(_ring("allgather"), tmp_path / "ring", format="chakra")
     assert not list(tmp_path.iterdir())
 
 

@@ -11,7 +11,7 @@ import pytest
 import taccl
 from taccl.errors import ExportError, FallbackWarning, InputError, LossyConversionWarning
 from taccl.formats.mscclpp.executor import run_plan
-from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text, save_mscclpp_plan
+from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text
 from taccl.formats.registry import convert, format_of_content, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
@@ -288,5 +288,5 @@ def test_the_registration_is_written_beside_the_plan(tmp_path):
     assert [path.name for path in paths] == ["ring-4.plan.json", "ring_4_register.py"]
     paths[0].unlink()
     with pytest.raises(InputError, match="exists"):
-        save_mscclpp_plan(lower(schedule), paths[0], register=True)
+        write(lower(schedule), paths[0], register=True)
     assert not paths[0].exists()
