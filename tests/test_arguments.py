@@ -391,7 +391,6 @@ GIVEN: dict[str, dict[str, object]] = {
     },
     "Cache": {"folder": "cache"},
     "cache.path": {"key": "0" * 64},
-    "cache.get": {"key": "0" * 64},
     "synthesize_implicit": {
         "fabric": "torus:2x2", "collective": "allgather", "chunk_size": "1KB", "chunks_per_rank": 1,
         "group": None, "seed": 0, "backend": "auto", "policy": "lp",

@@ -100,22 +100,11 @@ class Cache:
             raise InputError(said, where="key")
         return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
 
-    @checked
-    def get(self, key: str) -> Entry | None:
+    def find(self, key: str, problem: Problem | None = None) -> Entry | str | None:
         """What is stored under a key, once it has passed the verifier; None if nothing is.
 
-        An entry that is damaged is a miss with a `CacheWarning`.
-        """
-        found = self.find(key, None)
-        if isinstance(found, str):
-            warn_of_damage([found], stacklevel=4)
-            return None
-        return found
-
-    def find(self, key: str, problem: Problem | None) -> Entry | str | None:
-        """As `get`, with a sentence about an entry that is damaged, or of another problem, and no warning.
-
-        Where the problem is known, reading is faster.
+        Of an entry that is damaged, or not of the problem given, a sentence that says so. Where the problem
+        is known, reading is faster.
         """
         path = self.path(key)
         if not os.path.isfile(path):
@@ -156,7 +145,10 @@ class Cache:
         InputError
             If the cache holds none under it.
         """
-        entry = self.get(key)
+        entry = self.find(key)
+        if isinstance(entry, str):
+            warn_of_damage([entry], stacklevel=3)
+            entry = None
         if entry is None or entry.schedule is None:
             what = "nothing" if entry is None else f"a run without a schedule ({entry.row['status']})"
             said = f"found {what} in {self.folder}; expected a schedule; compare once more with this cache"

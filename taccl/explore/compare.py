@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.many import table_of
 from taccl.explore.rows import NO_SKETCH, new_row, shortened
-from taccl.explore.run import Case
 from taccl.problem import make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
@@ -101,10 +100,9 @@ def compare(
         If Ctrl-C came before the first run was done.
     """
     chosen = _with_chunks(problem, time_limit_s)
-    case = Case(lambda: chosen)
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
-    asked = [(case, row | {"sketch": sketch}) for row in rows]
+    asked = [(lambda: chosen, row | {"sketch": sketch}) for row in rows]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)
 
@@ -171,11 +169,13 @@ def sweep(
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, root=root).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
-    asked: list[tuple[Case, dict[str, Any]]] = []
+    asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
     cuts = _cuts(chunks_per_rank, collective)
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     for each, size, cut in itertools.product(loaded(sketches), every_size, cuts):
-        case = Case(partial(_problem, topology, collective, each, size, cut, root, time_limit_s))
+        made = functools.cache(
+            functools.partial(_problem, topology, collective, each, size, cut, root, time_limit_s)
+        )
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
             "collective": collective if isinstance(collective, str) else collective.name,
@@ -183,7 +183,7 @@ def sweep(
             "chunks_per_rank": cut or (each.chunks.per_rank if each else 1),
         }  # fmt: skip
         _check_num_runs(len(asked) + len(options), time_limit_s)
-        asked += [(case, row | known) for row in options]
+        asked += [(made, row | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)
 

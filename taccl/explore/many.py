@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from taccl.explore.run import Case
+    from taccl.problem import Problem
 
     Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 
@@ -39,13 +39,13 @@ _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
 def table_of(
-    asked: Sequence[tuple[Case, dict[str, Any]]],
+    asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]],
     *,
     num_workers: int | None,
     cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None,
 ) -> pd.DataFrame:
-    """A row for each case and row of labels, in their order, whatever becomes of any of them.
+    """A row for each problem that is to be made, and row of labels, in their order, whatever becomes of it.
 
     Ctrl-C before the first run was done is raised again.
     """
@@ -87,24 +87,27 @@ def chosen_cache(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
 
 
 def _rows(
-    asked: Sequence[tuple[Case, dict[str, Any]]], num_workers: int | None, cache: Cache | None
+    asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]],
+    num_workers: int | None,
+    cache: Cache | None,
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The number and the row of each run, as they come: first those that need not run."""
     waiting: list[tuple[int, RunRequest]] = []
     damage: list[str] = []
-    for index, (case, labels) in enumerate(asked):
+    for index, (make, labels) in enumerate(asked):
         try:
-            row = known_row(case.problem, labels)
+            problem = make()
+            row = known_row(problem, labels)
         except TacclError as error:
             yield index, failed_row(labels, error)
             continue
-        entry = None if cache is None else cache.find(row["key"], case.problem)
+        entry = None if cache is None else cache.find(row["key"], problem)
         if isinstance(entry, Entry):
             yield index, entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
             continue
         damage += [entry] if entry else []
         # What was worked out about the problem so far is not worth sending.
-        run = RunRequest(replace(case.problem), row, this_process(), cache is not None)
+        run = RunRequest(replace(problem), row, this_process(), cache is not None)
         waiting.append((index, run))
     warn_of_damage(damage, stacklevel=6)
     if not waiting:

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from taccl.collectives import allgather
@@ -30,8 +30,6 @@ from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from taccl.problem import Problem
     from taccl.synthesis.result import Result
 
@@ -49,27 +47,6 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
     (NoSolutionError, "no schedule"), (InputError, "does not fit"), (MemoryError, "out of memory"),
     (KeyboardInterrupt, "interrupted"),
 )  # fmt: skip
-
-
-class Case:
-    """A problem that is made when it is first asked for, or the error that keeps it from being made."""
-
-    def __init__(self, make: Callable[[], Problem]) -> None:
-        self._make = make
-
-    @property
-    def problem(self) -> Problem:
-        """The problem; raises the `TacclError` that there is in its place."""
-        if isinstance(self._made, TacclError):
-            raise self._made
-        return self._made
-
-    @cached_property
-    def _made(self) -> Problem | TacclError:
-        try:
-            return self._make()
-        except TacclError as error:
-            return error
 
 
 @dataclass(frozen=True, slots=True)
