@@ -46,10 +46,6 @@ class Spread:
         self._link: list[int] = []
         self._num_moves = 0
 
-    def holds(self, rank: int, chunk: int) -> bool:
-        """Whether the rank holds the chunk after the steps so far."""
-        return rank in self._holders[chunk]
-
     def step(self, moves: Iterable[tuple[Sequence[int], int, int]]) -> None:
         """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side."""
         routed = [(chunks, self.routes.route(src, dst)) for chunks, src, dst in moves]

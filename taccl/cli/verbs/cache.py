@@ -10,20 +10,18 @@ from taccl.cli.output import Answer
 
 EXAMPLES = (
     "taccl cache info",
-    "taccl cache clear --folder results",
+    "taccl cache clear",
 )
 
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("action", choices=("info", "clear"), help="what to do; clear says what it removed")
-    help = "another cache than the user's (or set TACCL_CACHE_DIR)"
-    verb.add_argument("--folder", metavar="DIR", help=help)
 
 
 def run(options: Namespace) -> Answer:
-    """Show how much the cache of results holds, or clear it."""
-    cache = taccl.Cache(options.folder)
+    """Show how much the cache of results holds, or clear it; TACCL_CACHE_DIR names another."""
+    cache = taccl.Cache()
     clear = options.action == "clear"
     info = cache.clear() if clear else cache.info()
     values = asdict(info) | {"folder": str(info.folder), "removed": clear}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, add_schedule, flag_of, positive, schedule_from_options, sizes
+from taccl.cli.options import add_options, add_schedule, flag_of, schedule_from_options, sizes
 from taccl.cli.output import Answer, add_output, check_output, notes_shown
 from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: What may be drawn, with the options that no other picture has.
 _WHATS = {
-    "gantt": ("by", "colour", "max_rows"),
+    "gantt": ("by",),
     "topology": ("nodes",),
     "bandwidth": ("sizes", "measured"),
     "progress": (),
@@ -36,9 +36,6 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--what", choices=tuple(_WHATS), default="gantt", help="what to draw (default gantt)")
     add_output(verb, "a name in .svg, .png or .pdf", required=True)
     verb.add_argument("--by", choices=("link", "resource", "rank"), help="rows of a gantt (default link)")
-    help = "what colours of a gantt tell: where data starts (default), or the chunk"
-    verb.add_argument("--colour", choices=("origin", "chunk"), help=help)
-    verb.add_argument("--max-rows", type=positive, metavar="N", help="rows of a gantt at most (default 48)")
     verb.add_argument("--sizes", type=sizes, metavar="S,S", help="sizes of bandwidth, e.g. 1KB,1MB,1GB")
     help = "a log of nccl-tests or the like, drawn as points of bandwidth; more than once for several"
     verb.add_argument("--measured", action="append", metavar="LOG", help=help)
@@ -96,9 +93,9 @@ def _drawn(options: argparse.Namespace) -> Axes:
     from taccl.schedule.bars import bars_of
 
     by: Any = options.by or "link"
-    bars = bars_of(schedule, by, max_rows=options.max_rows or 48)
-    colour, ax = options.colour or "origin", figure(height=rows_height(len(bars.rows)))
-    return draw_bars(schedule, bars, by, colour=colour, bound_us=details.get("bound_us"), ax=ax)
+    bars = bars_of(schedule, by)
+    ax = figure(height=rows_height(len(bars.rows)))
+    return draw_bars(schedule, bars, by, bound_us=details.get("bound_us"), ax=ax)
 
 
 def _names_topology(word: str) -> bool:

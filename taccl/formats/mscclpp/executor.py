@@ -40,12 +40,10 @@ Op = dict[str, Any]
 class PlanRun:
     """What a run found.
 
-    - `num_operations`: Operations that were run to their end.
     - `outputs_checked`: Whether it is known what the outputs must be, and all ran.
     """
 
     faults: tuple[str, ...]
-    num_operations: int
     outputs_checked: bool
 
     @property
@@ -145,7 +143,7 @@ class _Machine:
                     position[block] += 1
                     done += 1
                     if len(faults) >= max_faults:
-                        return PlanRun(tuple(faults[:max_faults]), done, outputs_checked=False)
+                        return PlanRun(tuple(faults[:max_faults]), outputs_checked=False)
         stuck = [block for block in self.blocks if position[block] < len(self._ops(block))]
         for r, t in stuck[:1]:
             s = position[r, t]
@@ -156,7 +154,7 @@ class _Machine:
         if not stuck:
             self._end()
         checked = not stuck and self.memory.check_outputs(root)
-        return PlanRun(tuple(faults[:max_faults]), done, outputs_checked=checked)
+        return PlanRun(tuple(faults[:max_faults]), outputs_checked=checked)
 
     def _ops(self, block: tuple[int, int]) -> list[Op]:
         ops: list[Op] = self.gpus[block[0]]["threadblocks"][block[1]]["ops"]
