@@ -43,8 +43,6 @@ figure svg { display: block; width: 100%; min-width: 620px; height: auto; }
 button { font: inherit; font-size: 14px; color: var(--ink); background: var(--soft); padding: 3px 12px;
   border: 1px solid var(--line); border-radius: 99px; cursor: pointer; }
 button[aria-pressed="true"] { border-color: var(--mark); color: var(--mark); font-weight: 600; }
-input { font: inherit; font-size: 14px; width: 100%; max-width: 340px; padding: 4px 10px; color: var(--ink);
-  background: var(--paper); border: 1px solid var(--line); border-radius: 6px; }
 details { margin: 8px 0; } summary { cursor: pointer; color: var(--mark); }
 pre { background: var(--soft); padding: 10px 12px; border-radius: 8px; overflow-x: auto; font-size: 13px;
   white-space: pre-wrap; overflow-wrap: anywhere; }
@@ -55,7 +53,7 @@ pre { background: var(--soft); padding: 10px 12px; border-radius: 8px; overflow-
 @media (max-width: 560px) { main { padding: 16px 12px 40px; } dl.facts { grid-template-columns: 1fr; gap: 0 }
   dl.facts dd { margin-bottom: 6px; } .cards { grid-template-columns: repeat(2, 1fr); }
   .card b { font-size: 18px; } }
-@media print { .tabs, input, nav { display: none; } }
+@media print { .tabs, nav { display: none; } }
 """
 
 SCRIPT = """
@@ -96,21 +94,6 @@ SCRIPT = """
   });
   tabs.forEach((tab) => tab.addEventListener("click", () => choose(tab)));
   if (tabs.length) choose(tabs[0]);
-  const filter = document.getElementById("filter");
-  if (filter) {
-    const rows = [...document.querySelectorAll("#transfers-table tbody tr")];
-    const left = document.getElementById("left");
-    filter.addEventListener("input", () => {
-      const words = filter.value.toLowerCase().split(/\\s+/).filter(Boolean);
-      let shown = 0;
-      for (const row of rows) {
-        const text = row.textContent.toLowerCase();
-        row.hidden = !words.every((word) => text.includes(word));
-        if (!row.hidden) shown += 1;
-      }
-      left.textContent = words.length ? `${shown} of ${rows.length} rows` : "";
-    });
-  }
   document.body.dataset.ready = "yes";
 })();
 """

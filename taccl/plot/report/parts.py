@@ -36,9 +36,7 @@ def facts(rows: Sequence[tuple[str, str]]) -> str:
     return f'<dl class="facts">{body}</dl>'
 
 
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = (), name: str = ""
-) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
     """A table; columns `numbers` are aligned to the right."""
     mark = [' class="number"' if column in numbers else "" for column in range(len(head))]
     top = "".join(f"<th{mark[i]}>{as_html(cell)}</th>" for i, cell in enumerate(head))
@@ -46,10 +44,7 @@ def table(
         "<tr>" + "".join(f"<td{mark[i]}>{as_html(cell)}</td>" for i, cell in enumerate(row)) + "</tr>\n"
         for row in rows
     )
-    known = f' id="{as_html(name)}"' if name else ""
-    return (
-        f'<div class="scroll"><table{known}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def fold_away(title: str, *parts: str) -> str:

@@ -226,7 +226,7 @@ def sizes(found: Findings) -> list[str]:
     why = ((NAMES_OF_BASELINES[name], why) for name, why in rates.undefined.items())
     undefined = [paragraph(f"{name}: {reason}", kind="note") for name, reason in why]
     shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
-    numbers = table(head, rows, numbers=range(1, len(head)), name="sizes-table")
+    numbers = table(head, rows, numbers=range(1, len(head)))
     listed = fold_away("The numbers: bus bandwidth in GB/s", numbers)
     return [paragraph(text), shown, *undefined, listed]
 
@@ -252,7 +252,7 @@ def search(found: Findings) -> list[str]:
     parts = [facts(known)]
     if rows:
         head = ("stage", "solver", "status", "seconds", "finish in us", "")
-        parts.append(table(head, rows, numbers=(3, 4), name="stages-table"))
+        parts.append(table(head, rows, numbers=(3, 4)))
     else:
         parts.append(paragraph("The file does not say how the schedule was found.", kind="note"))
     if any(moment.finish_us is not None for moment in found.moments):
@@ -281,7 +281,7 @@ def problem(found: Findings) -> list[str]:
 
 
 def transfers(found: Findings) -> list[str]:
-    """The first transfers, with a field that filters them."""
+    """The first transfers."""
     schedule = found.schedule
     links, us = schedule.problem.topology.links, schedule.problem.costs.us
     rows: list[tuple[str, ...]] = []
@@ -290,16 +290,12 @@ def transfers(found: Findings) -> list[str]:
         times = (f"{float(us(ticks)):.3f}" for ticks in (each.start_ticks, each.end_ticks))
         rows.append((*times, str(each.chunk), link, str(each.group), "reduce" if each.reduce else "copy"))
     head = ("start in us", "end in us", "chunk", "link", "send", "operation")
-    field = (
-        '<p><input id="filter" type="search" aria-label="filter the transfers" '
-        'placeholder="filter, e.g. 0-&gt;1 copy"> <span id="left" class="sub"></span></p>'
-    )
     more = _more(schedule.num_transfers, len(rows), "transfer")
     if more:
         more = f"the first of them; {more} `taccl show FILE --transfers -1` lists all."
     said = paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip())
-    listed = table(head, rows, numbers=(0, 1, 2, 4), name="transfers-table")
-    return [said, field, listed]
+    listed = table(head, rows, numbers=(0, 1, 2, 4))
+    return [said, listed]
 
 
 def versions(found: Findings) -> list[str]:
