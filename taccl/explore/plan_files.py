@@ -23,7 +23,7 @@ from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError
 from taccl.formats.msccl.reading import MAX_STEPS
 from taccl.formats.msccl.xml import dump_msccl_xml
-from taccl.formats.mscclpp.plan import build_mscclpp_plan, plan_text
+from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.mscclpp.registration import registration_snippet
 from taccl.formats.native import save
 from taccl.names import shown
@@ -167,7 +167,7 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         else:
             files["mscclpp"] = f"{stem}.plan.json"
             mscclpp[files["mscclpp"]] = built
-            (folder / files["mscclpp"]).write_text(plan_text(built), encoding="utf-8")
+            (folder / files["mscclpp"]).write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
         names += files.values()
         rows.append({"files": files, **each.to_dict()})
     (folder / "environment.sh").write_text(_environment(plan), encoding="utf-8")

@@ -74,7 +74,7 @@ def dump_mscclpp_plan(
         num_threads_per_block=num_threads_per_block, max_threadblocks=max_threadblocks, split=split,
         name=name,
     )  # fmt: skip
-    files = {target: plan_text(plan)}
+    files = {target: json.dumps(plan, indent=1) + "\n"}
     if register:
         stem = re.sub(r"\W", "_", target.name.removesuffix(".json").removesuffix(".plan"))
         module = target.with_name(f"{stem}_register.py")
@@ -153,29 +153,6 @@ def build_mscclpp_plan(
     }
     _check(plan, kind)
     return plan
-
-
-def plan_text(plan: Mapping[str, Any]) -> str:
-    """A plan as JSON, with a line for every operation."""
-    lines = ["{"]
-    lines += [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in plan.items() if key != "gpus"]
-    lines.append(' "gpus": [')
-    for g, gpu in enumerate(plan["gpus"]):
-        heads = {key: value for key, value in gpu.items() if key != "threadblocks"}
-        lines.append("  {")
-        lines += [f"   {json.dumps(key)}: {json.dumps(value)}," for key, value in heads.items()]
-        lines.append('   "threadblocks": [')
-        for t, threadblock in enumerate(gpu["threadblocks"]):
-            tail = {key: value for key, value in threadblock.items() if key not in ("id", "ops")}
-            ops = ",\n".join(f"     {json.dumps(op)}" for op in threadblock["ops"])
-            comma = "," if t + 1 < len(gpu["threadblocks"]) else ""
-            lines.append(f'    {{"id": {threadblock["id"]}, {json.dumps(tail)[1:-1]}, "ops": [')
-            lines += [ops] if ops else []
-            lines.append(f"    ]}}{comma}")
-        lines.append("   ]")
-        lines.append("  }" + ("," if g + 1 < len(plan["gpus"]) else ""))
-    lines += [" ]", "}"]
-    return "\n".join(lines) + "\n"
 
 
 def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
