@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
 
+#: Runs in any case, with further seeds.
+_LEAST_RUNS = 4
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 
@@ -50,10 +52,13 @@ class Rule:
 
     - `order`: Which link into a rank chooses first: that with the fewest chunks to offer, or each in its
       turn.
+    - `theta`: How many slow sends' time a rank must be behind its fast component before a slow link repeats
+      for it what the component has already.
     - `rarest`: Whether a link brings the rarest of its source's chunks, or the first that came there.
     """
 
     order: str = "fewest-first"
+    theta: float = 1.0
     rarest: bool = False
 
 
@@ -61,13 +66,14 @@ def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> 
     """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
     rarest = fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps
-    return tuple(Rule(order, rarest) for order in orders)
+    thetas = (1.0,) if rarest or fabric.num_classes == 1 else (1.0, 2.0, 0.5, 0.0)
+    return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
 
 
 def spread(
     fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
 ) -> Sends:
-    """Sends that bring every chunk to all that want it, each rank once; by default two runs of every rule.
+    """Sends that bring every chunk to all that want it, each rank once; by default each rule once at least.
 
     - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
 
@@ -85,7 +91,7 @@ def spread(
         again, number = divmod(run, len(tried))
         return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
-    best = best_of(attempt, limits, limits.num_runs or 2 * len(tried))
+    best = best_of(attempt, limits, limits.num_runs or max(_LEAST_RUNS, len(tried)))
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
@@ -130,7 +136,9 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
             ),
             limits.deadline.stopping(scalar[SIGNAL:]),
         ):
-            finish = int(spread_chunks(fabric, state, units, _ORDERS[rule.order], min(limit, most)))
+            finish = int(
+                spread_chunks(fabric, state, units, _ORDERS[rule.order], rule.theta, min(limit, most))
+            )
         if finish == OVER_LIMIT and limit > most:
             start_type = np.int64
         elif finish == HEAP_FULL:

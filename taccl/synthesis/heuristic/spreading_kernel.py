@@ -11,7 +11,7 @@ A chunk is in a log only once it is there, so a send never starts before its chu
 
 Where some links are slow, two rules keep them from doing what fast links do better. First they bring what no
 rank of the destination's fast component has or expects. What the component has already, they bring only to
-ranks that are behind it by more than what it would get while a slow send is under way.
+ranks that are far behind it.
 
 Chunks may also go rarest first: those that the fewest components have, and that few ranks beside the sender
 could send; and to ranks that miss the most. Few sources are then not asked twice for what others can pass on.
@@ -107,12 +107,15 @@ def spread_chunks(
     s: State,
     units: NDArray[np.int64],
     order: int,
+    theta: float,
     limit: int,
 ) -> int:
     """Spread every chunk to the ranks that want it; the finish in ticks.
 
     - `units` ((num_chunks,) int64): Sizes of chunks.
     - `order`: How a rank orders the links into it.
+    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is more than theta
+      slow sends behind its component.
     - `limit`: Give up once time passes it.
 
     Returns
@@ -152,7 +155,7 @@ def spread_chunks(
                     asked = _ask(fabric, s, begin, end, order, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
-                        c = _find(fabric, s, e, d, k, what, units)
+                        c = _find(fabric, s, e, d, k, what, theta, units)
                         if c >= 0 and is_free(fabric, s.resource_free, e, units[c], time):
                             _start(fabric, s, e, d, c, units[c], time)
                             left -= 1
@@ -284,14 +287,16 @@ def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int
 
 
 @inner
-def _find(fabric: Fabric, s: State, e: int, d: int, k: int, what: int, units: NDArray[np.int64]) -> int:
+def _find(
+    fabric: Fabric, s: State, e: int, d: int, k: int, what: int, theta: float, units: NDArray[np.int64]
+) -> int:
     """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none."""
     if what == _BEHIND:
         claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
         behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
         took = fabric.alpha[e] + units[0] * fabric.beta[e]
         rate = fabric.fast_rate[k, d]
-        if rate > 0 and behind <= took * rate:
+        if rate > 0 and behind <= theta * took * rate:
             return _NONE
     is_fresh = what == _FRESH
     where = fabric.component[k, d] if is_fresh else _NONE

@@ -131,7 +131,7 @@ def test_random_problems_verify(seed):
     sizes = MB
     if rng.random() < 0.4:
         sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
-    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.random() < 0.5)
+    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
     verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
 
 
