@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.arguments import checked_as, known_index
-from taccl.clauses import Clause, Clauses, Passage, SwitchPolicy
+from taccl.clauses import Clauses, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs, read_columns
 from taccl.errors import CollectiveError, InputError, SketchError
-from taccl.memo import kept
 from taccl.names import shown
+from taccl.open_links import OpenLinks
 from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -185,58 +184,12 @@ class Problem:
 
     def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
         """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
-        if not self._masks:
-            return self._allowed
-        number_of, numbers, arrays = self._opened
-        number = int(number_of[int(reducing), chunk])
-        if number < 0:
-            passage = Passage(self.topology, self.collective, chunk, reducing)
-            asked = tuple([each.of_passage(passage) for each, _ in self._masks])
-            if asked not in numbers:
-                found = self._allowed.copy()
-                for mask, what in enumerate(asked):
-                    found[self._closed(mask, what)] = False
-                found.setflags(write=False)
-                numbers[asked] = len(arrays)
-                arrays.append(found)
-            number = number_of[int(reducing), chunk] = numbers[asked]
-        return arrays[number]
+        return self._open_links.of(chunk, reducing=reducing)
 
     @cached_property
-    def _opened(self) -> tuple[NDArray[np.int32], dict[tuple[Hashable, ...], int], list[NDArray[np.bool_]]]:
-        """What `open_links` found so far.
-
-        The number of each chunk's array, spreading and reduced, or -1; numbers by what each clause goes by;
-        and the arrays.
-        """
-        return np.full((2, self.collective.num_chunks), -1, np.int32), {}, []
-
-    @cached_property
-    def _allowed(self) -> NDArray[np.bool_]:
-        """(num_links,) the links that the sketch leaves."""
-        allowed = np.zeros(len(self.topology.links), bool)
-        allowed[list(self.links_allowed)] = True
-        allowed.setflags(write=False)
-        return allowed
-
-    @cached_property
-    def _masks(self) -> list[tuple[Clause, dict[Hashable, list[int]]]]:
-        """Clauses that keep chunks off some of the links left, and these by what the clause goes by."""
-        masks, topology = [], self.topology
-        for each in self.clauses.said("chunk", "group"):
-            value = getattr(self.clauses, each.field)
-            links: dict[Hashable, list[int]] = defaultdict(list)
-            for e in self.links_allowed if each.speaks_of is None else each.speaks_of(value, topology):
-                links[each.of_link(value, topology, e)].append(e)
-            masks.append((each, links))
-        return masks
-
-    @kept
-    def _closed(self, mask: int, passage: Hashable) -> list[int]:
-        """The links that a clause closes to what it goes by."""
-        clause, links = self._masks[mask]
-        alike = () if passage is None else links.items()
-        return list(chain.from_iterable(some for what, some in alike if not clause.admits(passage, what)))
+    def _open_links(self) -> OpenLinks:
+        """What is known of open links."""
+        return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
 
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""

@@ -22,6 +22,7 @@ LINES = (
     ("validation",),
     ("topology", "collective", "solvers"),
     ("clauses", "collectives", "costs"),
+    ("open_links",),
     ("problem",),
     ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),

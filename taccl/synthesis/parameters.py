@@ -263,6 +263,10 @@ class QueueParameters(_Group):
     total_sends: int = 200_000
     most_runs: int = 40
     most_tree_runs: int = 100
+    # Runs of open spreading at least; and, where rarest chunks are not looked for, after how many slow sends'
+    # time behind others a rank gets over a slow link what these have already.
+    spreading_runs: int = 4
+    behind: tuple[float, ...] = (1.0, 2.0, 0.5, 0.0)
     # Orders that are tried along the same paths, and along the same trees.
     path_orders: int = 5
     tree_orders: int = 2

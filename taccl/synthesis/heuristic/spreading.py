@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
 
-#: Runs in any case, with further seeds.
-_LEAST_RUNS = 4
 _ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 
@@ -65,8 +63,9 @@ class Rule:
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
     """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    rarest = fabric.num_ranks * demand.num_chunks**2 <= limits.parameters.queues.many_steps
-    thetas = (1.0,) if rarest or fabric.num_classes == 1 else (1.0, 2.0, 0.5, 0.0)
+    parameters = limits.parameters.queues
+    rarest = fabric.num_ranks * demand.num_chunks**2 <= parameters.many_steps
+    thetas = parameters.behind[: 1 if rarest or fabric.num_classes == 1 else None]
     return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
 
 
@@ -91,7 +90,9 @@ def spread(
         again, number = divmod(run, len(tried))
         return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
-    best = best_of(attempt, limits, limits.num_runs or max(_LEAST_RUNS, len(tried)))
+    best = best_of(
+        attempt, limits, limits.num_runs or max(limits.parameters.queues.spreading_runs, len(tried))
+    )
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
