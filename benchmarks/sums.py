@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SIZES = (8, 80, 800, 8_000, 80_000, 800_000, 8_000_000, 80_000_000, 1_000_000_000)
 MACHINES = ("fully-connected:4", "dgx-a100 x1", "dgx-h100 x1", "dgx-h100 x4", "ndv2 x2")
-RIVALS = ("one-shot", "recursive", "ring", "hierarchical", "tree")
+RIVALS = ("one-shot", "recursive", "multiplying", "ring", "hierarchical", "tree")
 #: Microseconds a hop.
 INSIDE_US, BETWEEN_US = 1, 3
 

@@ -12,6 +12,7 @@ from taccl.arguments import checked, known_name
 from taccl.baselines.balanced import dimension_balanced
 from taccl.baselines.hierarchical import hierarchical
 from taccl.baselines.in_network import in_network
+from taccl.baselines.multiplying import multiplying
 from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.one_shot import one_shot
 from taccl.baselines.pairwise import pairwise
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 __all__ = [
-    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network", "nccl",
-    "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers", "swing", "tree",
+    "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network",
+    "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers", "swing",
+    "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -44,6 +46,7 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
     "dimension-balanced": dimension_balanced,
     "pairwise": pairwise,
     "one-shot": one_shot,
+    "multiplying": multiplying,
     "in-network": in_network,
     "servers": servers,
 }

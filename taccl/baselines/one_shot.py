@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import fastest
 from taccl.errors import CollectiveError
 from taccl.schedule.timing import exact_times
 
@@ -113,9 +112,7 @@ class NamedSteps:
 def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which ranks send their contributions to all that want the sum, which add them up.
 
-    On nodes of one size a second form is tried, and the faster is returned, its `producer` naming it: sums
-    of a node are made by one rank a chunk, go to the same local rank of all other nodes in one shot, and the
-    totals spread inside each node. The sketch is left aside, but for merging.
+    The sketch is left aside, but for merging.
 
     Parameters
     ----------
@@ -140,15 +137,7 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
             f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
             where="baseline",
         )
-    return cut_while_it_pays(problem, _fastest_levels, cut=cut)
-
-
-def _fastest_levels(problem: Problem) -> Schedule:
-    schedules = [_one_level(problem)]
-    sizes = {len(ranks) for ranks in problem.topology.ranks_of_node}
-    if problem.topology.num_nodes > 1 and len(sizes) == 1 and sizes != {1} and sums_everywhere(problem):
-        schedules.append(_two_levels(problem))
-    return fastest(schedules)
+    return cut_while_it_pays(problem, _sums, cut=cut)
 
 
 def sums_everywhere(problem: Problem) -> bool:
@@ -159,7 +148,7 @@ def sums_everywhere(problem: Problem) -> bool:
     )
 
 
-def _one_level(problem: Problem) -> Schedule:
+def _sums(problem: Problem) -> Schedule:
     steps = NamedSteps(problem)
     wanted: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # (destination, contributors) -> chunks
     for c, chunk in enumerate(problem.collective.chunks):
@@ -167,21 +156,3 @@ def _one_level(problem: Problem) -> Schedule:
             wanted.setdefault((dst, chunk.origins), []).append(c)
     steps.sum_up((chunks, dst, ranks) for (dst, ranks), chunks in wanted.items())
     return steps.schedule(producer="one-shot")
-
-
-def _two_levels(problem: Problem) -> Schedule:
-    steps, nodes = NamedSteps(problem), problem.topology.ranks_of_node
-    size = len(nodes[0])
-    chunks = [range(local, problem.collective.num_chunks, size) for local in range(size)]
-    turns = _turns(size)
-    steps.sum_up((chunks[i], ranks[i], ranks) for i in range(size) for ranks in nodes)
-    across = [(nodes[a], nodes[b]) for a, b in _turns(len(nodes))]
-    steps.step([(chunks[i], src[i], dst[i], tuple(src)) for src, dst in across for i in range(size)])
-    everyone = tuple(range(problem.topology.num_ranks))
-    steps.step([(chunks[a], ranks[a], ranks[b], everyone) for a, b in turns for ranks in nodes])
-    return steps.schedule(producer="one-shot (two levels)")
-
-
-def _turns(count: int) -> list[tuple[int, int]]:
-    """All pairs of different numbers, in turns in which each number is once the first and once the second."""
-    return [(a, (a + shift) % count) for shift in range(1, count) for a in range(count)]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
     "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
-    "pairwise": "pairwise", "one-shot": "one-shot",
+    "pairwise": "pairwise", "one-shot": "one-shot", "multiplying": "recursive multiplying",
     "swing": "swing", "bine": "bine trees", "in-network": "in the network", "servers": "at servers",
 }  # fmt: skip
 #: From 1 KiB to 1 GiB, each four times the one before.

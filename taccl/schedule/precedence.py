@@ -68,18 +68,16 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
     Which of them is an exact cover, sought depth first: by the lowest rank that is missing. It may be given
     up after very many steps, as if there were none.
     """
-    by_rank: dict[int, list[Arrival]] = defaultdict(list)
+    by_lowest: dict[int, list[Arrival]] = defaultdict(list)
     for each in sorted(set(arrivals)):
         if not each.bits & ~wanted:
-            for rank in _ranks_of(each.bits):
-                by_rank[rank].append(each)
+            by_lowest[each.bits & -each.bits].append(each)
     chosen: list[Arrival] = []
     untried: list[tuple[int, Iterator[Arrival]]] = []
     missing, steps = wanted, 0
     while missing:
-        lowest = (missing & -missing).bit_length() - 1
         if len(untried) == len(chosen):
-            untried.append((missing, iter(by_rank[lowest])))
+            untried.append((missing, iter(by_lowest[missing & -missing])))
         missing, candidates = untried[-1]
         part = next((each for each in candidates if not each.bits & ~missing), None)
         steps += 1
@@ -92,13 +90,6 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
             return None
         chosen.pop()
     return chosen
-
-
-def _ranks_of(bits: int) -> Iterator[int]:
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
 
 
 class Precedence:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Baselines that switches and servers are searched by, and nobody else.
 _APART = ("in-network", "servers")
+#: Those that name what travels, of as many transfers as there are contributions, or so many at most.
+_NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
 
 
 def sums_are_small(problem: Problem) -> bool:
@@ -51,8 +53,11 @@ def offer_baselines(search: Search) -> None:
     if sums_are_small(problem):  # those for small messages first
         names.reverse()
     longest_s = competing_s(problem, search.deadline.left_s, search.parameters)
+    named_s = min(_contributions(problem), _MOST_NAMED) * portfolio.named_s_per_transfer
     for name in names:
         begun = time.monotonic()
+        if name in _NAMED and named_s > search.deadline.left_s:
+            continue
         # What takes very little has its moment even where the search took all of the time.
         if search.is_met or longest_s > max(search.deadline.left_s, portfolio.baseline_least_s):
             return
@@ -112,6 +117,11 @@ def sums_apart(problem: Problem) -> Schedule | None:
         if verify(found).ok:
             return found
     return None
+
+
+def _contributions(problem: Problem) -> int:
+    """How many contributions all ranks want to their sums, each apart."""
+    return sum(len(chunk.origins) * len(chunk.destinations) for chunk in problem.collective.chunks)
 
 
 def _arrivals(problem: Problem) -> int:

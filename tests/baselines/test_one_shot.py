@@ -60,21 +60,6 @@ def two_nodes():
     return builder.build()
 
 
-def test_two_levels_send_sums_of_nodes():
-    """Of 40 kB, half of every node's sum crosses each way: 0.01, 3 or 2 and 0.01 us more beside 1 + 10 + 1.
-
-    In one level four chunks of 10 kB cross every link between nodes: 10 us once, as they merge, and 4 us.
-    """
-    problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=40_000)
-    schedule = one_shot(problem)
-    assert taccl.verify(schedule).ok
-    assert schedule.finish == Fraction("14")  # one level: 10 + 0.04 MB x 100
-    larger = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
-    # Inside, two merged chunks of 20 kB: 1.04; between: 10 + 0.04 MB x 100; and 1.04 again.
-    assert one_shot(larger).finish == Fraction("16.08")
-    assert one_shot(larger).producer == "one-shot (two levels)"
-
-
 def test_doubling_sends_all_at_every_step():
     """Two steps of 0.5 us and 1,000 bytes on four ranks, where halving and doubling takes four."""
     problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -202,16 +204,11 @@ def _report_unmade(
     replay: Replay, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
 ) -> None:
     """Report a sum that is no disjoint union of known ones, by what it lacks or counts twice."""
-    usable = sorted(
-        {bits for bits in known if bits and not bits & ~wanted}, key=lambda bits: -bits.bit_count()
-    )
-    of_rank: dict[int, list[int]] = defaultdict(list)
-    reached = 0
-    for bits in usable:
-        reached |= bits
-        for place in range(bits.bit_length()):
-            if bits >> place & 1:
-                of_rank[place].append(bits)
+    usable = {bits for bits in known if bits and not bits & ~wanted}
+    reached = reduce(or_, usable, 0)
+    # Without an overlap their sum is no more than their union.
+    if wanted in usable or reached == wanted == sum(usable):
+        return
     if reached != wanted:
         lacking = _ranks(wanted & ~reached)
         if i is None:
@@ -221,6 +218,11 @@ def _report_unmade(
             text = f"the rank holds no contributions of ranks {lacking} that fit when the send starts"
             replay.report("presence", text, i, rank=rank)
         return
+    of_rank: dict[int, list[int]] = defaultdict(list)
+    for bits in sorted(usable, key=lambda bits: (-bits.bit_count(), bits)):
+        for place in range(bits.bit_length()):
+            if bits >> place & 1:
+                of_rank[place].append(bits)
     left, tried = [wanted], 0
     while left and left[-1]:
         tried += 1

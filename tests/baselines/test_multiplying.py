@@ -1,0 +1,104 @@
+"""Recursive multiplying, by arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.baselines import multiplying, one_shot, recursive
+from taccl.errors import CollectiveError
+from taccl.problem import Clauses, make_problem
+from taccl.topology.topology import TopologyBuilder
+
+
+def behind_ports(nodes: int, size: int, *, near_us: float, far_us: float, us_per_mb: float):
+    """Nodes of ranks that send and receive in a node over one port each, and beyond over links of their own."""
+    builder = TopologyBuilder("ports", [node for node in range(nodes) for _ in range(size)])
+    ranks = range(nodes * size)
+    ports = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in ranks]
+    for src in ranks:
+        for dst in ranks:
+            if src == dst:
+                continue
+            near = src // size == dst // size
+            alpha = near_us if near else far_us
+            link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=us_per_mb)
+            if near:
+                builder.add_hold(link, ports[src][0], alpha_us=alpha, beta_us_per_mb=us_per_mb, side="send")
+                builder.add_hold(
+                    link, ports[dst][1], alpha_us=alpha, beta_us_per_mb=us_per_mb, side="receive"
+                )
+    return builder.build()
+
+
+def merging(topology, collective, size_bytes):
+    clauses = Clauses(max_merge=64, merging=frozenset(range(len(topology.links))))
+    return make_problem(topology, collective, size_bytes=size_bytes, clauses=clauses)
+
+
+def two_nodes():
+    """Two nodes of two: 1 us inside, 10 us between any two ranks of both, and nothing shared."""
+    builder = TopologyBuilder("two", [0, 0, 1, 1])
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                near = src // 2 == dst // 2
+                builder.add_link(src, dst, alpha_us=1 if near else 10, beta_us_per_mb=1 if near else 100)
+    return builder.build()
+
+
+def test_sums_of_nodes_cross_once():
+    """Of 80 kB, half of a node's sum crosses each way: 1 us and two chunks of 20 kB, 10 us and 4, and 1.04 again."""
+    problem = make_problem(two_nodes(), collectives.allreduce(4), size_bytes=80_000)
+    schedule = multiplying(problem, cut=False)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == Fraction("16.08") < one_shot(problem, cut=False).finish
+    assert schedule.producer == "multiplying (scatter 2, sum 2 nodes)"
+
+
+def test_nine_ranks_behind_ports_add_up_in_threes():
+    """Two steps of two messages of 1 us and 9 B each, where one-shot takes eight and no power of two is there."""
+    topology = behind_ports(1, 9, near_us=1, far_us=1, us_per_mb=1)
+    problem = merging(topology, collectives.allreduce(9), 9)
+    schedule = multiplying(problem)
+    assert taccl.verify(schedule).ok
+    assert (schedule.finish, schedule.producer) == (4 * Fraction("1.000009"), "multiplying (sum 3 x 3)")
+    assert one_shot(problem).finish == 8 * Fraction("1.000009")
+
+
+def test_four_ranks_behind_ports_double():
+    """It is recursive doubling where that is best: as fast as that baseline."""
+    topology = behind_ports(1, 4, near_us=1, far_us=1, us_per_mb=1)
+    problem = merging(topology, collectives.allreduce(4), 4)
+    assert multiplying(problem).finish == recursive(problem).finish == 2 * Fraction("1.000004")
+
+
+def test_messages_in_parts_follow_one_another():
+    """A chunk crosses while the next is still being summed: sooner than by whole messages."""
+    topology = behind_ports(2, 4, near_us=0.01, far_us=5, us_per_mb=1)
+    problem = merging(topology, collectives.allreduce(8), 8 * 10**6)
+    schedule = multiplying(problem, cut=False)
+    assert taccl.verify(schedule).ok
+    # 3 messages of two chunks of 1 MB scattered, two chunks summed over a link, three messages gathered.
+    assert schedule.finish < 2 * 3 * 2.01 + 5 + 2
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
+@pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
+def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
+    """Each contribution is counted once, whatever the digits."""
+    topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
+    problem = merging(topology, collectives.make(name, nodes * size), 10**6)
+    assert taccl.verify(multiplying(problem)).ok
+
+
+def test_other_collectives_are_refused():
+    """An allgather adds nothing up, and sums of some are none of all."""
+    topology = taccl.topologies.fully_connected(4)
+    custom = collectives.custom(4, precondition={0: [0, 1]}, postcondition={0: [3]}, combining=True)
+    for collective in (collectives.allgather(4), custom):
+        with pytest.raises(CollectiveError, match="sums of what all ranks have"):
+            multiplying(make_problem(topology, collective, chunk_bytes=1000))
