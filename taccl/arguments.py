@@ -410,10 +410,15 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
         if not fixed and (item is None or _all_plain(item, values)):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
-        several = kinds if fixed else itertools.repeat(item)
+        if not fixed and item is not None:  # one thing in many places is read once
+            known: dict[int, Any] = {}
+            for place, each in enumerate(values):
+                if id(each) not in known:
+                    known[id(each)] = item.read(each, f"{where}[{place}]")
+            return make(known[id(each)] for each in values)
         return make(
             each if kind is None else kind.read(each, f"{where}[{place}]")
-            for place, (kind, each) in enumerate(zip(several, values, strict=False))
+            for place, (kind, each) in enumerate(zip(kinds, values, strict=True))
         )
 
     return Kind(expected, read, "several")

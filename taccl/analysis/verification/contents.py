@@ -189,10 +189,12 @@ def check_named_sums(replay: Replay, carried: list[int]) -> int:
             num_redundant += bits in has[rank, chunk]
             has[rank, chunk].setdefault(bits, replay.end[i])
     for i in replay.usable:
-        chunk, ends = replay.chunk[i], links[replay.link[i]]
+        chunk, ends, start = replay.chunk[i], links[replay.link[i]], replay.start[i]
+        if any(has[rank, chunk].get(carried[i], start + 1) <= start for rank in ends.srcs):
+            continue
         by_then = []
         for rank in ends.srcs:
-            by_then += [bits for bits, since in has[rank, chunk].items() if since <= replay.start[i]]
+            by_then += [bits for bits, since in has[rank, chunk].items() if since <= start]
         _report_unmade(replay, carried[i], by_then, i=i, rank=ends.src, chunk=chunk)
     for chunk, data in enumerate(chunks):
         for rank in data.destinations:
