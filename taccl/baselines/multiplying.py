@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: So many plans, the best by what they are about to take, are made schedules, with messages in so many parts,
 #: as what comes first goes on while the rest is under way. No more transfers than this are made for all but
 #: the first of them.
-_MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 2, 4), 200_000
+_MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 2, 4), 100_000
 
 
 class Digit(NamedTuple):

@@ -39,8 +39,11 @@ def sums_are_small(problem: Problem) -> bool:
     return bool((costs.link_alpha > units * costs.link_beta)[allowed].any())
 
 
-def offer_baselines(search: Search) -> None:
-    """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner."""
+def offer_baselines(search: Search, share: float = 1.0) -> None:
+    """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner.
+
+    - `share`: Of the time that is left, which they may take.
+    """
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
     if not _may_compete(problem, search.parameters) or isinstance(search.best, CompactSchedule):
         late = _balanced_s(problem, search.parameters) > max(
@@ -52,14 +55,15 @@ def offer_baselines(search: Search) -> None:
     names = [name for name in BASELINES if name not in _APART]
     if sums_are_small(problem):  # those for small messages first
         names.reverse()
-    longest_s = competing_s(problem, search.deadline.left_s, search.parameters)
+    until = search.deadline.sooner(share * search.deadline.left_s)
+    longest_s = competing_s(problem, until.left_s, search.parameters)
     named_s = min(_contributions(problem), _MOST_NAMED) * portfolio.named_s_per_transfer
     for name in names:
         begun = time.monotonic()
-        if name in _NAMED and named_s > search.deadline.left_s:
+        if name in _NAMED and named_s > until.left_s:
             continue
         # What takes very little has its moment even where the search took all of the time.
-        if search.is_met or longest_s > max(search.deadline.left_s, portfolio.baseline_least_s):
+        if search.is_met or longest_s > max(until.left_s, portfolio.baseline_least_s):
             return
         with suppress(InputError):  # it is not defined here
             other = _as_asked(name, problem)

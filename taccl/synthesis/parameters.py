@@ -95,6 +95,7 @@ class PortfolioParameters(_Group):
     baseline_s_per_arrival: float = 3e-4
     baseline_s_per_link: float = 2e-5
     named_s_per_transfer: float = 8e-6  # where what travels is named
+    baseline_share: float = 0.5  # where they come first, of the time
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000

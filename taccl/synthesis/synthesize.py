@@ -212,7 +212,7 @@ def _by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     try:
         if competes and is_small:
-            offer_baselines(search)
+            offer_baselines(search, parameters.portfolio.baseline_share)
         search.allow(-behind_s - exchanging_s)
         if backend == BALANCED:
             search_balanced(search, policy=options.policy)
