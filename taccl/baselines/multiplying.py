@@ -1,17 +1,19 @@
-"""Recursive multiplying: sums in steps, in each of which groups of several ranks exchange what they have.
+"""Recursive multiplying: steps in each of which groups of several ranks exchange what they have.
 
 The place of a rank in its node, and its node, are numbers in digits of mixed bases. In a step, ranks that
-differ in one digit exchange. Along some digits sums are scattered first: each rank of a group gets what the
-others have of its part of the chunks. Along the other digits each gets all that the others have summed, and
-adds it up itself. At last sums are gathered along the first digits, in the opposite order.
+differ in one digit exchange all they hold: with base 2, recursive doubling.
 
-With base 2, scattering alone is recursive halving and doubling, adding up alone is recursive doubling.
+Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
+of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
+itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
+is recursive halving and doubling, adding up alone is recursive doubling.
 """
 
 from __future__ import annotations
 
 import heapq
-from itertools import product
+from contextlib import suppress
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,11 +22,13 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.one_shot import NamedSteps
+from taccl.baselines.recursive import exchange
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import fastest
+from taccl.baselines.spread import fastest, require_no_derivations
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
 from taccl.memo import kept
+from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,10 +36,10 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: So many plans, the best by what they are about to take, are made schedules, with messages in so many parts,
-#: as what comes first goes on while the rest is under way. No more transfers than this are made for all but
-#: the first of them.
-_MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 2, 4), 100_000
+#: So many plans, the best by what they are about to take, are made schedules: the first with messages in so
+#: many parts, as what comes first goes on while the rest is under way, the others with what was best of that.
+#: No more transfers than this are made for all but the first of them.
+_MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 64, 4), 40_000
 
 
 class Digit(NamedTuple):
@@ -50,35 +54,36 @@ class Digit(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Digits along which sums are scattered, and those along which all is exchanged, in order."""
+    """Digits along which sums are scattered, or added up, in order; and what spreads gathered, last first."""
 
     scattered: tuple[Digit, ...]
     summed: tuple[Digit, ...]
 
-    def __str__(self) -> str:
-        named = (("scatter", self.scattered), ("sum", self.summed))
+    def named(self, first: str) -> str:
+        """The bases, for a person."""
+        named = ((first, self.scattered), ("sum", self.summed))
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
 
 @checked
 def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which sums are made in steps, each among as many ranks as make it the fastest.
+    """A schedule in steps, each among as many ranks as make it the fastest, on any number of ranks.
 
     On nodes of one size no group is of several nodes and several local ranks at once. Of all bases of the
-    digits, and of what is scattered and what each rank adds up itself, those that finish first are returned,
-    and its `producer` names them. The sketch is left aside, but for merging.
+    digits, and of sums of what is scattered and what each rank adds up itself, those that finish first are
+    returned, and its `producer` names them. The sketch is left aside, but for merging.
 
     Parameters
     ----------
     problem : Problem
-        Sums of what all ranks have, that all of them want, or one each.
+        Of sums: of what all ranks have, that all of them want, or one each.
     cut : bool
         Whether chunks may be cut, so that more of them follow one another.
 
     Raises
     ------
     CollectiveError
-        If the collective makes no such sums, or there would be too many transfers.
+        If sums are others, chunks derive from one another, or there would be too many transfers.
     TopologyError
         If no links lead from one rank to another.
 
@@ -87,15 +92,15 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     M. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for AllReduce: now with
     simulation", Parallel Computing 69 (2017).
     """
+    require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
-    wants = [num_ranks if len(c.destinations) > 1 else 1 for c in collective.chunks]
-    if not collective.sums_up or any(
-        len(chunk.origins) != num_ranks or len(chunk.destinations) != count
-        for chunk, count in zip(collective.chunks, wants, strict=True)
+    if collective.combining and any(
+        len(chunk.origins) != num_ranks or len(chunk.destinations) not in (1, num_ranks)
+        for chunk in collective.chunks
     ):
         raise CollectiveError(
-            f"multiplying is for sums of what all ranks have, that all of them want or one, and found "
-            f"{collective.name}; use recursive",
+            f"multiplying adds up what all ranks have, for all of them or for one, and found "
+            f"{collective.name}; use recursive, or synthesize it",
             where="baseline",
         )
     return cut_while_it_pays(problem, _fastest_plan, cut=cut)
@@ -104,12 +109,20 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 def _fastest_plan(problem: Problem) -> Schedule:
     steps = _Steps(problem)
     plans = heapq.nsmallest(_MOST_PLANS, dict.fromkeys(steps.plans()), key=steps.ticks)
-    found: list[Schedule] = []
-    for parts, plan in product(_PARTS, plans):
-        made = sum(each.num_transfers for each in found)
-        if not found or made + found[0].num_transfers <= _MOST_TRANSFERS:
-            found.append(steps.schedule(plan, parts))
-    return fastest(found)
+    best, best_parts, made = None, 1, 0
+    for number, plan in enumerate(plans):
+        for parts in (best_parts,) if number else _PARTS[: 1 if steps.most_parts == 1 else None]:
+            if best is None or made + best.num_transfers <= _MOST_TRANSFERS:
+                found = steps.schedule(plan, parts)
+                made += found.num_transfers
+                if best is None or found.finish_ticks < best.finish_ticks:
+                    best, best_plan, best_parts = found, plan, parts
+    assert best is not None, "there is a plan"
+    with suppress(ValueError):  # ranks that exchange sums may wait for each other
+        best = fastest((best, listed(best, longest_first=True)))
+    # What comes together along trees, and spreads from their roots, needs no names.
+    is_tree = best.carries is not None and not best_plan.summed and steps.is_direct(best_plan)
+    return replace(best, carries=None, sums=()) if is_tree else best
 
 
 class _Steps:
@@ -126,7 +139,9 @@ class _Steps:
         self.place = np.empty((topology.num_ranks, 2), np.int64)
         for at in np.ndindex(self.grid.shape):
             self.place[self.grid[at]] = at
-        self.spreads = any(len(chunk.destinations) > 1 for chunk in problem.collective.chunks)
+        ends, self.sums = problem.collective.destination_sets.sets, problem.collective.combining
+        self.to_one = all(len(ranks) == 1 for ranks in ends)
+        self.most_parts = problem.collective.num_chunks if self.sums else 1
 
     def plans(self) -> Iterator[Plan]:
         """Bases of all digits, and what is scattered: in a node, and between nodes what is left of that."""
@@ -135,7 +150,7 @@ class _Steps:
             local = tuple(_digits(inner, across=False))
             for outer in across:
                 far = tuple(_digits(outer, across=True))
-                if not self.spreads:
+                if self.to_one or not self.sums:
                     yield Plan((*local, *far), ())
                     yield Plan((*far, *local), ())
                     continue
@@ -148,9 +163,13 @@ class _Steps:
     def ticks(self, plan: Plan) -> float:
         """About what a plan takes, step by step."""
         count, ticks = float(self.problem.collective.num_chunks), 0.0
+        if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
+            count /= len(self.place)
+            return sum(self._step_ticks(each, max(1, round(count / each.base))) for each in plan.scattered)
+        times = 2 if self.sums and not self.to_one else 1
         for digit in plan.scattered:
             count /= digit.base
-            ticks += (1 + self.spreads) * self._step_ticks(digit, max(1, round(count)))
+            ticks += times * self._step_ticks(digit, max(1, round(count)))
         return ticks + sum(self._step_ticks(digit, max(1, round(count))) for digit in plan.summed)
 
     @kept
@@ -177,19 +196,23 @@ class _Steps:
     @kept
     def _hops(self, digit: Digit) -> list[list[int]]:
         """The first links of all routes along a digit, the second ones, and so on."""
-        routes = [self.routes.route(src, dst) for pairs in self.pairs(digit) for src, dst in pairs]
+        routes = [self.routes.route(*ends) for turn in self.turns(digit) for ends in enumerate(turn)]
         return [[route[i] for route in routes if i < len(route)] for i in range(max(map(len, routes)))]
 
+    def is_direct(self, plan: Plan) -> bool:
+        """Whether no message is relayed."""
+        return all(len(self._hops(digit)) == 1 for digit in plan.scattered)
+
     @kept
-    def pairs(self, digit: Digit) -> list[list[tuple[int, int]]]:
-        """(source, destination) of all that differ in a digit, in turns in which each is either once."""
+    def turns(self, digit: Digit) -> list[list[int]]:
+        """The other ranks that differ in a digit: of every rank the next, the one after it, and so on."""
         axis = 0 if digit.across else 1
         value = self.place[:, axis] // digit.weight % digit.base
         turns = []
         for shift in range(1, digit.base):
             there = self.place.copy()
             there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
-            turns.append(list(enumerate(self.grid[tuple(there.T)].tolist())))
+            turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
     @kept
@@ -208,42 +231,45 @@ class _Steps:
         number, parts = self.numbers(digits), prod(digit.base for digit in digits)
         chunks: dict[int, list[int]] = {part: [] for part in range(parts)}
         for c, chunk in enumerate(self.problem.collective.chunks):
-            chunks[c % parts if self.spreads else number[chunk.destinations[0]]].append(c)
+            chunks[number[chunk.destinations[0]] if self.to_one else c % parts].append(c)
         return chunks
 
     def schedule(self, plan: Plan, parts: int) -> Schedule:
-        """All steps of a plan, each message in so many parts, all first parts first."""
+        """All steps of a plan; of sums each message in so many parts, all first parts first."""
+        if not self.sums:
+            steps = [self.turns(digit) for digit in reversed(plan.scattered)]
+            return exchange(self.problem, [steps], producer=f"multiplying ({plan.named('gather')})")
         named = NamedSteps(self.problem)
         summed: list[tuple[int, ...]] = [(rank,) for rank in range(len(self.place))]
         done: tuple[Digit, ...] = ()
 
-        def step(digit: Digit, kept: tuple[Digit, ...], *, to_their: bool) -> None:
-            number, chunks = self.numbers(kept), self.chunks_of(kept)
+        def step(digit: Digit, *, of_destination: bool = False) -> None:
+            number, chunks = self.numbers(done), self.chunks_of(done)
             named.step(
-                (chunks[number[dst if to_their else src]][part::parts], src, dst, summed[src])
+                (chunks[number[dst if of_destination else src]][part::parts], src, dst, summed[src])
                 for part in range(parts)
-                for pairs in self.pairs(digit)
-                for src, dst in pairs
+                for turn in self.turns(digit)
+                for src, dst in enumerate(turn)
             )
 
-        def add(digit: Digit) -> list[tuple[int, ...]]:
-            more = [list(ranks) for ranks in summed]
-            for pairs in self.pairs(digit):
-                for src, dst in pairs:
-                    more[dst] += summed[src]
-            return [tuple(ranks) for ranks in more]
+        def added(digit: Digit) -> list[tuple[int, ...]]:
+            turns = self.turns(digit)
+            return [
+                (*ranks, *(more for turn in turns for more in summed[turn[rank]]))
+                for rank, ranks in enumerate(summed)
+            ]
 
         for digit in plan.scattered:
             done = (*done, digit)
-            step(digit, done, to_their=True)
-            summed = add(digit)
+            step(digit, of_destination=True)
+            summed = added(digit)
         for digit in plan.summed:
-            step(digit, done, to_their=False)
-            summed = add(digit)
-        while done and self.spreads:
-            step(done[-1], done, to_their=False)
+            step(digit)
+            summed = added(digit)
+        while done and not self.to_one:
+            step(done[-1])
             done = done[:-1]
-        return named.schedule(producer=f"multiplying ({plan})")
+        return named.schedule(producer=f"multiplying ({plan.named('scatter')})")
 
 
 def _bases(number: int) -> Iterator[tuple[int, ...]]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: The partner of every rank, step by step.
-Steps = list[list[int]]
+#: Step by step, in turns: the partner of every rank.
+Steps = list[list[list[int]]]
 
 
 @checked
@@ -65,7 +65,7 @@ def require_power_of_two(problem: Problem, *, baseline: str) -> None:
 
 
 def exchange(problem: Problem, parts: Sequence[Steps], *, producer: str) -> Schedule:
-    """Any problem by exchanges of all that partners hold; each part of the chunks has partners of its own."""
+    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own."""
     return run(problem, partial(_spread, parts=parts, producer=producer))
 
 
@@ -73,7 +73,7 @@ def doubling(problem: Problem, steps: Steps, *, producer: str) -> Schedule:
     """An allreduce in which partners exchange all of what they summed so far."""
     named, chunks = NamedSteps(problem), range(problem.collective.num_chunks)
     summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
-    for partners in steps:
+    for (partners,) in steps:
         named.step([(chunks, rank, partners[rank], ranks) for rank, ranks in enumerate(summed)])
         summed = [(*ranks, *summed[partners[rank]]) for rank, ranks in enumerate(summed)]
     return named.schedule(producer=producer)
@@ -92,7 +92,7 @@ def both_orders(problem: Problem, steps: Steps, *, name: str) -> Schedule:
 
 def _fastest_order(problem: Problem) -> Schedule:
     ranks = range(problem.topology.num_ranks)
-    steps = [[rank ^ (1 << bit) for rank in ranks] for bit in range(len(ranks).bit_length() - 1)]
+    steps = [[[rank ^ (1 << bit) for rank in ranks]] for bit in range(len(ranks).bit_length() - 1)]
     return both_orders(problem, steps, name="recursive")
 
 
@@ -103,12 +103,16 @@ def _spread(problem: Problem, *, parts: Sequence[Steps], producer: str) -> Sched
     for step in zip(*parts, strict=True):
         spread.step(
             (chunks, rank, partners[rank])
-            for partners, of_part in zip(step, held, strict=True)
+            for turns, of_part in zip(step, held, strict=True)
+            for partners in turns
             for rank, chunks in enumerate(of_part)
         )
         # What a rank held longest goes first in the next step.
         held = [
-            [[*chunks, *of_part[partners[rank]]] for rank, chunks in enumerate(of_part)]
-            for partners, of_part in zip(step, held, strict=True)
+            [
+                [*chunks, *(c for partners in turns for c in of_part[partners[rank]])]
+                for rank, chunks in enumerate(of_part)
+            ]
+            for turns, of_part in zip(step, held, strict=True)
         ]
     return spread.schedule(producer=producer)

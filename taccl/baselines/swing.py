@@ -90,7 +90,7 @@ def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -
 
 def _bine(problem: Problem) -> Schedule:
     size = problem.topology.num_ranks
-    steps = [[swing_partner(r, step, size) for r in range(size)] for step in range(size.bit_length() - 1)]
+    steps = [[[swing_partner(r, step, size) for r in range(size)]] for step in range(size.bit_length() - 1)]
     return both_orders(problem, steps, name="bine")
 
 
@@ -124,7 +124,7 @@ def _parts(topology: Topology) -> list[Steps]:
         )
         parts += [
             [
-                [partner(rank, by_turns[turn], step, mirrored=mirrored) for rank in range(topology.num_ranks)]
+                [[partner(rank, by_turns[turn], step, mirrored=mirrored) for rank in sorted(place)]]
                 for step, turn in steps
             ]
             for mirrored in (False, True)

@@ -13,6 +13,7 @@ import numpy as np
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.errors import InputError
+from taccl.memo import kept
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.balanced import search_balanced
 from taccl.topology.recognise import dimensions
@@ -26,17 +27,22 @@ if TYPE_CHECKING:
 
 #: Baselines that switches and servers are searched by, and nobody else.
 _APART = ("in-network", "servers")
-#: Those that name what travels, of as many transfers as there are contributions, or so many at most.
+#: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
 
 
-def sums_are_small(problem: Problem) -> bool:
-    """Whether sums are so small that latency counts most: some link takes longer to pass than to fill."""
-    if not problem.collective.sums_up:
-        return False
-    costs, allowed = problem.costs, np.array(problem.links_allowed, dtype=np.int64)
-    units = int(costs.chunk_units.sum())
-    return bool((costs.link_alpha > units * costs.link_beta)[allowed].any())
+def is_small(problem: Problem) -> bool:
+    """Whether latency counts most.
+
+    All chunks may merge, in nodes, too; or there are sums, and some link takes longer to pass than to fill.
+    """
+    collective, clauses, costs = problem.collective, problem.clauses, problem.costs
+    beyond = clauses.merging.difference(problem.topology.internode_links)
+    if clauses.max_merge >= collective.num_chunks and beyond:
+        return True
+    allowed, units = np.array(problem.links_allowed, dtype=np.int64), int(costs.chunk_units.sum())
+    waits = (costs.link_alpha > units * costs.link_beta)[allowed]
+    return collective.sums_up and bool(waits.any())
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
@@ -52,19 +58,18 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         if not (search.is_met or search.interrupted or late):
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
-    names = [name for name in BASELINES if name not in _APART]
-    if sums_are_small(problem):  # those for small messages first
-        names.reverse()
+    # Those for small messages are the last, and the very last is best of all sizes.
+    names = [name for name in BASELINES if name not in _APART][::-1]
+    if not is_small(problem):
+        names = [names[0], *names[:1:-1]]
     until = search.deadline.sooner(share * search.deadline.left_s)
     longest_s = competing_s(problem, until.left_s, search.parameters)
-    named_s = min(_contributions(problem), _MOST_NAMED) * portfolio.named_s_per_transfer
     for name in names:
-        begun = time.monotonic()
-        if name in _NAMED and named_s > until.left_s:
-            continue
+        begun, made = time.monotonic(), name in _made(problem)
+        takes_s = 0.0 if made else max(longest_s, _named_s(name, problem, search.parameters))
         # What takes very little has its moment even where the search took all of the time.
-        if search.is_met or longest_s > max(until.left_s, portfolio.baseline_least_s):
-            return
+        if search.is_met or takes_s > max(until.left_s, portfolio.baseline_least_s):
+            continue
         with suppress(InputError):  # it is not defined here
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
@@ -104,13 +109,15 @@ def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
     return _arrivals(problem) <= parameters.portfolio.baseline_arrivals
 
 
-def ring_us(problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
-    """When a ring finishes, if it may compete: infinity where it is too much to do by then, or it is none."""
-    if _may_compete(problem, parameters) and competing_s(problem, limit.left_s, parameters) <= limit.left_s:
+def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
+    """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
+    left_s = limit.left_s
+    takes_s = _named_s(name, problem, parameters) or competing_s(problem, left_s, parameters)
+    if _may_compete(problem, parameters) and takes_s <= left_s:
         with suppress(InputError):  # it is not defined here
-            ring = _as_asked("ring", problem)
-            if verify(ring).ok:
-                return ring.finish_us
+            found = _as_asked(name, problem)
+            if verify(found).ok:
+                return found.finish_us
     return math.inf
 
 
@@ -123,9 +130,12 @@ def sums_apart(problem: Problem) -> Schedule | None:
     return None
 
 
-def _contributions(problem: Problem) -> int:
-    """How many contributions all ranks want to their sums, each apart."""
-    return sum(len(chunk.origins) * len(chunk.destinations) for chunk in problem.collective.chunks)
+def _named_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
+    """About what takes a baseline that names what travels, of as many contributions as ranks want at most."""
+    if name not in _NAMED:
+        return 0.0
+    contributions = sum(len(chunk.origins) * len(chunk.destinations) for chunk in problem.collective.chunks)
+    return min(contributions, _MOST_NAMED) * parameters.portfolio.named_s_per_transfer
 
 
 def _arrivals(problem: Problem) -> int:
@@ -139,5 +149,14 @@ def _arrivals(problem: Problem) -> int:
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:
-    """A baseline of the problem's own chunks, to be judged by all that its sketch says."""
-    return replace(baseline(name, problem, cut=False), problem=problem)
+    """A baseline of the problem's own chunks, made once, to be judged by all that its sketch says."""
+    made = _made(problem)
+    if name not in made:
+        made[name] = replace(baseline(name, problem, cut=False), problem=problem)
+    return made[name]
+
+
+@kept
+def _made(problem: Problem) -> dict[str, Schedule]:
+    """The baselines of a problem that were made, by name."""
+    return {}

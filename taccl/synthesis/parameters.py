@@ -94,8 +94,8 @@ class PortfolioParameters(_Group):
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 3e-4
     baseline_s_per_link: float = 2e-5
-    named_s_per_transfer: float = 8e-6  # where what travels is named
-    baseline_share: float = 0.5  # where they come first, of the time
+    named_s_per_transfer: float = 1e-5  # where what travels is named
+    baseline_share: float = 0.5  # of the time, where more comes after them
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000
@@ -191,6 +191,7 @@ class SuggestingParameters(_Group):
     # Those that are tried where their number is open and no sketch suits; and the part of the time for that.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
+    merging_pays: float = 0.97  # chunks merge in nodes, too, where that takes this share of the time or less
     most_merged: int = 6  # chunks in one send between nodes
     # For the bound of the best proposal, and of each other; and of the time for all of them at most.
     bounds_share: float = 0.3

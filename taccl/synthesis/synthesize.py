@@ -34,7 +34,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import competing_s, offer_baselines, sums_apart, sums_are_small
+from taccl.synthesis.competing import competing_s, is_small, offer_baselines, sums_apart
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
@@ -205,13 +205,13 @@ def _by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     budget, competes = parameters.budget, backend in ("auto", "greedy")
     limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
     search = Search(problem, options, limit)
-    is_small, most_s = sums_are_small(problem), budget.improve_share * limit.left_s
+    comes_first, most_s = is_small(problem), budget.improve_share * limit.left_s
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
     behind_s = max(plan.improving_s, min(moment_s, most_s))
     exchanging_s = exchange_s(problem, limit.left_s, parameters) if backend == "auto" else 0.0
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     try:
-        if competes and is_small:
+        if competes and comes_first:
             offer_baselines(search, parameters.portfolio.baseline_share)
         search.allow(-behind_s - exchanging_s)
         if backend == BALANCED:
@@ -222,8 +222,8 @@ def _by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
         else:
             _search_plain(search, backend, plan.is_large)
         search.allow(behind_s)
-        if competes and not is_small:
-            offer_baselines(search)
+        if competes and not comes_first:
+            offer_baselines(search, parameters.portfolio.baseline_share if plan.improving_s else 1.0)
         if plan.improving_s:
             stages.ruin_and_recreate(search)
         if exchanging_s:

@@ -95,10 +95,26 @@ def test_sums_are_right_on_any_number_of_ranks(nodes, size, name):
     assert taccl.verify(multiplying(problem)).ok
 
 
+@pytest.mark.parametrize(("nodes", "size"), [(1, 6), (2, 3), (3, 4), (1, 5), (5, 1)])
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "broadcast", "gather", "scatter"])
+def test_what_spreads_is_gathered_on_any_number_of_ranks(nodes, size, name):
+    """Every chunk gets where it must, whatever the digits."""
+    topology = behind_ports(nodes, size, near_us=1, far_us=3, us_per_mb=1)
+    problem = merging(topology, collectives.make(name, nodes * size), 10**6)
+    assert taccl.verify(multiplying(problem)).ok
+
+
+def test_eight_ranks_behind_ports_gather_by_doubling():
+    """Three messages a port, of 1, 2 and 4 chunks of 1 B, where each chunk alone takes seven."""
+    topology = behind_ports(1, 8, near_us=1, far_us=1, us_per_mb=1)
+    schedule = multiplying(merging(topology, collectives.allgather(8), 8))
+    assert (schedule.finish, schedule.producer) == (3 + Fraction(7, 10**6), "multiplying (gather 2 x 2 x 2)")
+
+
 def test_other_collectives_are_refused():
-    """An allgather adds nothing up, and sums of some are none of all."""
+    """Sums of some are none of all, and a scan's chunks derive from one another."""
     topology = taccl.topologies.fully_connected(4)
     custom = collectives.custom(4, precondition={0: [0, 1]}, postcondition={0: [3]}, combining=True)
-    for collective in (collectives.allgather(4), custom):
-        with pytest.raises(CollectiveError, match="sums of what all ranks have"):
+    for collective, why in ((collectives.scan(4), "derive"), (custom, "what all ranks have")):
+        with pytest.raises(CollectiveError, match=why):
             multiplying(make_problem(topology, collective, chunk_bytes=1000))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import pytest
 
 import taccl
 from taccl.errors import CollectiveError
+from taccl.problem import Clauses, make_problem
+from taccl.synthesis.suggesting.chunks import merged
 
 #: No test waits for so long: what is tried takes moments, and no count hangs on the clock.
 _AMPLE_S = 3600.0
@@ -153,3 +158,32 @@ def test_a_ring_competes_with_chunks():
     assert problem.chunks_open
     chosen = taccl.choose_chunks(problem, time_limit_s=20)
     assert chosen.collective.chunks_per_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("collective", "most_us"),
+    [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
+)
+def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
+    """Of 16 KB on a DGX-2 every send holds a port 0.3 us for its latency, and one chunk 0.008 us: four steps."""
+    problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
+    result = taccl.synthesize(problem, time_limit_s=3)
+    found = result.schedule.problem
+    assert result.finish_us <= most_us
+    assert found.clauses.merging == frozenset(range(len(problem.topology.links)))
+    if collective != "allreduce":  # which merges by default
+        assert any("chunks merge into one send on 240 links" in note for note in result.notes)
+    apart = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000, chunks_per_rank=1)
+    assert taccl.choose_chunks(apart) == apart
+
+
+def test_large_chunks_do_not_merge_in_a_node():
+    """What takes longer than its latency gains little by waiting for others."""
+    problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000_000)
+    assert merged(replace(problem, chunks_open=False)) is None
+
+
+def test_clauses_of_a_sketch_say_what_merges():
+    """Nothing merges that a sketch does not let merge."""
+    problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=Clauses())
+    assert taccl.choose_chunks(problem).clauses == Clauses()

@@ -13,13 +13,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from taccl.arguments import Natural, Seconds, checked
+from taccl.costs import hold_columns
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import Problem, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.competing import ring_us
+from taccl.synthesis.competing import baseline_us
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.suggesting.guided import is_unguided
@@ -98,6 +99,8 @@ def choose_with_sketches(
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
             sketches = [each for each in found if each.problem.collective == best.collective]
+    if all(best is not each for each in problems.values()):  # chunks merge, and did not for these sketches
+        sketches = []
     return _told(best), sketches
 
 
@@ -112,12 +115,18 @@ def cut(problem: Problem, parts: int) -> Problem:
     if parts == 1:
         return problem
     topology, size_bytes = problem.topology, problem.size_bytes
+    clauses = None if _is_default(problem) else problem.clauses
     default = make_problem(topology, problem.collective, size_bytes=size_bytes)
-    clauses = None if problem.clauses == default.clauses else problem.clauses
     notes = [note for note in problem.notes if note not in default.notes]  # padding differs
     return make_problem(
         topology, problem.collective.split(parts), size_bytes=size_bytes, clauses=clauses, notes=notes
     )
+
+
+def _is_default(problem: Problem) -> bool:
+    """Whether nobody said what a schedule must obey."""
+    made = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
+    return problem.clauses == made.clauses
 
 
 def _soonest(
@@ -130,7 +139,8 @@ def _soonest(
 ) -> tuple[Problem, float]:
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
 
-    A ring that is sooner than all of these needs no more than one chunk a rank.
+    A ring that is sooner than all of these needs no more than one chunk a rank; nor do steps of several
+    ranks, which merge chunks.
 
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
     closer at what has few moves, and has nothing to compile first.
@@ -140,6 +150,9 @@ def _soonest(
     if compiles and sum(efforts) <= suggesting.most_moves:
         until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
+    merging, merging_us = merged(best), math.inf
+    if merging is not None:
+        merging_us = baseline_us("multiplying", merging, give_up, parameters)
     for count, problem in problems.items():
         if progress is not None:
             progress(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None, None)
@@ -154,8 +167,27 @@ def _soonest(
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
-    soonest_us = ring_us(problems[1], give_up, parameters)
-    return (problems[1], soonest_us) if soonest_us < best_us else (best, best_us)
+    ring_us = baseline_us("ring", problems[1], give_up, parameters)
+    best, best_us = (problems[1], ring_us) if ring_us < best_us else (best, best_us)
+    if merging is not None and merging_us < suggesting.merging_pays * best_us:
+        return merging, merging_us
+    return best, best_us
+
+
+def merged(problem: Problem) -> Problem | None:
+    """The problem with sends that merge wherever one holds anything for longer than a chunk's bytes need it.
+
+    None where they do already, or a sketch says what merges.
+    """
+    collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
+    waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
+    merging = problem.clauses.merging.union(waits.tolist())
+    if merging == problem.clauses.merging or not _is_default(problem):
+        return None
+    note = f"chunks merge into one send on {format_count(len(merging), 'link')}, as latency counts for more"
+    notes = (*problem.notes, f"{note}; a sketch says otherwise (merging.links)")
+    together = problem.with_clauses(merging=merging, max_merge=max(6, collective.num_chunks))
+    return replace(together, notes=notes)
 
 
 def _told(problem: Problem) -> Problem:
