@@ -17,7 +17,7 @@ from taccl.deadline import signals_to
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.job import check_memory
-from taccl.runtime.parent_death_guard import held, processes_naming, remove_segments, segments
+from taccl.runtime.parent_death_guard import end_all, held, remove_segments, segments
 from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
 from taccl.synthesis.memory import free_memory_bytes
@@ -154,7 +154,7 @@ class _Ranks:
                 time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """End every process that is left, and wait until all are gone; their guard has been let go."""
+        """End every process that is left, and wait until all are gone."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -162,12 +162,7 @@ class _Ranks:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        until = time.monotonic() + _KILL_S
-        while (left := processes_naming(self.folder)) and time.monotonic() < until:
-            time.sleep(_POLL_S)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_all(self.folder)
         self._remove_segments()
 
     def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any] | None:

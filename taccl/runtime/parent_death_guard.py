@@ -1,7 +1,8 @@
 """What ties ranks to whoever started them, so that nothing outlives it: neither processes nor shared memory.
 
-The guard is a named pipe. Whoever starts the ranks holds it open for writing, and writes nothing; every
-rank waits for its end, which comes however the starter ends.
+The guard is a process that reads a named pipe. Whoever starts the ranks holds that open for writing; its
+end, which comes however the starter ends, is the end of the ranks. No thread of theirs could see to that:
+while MPI starts, a rank that waits for one that is gone runs nothing else.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import shutil
-import threading
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _NAME = "guard"
-_EXIT_CODE = 1
+#: The variable that tells the guard of its folder: whatever names that on its command line is ended.
+_FOLDER = "TACCL_GUARDED"
+#: For so long nothing may be started any more before the guard goes.
+_QUIET_S, _POLL_S = 2.0, 0.02
 #: Files that MPICH shares memory by, and leaves behind where its processes are ended.
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 _SHARED = Path("/dev/shm")
@@ -24,33 +30,63 @@ _SHARED = Path("/dev/shm")
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the pipe that guards ranks, in a folder."""
+    """While this lasts, see to it that what names a folder ends with this process."""
     path = folder / _NAME
     os.mkfifo(path, 0o600)
     held_open = os.open(path, os.O_RDWR)  # for reading, too: else it would wait for a reader
+    nothing = subprocess.DEVNULL
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__],
+        env={_FOLDER: str(folder)}, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing,
+        start_new_session=True,
+    )  # fmt: skip
     try:
         yield
     finally:
+        os.write(held_open, b".")  # nobody died
+        guard.wait()
         os.close(held_open)
 
 
-def end_with(folder: Path) -> None:
-    """End this process, from a thread of its own, once the pipe in a folder is let go."""
-    threading.Thread(target=_end_with, args=(folder,), name="parent-death guard", daemon=True).start()
-
-
-def _end_with(folder: Path) -> None:
+def _guard(folder: Path) -> None:
+    """End what names a folder once nobody holds its pipe any more."""
     with contextlib.suppress(OSError):  # it is gone already
-        line = os.open(folder / _NAME, os.O_RDONLY | os.O_NONBLOCK)
-        with contextlib.suppress(BlockingIOError):
-            os.read(line, 1)  # of a line that nobody holds this is the end, of which poll would not tell
-            raise BrokenPipeError
-        poll = select.poll()
-        poll.register(line, select.POLLIN)
-        poll.poll()
-    remove_segments(segments_of(os.getpid()))
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(_EXIT_CODE)
+        # To open it must not wait for somebody to hold it, as its end may have come already.
+        pipe = os.open(folder / _NAME, os.O_RDONLY | os.O_NONBLOCK)
+        os.set_blocking(pipe, True)
+        if os.read(pipe, 1):
+            return
+        end_all(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        end_all(folder, quiet_s=_QUIET_S)
+
+
+def end_all(folder: Path, *, quiet_s: float = 0.0) -> None:
+    """Kill processes that name a folder, and those that they started, until for a while there are none."""
+    until = time.monotonic() + quiet_s
+    while (left := _with_descendants(processes_naming(folder))) or time.monotonic() < until:
+        if left:
+            until = time.monotonic() + quiet_s
+        for pid in left:
+            remove_segments(segments_of(pid))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _with_descendants(pids: set[int]) -> set[int]:
+    """Some processes with all that they started, and these."""
+    started: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _, _, rest = entry.read_text(errors="replace").rpartition(")")
+            started.setdefault(int(rest.split()[1]), []).append(int(entry.parent.name))
+    found, more = set(pids), list(pids)
+    while more:
+        new = [pid for pid in started.get(more.pop(), []) if pid not in found]
+        found.update(new)
+        more += new
+    return found
 
 
 def processes_naming(folder: Path) -> set[int]:
@@ -89,3 +125,7 @@ def remove_segments(paths: Iterable[str]) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+if __name__ == "__main__":
+    _guard(Path(os.environ[_FOLDER]))

@@ -4,46 +4,62 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from taccl.runtime.parent_death_guard import held, processes_naming, remove_segments
 
-RANK = """
+STARTER = """
 import sys, time
 from pathlib import Path
-from taccl.runtime.parent_death_guard import end_with
-end_with(Path(sys.argv[1]))
-print("up", flush=True)
-time.sleep(60)
+from taccl.runtime.parent_death_guard import held
+with held(Path(sys.stdin.readline().strip())):
+    print("up", flush=True)
+    time.sleep(60)
 """
+#: A rank, which hears of nothing, and what it started, which does not name the folder.
+RANK = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
 def rank_in(folder) -> subprocess.Popen:
-    """A process that holds on to the pipe in a folder."""
-    return subprocess.Popen([sys.executable, "-c", RANK, str(folder)], stdout=subprocess.PIPE, text=True)
+    """A process that names a folder."""
+    return subprocess.Popen([sys.executable, "-c", RANK, str(folder)])
 
 
-def test_lets_go(tmp_path):
-    """A rank lives as long as the line is held, ends when it is let go, and takes the folder with it."""
+@pytest.mark.slow
+def test_ranks_end_with_who_started_them(tmp_path):
+    """A rank lives as long as the starter does, ends when that is killed, and the folder is gone."""
     folder = tmp_path / "job"
     folder.mkdir()
-    with held(folder):
-        rank = rank_in(folder)
-        assert rank.stdout.readline() == "up\n"
-        with pytest.raises(subprocess.TimeoutExpired):
-            rank.wait(0.2)
-        assert rank.pid in processes_naming(folder)
-    assert rank.wait(10) == 1
+    command = [sys.executable, "-c", STARTER]
+    starter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    starter.stdin.write(f"{folder}\n")
+    starter.stdin.flush()
+    assert starter.stdout.readline() == "up\n"
+    rank = rank_in(folder)
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(0.2)
+    assert rank.pid in processes_naming(folder)
+    starter.kill()
+    starter.communicate()
+    assert rank.wait(20) == -9
+    late = rank_in(folder)
+    assert late.wait(20) == -9
+    until = time.monotonic() + 20
+    while folder.exists() and time.monotonic() < until:
+        time.sleep(0.05)
     assert not folder.exists()
 
 
-def test_nobody_holds_it_any_more(tmp_path):
-    """A rank that starts too late ends at once, whether the line is still there or not."""
+def test_who_lets_go_ends_ranks_itself(tmp_path):
+    """Where nobody died the guard leaves all as it is."""
     with held(tmp_path):
-        pass
-    assert rank_in(tmp_path).wait(10) == 1
-    assert rank_in(tmp_path / "nowhere").wait(10) == 1
+        rank = rank_in(tmp_path)
+    assert rank.poll() is None
+    assert tmp_path.exists()
+    rank.kill()
+    rank.wait()
 
 
 def test_segments_are_removed(tmp_path):

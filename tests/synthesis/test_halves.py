@@ -152,8 +152,10 @@ class TestOverlap:
         result = taccl.synthesize(problem_of(topology, collective), time_limit_s=1)
         [(before, after)] = watched
         assert after.finish_ticks <= before.finish_ticks
-        is_exchanged = result.schedule.producer.endswith("sums exchanged")
-        assert result.schedule.digest() == after.digest() or is_exchanged
+        is_other = (
+            result.schedule.producer.endswith("sums exchanged") or "multiplying" in result.schedule.producer
+        )
+        assert result.schedule.digest() == after.digest() or is_other
         assert result.schedule.finish_ticks <= after.finish_ticks
         taccl.verify(before).raise_if_failed()
 
