@@ -447,7 +447,7 @@ class TestFallbacks:
                 threading.Timer(0.05, _kill_workers).start()
 
         problem = problem_of(
-            ring(6, betas=(0, 1, 2)), collectives.alltoall(6)
+            ring(7, betas=(0, 1, 2)), collectives.alltoall(7)
         )  # large enough to keep CP-SAT busy
         result = taccl.synthesize(problem, time_limit_s=5, progress=kill_once)
         assert killed.is_set()
