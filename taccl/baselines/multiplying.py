@@ -12,9 +12,9 @@ is recursive halving and doubling, adding up alone is recursive doubling.
 from __future__ import annotations
 
 import heapq
+import math
 from contextlib import suppress
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 #: many parts, as what comes first goes on while the rest is under way, the others with what was best of that.
 #: No more transfers than this are made for all but the first of them.
 _MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 64, 4), 40_000
+#: A step of more sends, whatever they carry, is left out: each takes its time.
+_MOST_SENDS = 50_000
 
 
 class Digit(NamedTuple):
@@ -109,6 +111,12 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 def _fastest_plan(problem: Problem) -> Schedule:
     steps = _Steps(problem)
     plans = heapq.nsmallest(_MOST_PLANS, dict.fromkeys(steps.plans()), key=steps.ticks)
+    if not plans or steps.ticks(plans[0]) == math.inf:
+        raise CollectiveError(
+            f"multiplying takes more than {_MOST_SENDS} sends in a step of {problem.title}; use ring or "
+            "hierarchical",
+            where="baseline",
+        )
     best, best_parts, made = None, 1, 0
     for number, plan in enumerate(plans):
         for parts in (best_parts,) if number else _PARTS[: 1 if steps.most_parts == 1 else None]:
@@ -145,7 +153,8 @@ class _Steps:
 
     def plans(self) -> Iterator[Plan]:
         """Bases of all digits, and what is scattered: in a node, and between nodes what is left of that."""
-        across, within = (list(_bases(size)) for size in self.grid.shape)
+        most = 1 + _MOST_SENDS // len(self.place)
+        across, within = (list(_bases(size, most)) for size in self.grid.shape)
         for inner in within:
             local = tuple(_digits(inner, across=False))
             for outer in across:
@@ -184,7 +193,7 @@ class _Steps:
         each = num_chunks / sends * units  # units of a send
         took = costs.link_alpha + each * costs.link_beta
         held = costs.hold_alpha + each[holds.link] * costs.hold_beta
-        ticks = 0.0
+        ticks = 0.0 if self._hops(digit) else math.inf
         for links in self._hops(digit):
             used = sends * np.bincount(links, minlength=len(sends))
             busy = np.bincount(holds.resource, used[holds.link] * held)
@@ -195,8 +204,13 @@ class _Steps:
 
     @kept
     def _hops(self, digit: Digit) -> list[list[int]]:
-        """The first links of all routes along a digit, the second ones, and so on."""
-        routes = [self.routes.route(*ends) for turn in self.turns(digit) for ends in enumerate(turn)]
+        """The first links of all routes along a digit, the second ones, and so on; none for too many."""
+        routes, count = [], 0
+        for src, dst in (ends for turn in self.turns(digit) for ends in enumerate(turn)):
+            routes.append(self.routes.route(src, dst))
+            count += len(routes[-1])
+            if count > _MOST_SENDS:
+                return []
         return [[route[i] for route in routes if i < len(route)] for i in range(max(map(len, routes)))]
 
     def is_direct(self, plan: Plan) -> bool:
@@ -228,7 +242,7 @@ class _Steps:
     @kept
     def chunks_of(self, digits: tuple[Digit, ...]) -> dict[int, list[int]]:
         """The chunks that ranks sum which read alike in some digits: of one destination, or dealt out."""
-        number, parts = self.numbers(digits), prod(digit.base for digit in digits)
+        number, parts = self.numbers(digits), math.prod(digit.base for digit in digits)
         chunks: dict[int, list[int]] = {part: [] for part in range(parts)}
         for c, chunk in enumerate(self.problem.collective.chunks):
             chunks[number[chunk.destinations[0]] if self.to_one else c % parts].append(c)
@@ -272,13 +286,13 @@ class _Steps:
         return named.schedule(producer=f"multiplying ({plan.named('scatter')})")
 
 
-def _bases(number: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product, in every order."""
+def _bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of no larger numbers than `most`, in every order."""
     if number == 1:
         yield ()
-    for base in range(2, number + 1):
+    for base in range(2, min(number, most) + 1):
         if number % base == 0:
-            for rest in _bases(number // base):
+            for rest in _bases(number // base, most):
                 yield (base, *rest)
 
 
