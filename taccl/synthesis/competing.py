@@ -63,7 +63,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     if not is_small(problem):
         names = [names[0], *names[:1:-1]]
     until = search.deadline.sooner(share * search.deadline.left_s)
-    longest_s = competing_s(problem, until.left_s, search.parameters)
+    longest_s = _each_s(problem, search.parameters)
     for name in names:
         begun, made = time.monotonic(), name in _made(problem)
         takes_s = 0.0 if made else max(longest_s, _named_s(name, problem, search.parameters))
@@ -79,19 +79,21 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
 
 
 def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
-    """About what `offer_baselines` takes for each of what it offers; 0 where there is nothing in time."""
+    """About what `offer_baselines` takes for the first two that it offers; 0 where nothing is in time."""
     if _may_compete(problem, parameters):
-        portfolio = parameters.portfolio
-        return (
-            _arrivals(problem) * portfolio.baseline_s_per_arrival
-            + len(problem.topology.links) * portfolio.baseline_s_per_link
-        )
+        return _each_s(problem, parameters) + _named_s("multiplying", problem, parameters)
     balanced_s = _balanced_s(problem, parameters)
     if balanced_s < left_s:
         with suppress(InputError):  # the topology has no dimensions
             dimensions(problem.topology)
             return balanced_s
     return 0.0
+
+
+def _each_s(problem: Problem, parameters: SearchParameters) -> float:
+    """About what a baseline takes that names nothing."""
+    portfolio, num_links = parameters.portfolio, len(problem.topology.links)
+    return _arrivals(problem) * portfolio.baseline_s_per_arrival + num_links * portfolio.baseline_s_per_link
 
 
 def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
@@ -112,7 +114,7 @@ def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
 def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
     """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
     left_s = limit.left_s
-    takes_s = _named_s(name, problem, parameters) or competing_s(problem, left_s, parameters)
+    takes_s = _named_s(name, problem, parameters) or _each_s(problem, parameters)
     if _may_compete(problem, parameters) and takes_s <= left_s:
         with suppress(InputError):  # it is not defined here
             found = _as_asked(name, problem)
