@@ -49,17 +49,6 @@ def test_contributions_add_up_where_they_meet():
     assert (schedule.finish, schedule.num_sends) == (2, 3)
 
 
-def two_nodes():
-    """Two nodes of two: 1 us inside, 10 us between any two ranks of both, and nothing shared."""
-    builder = TopologyBuilder("two", [0, 0, 1, 1])
-    for src in range(4):
-        for dst in range(4):
-            if src != dst:
-                near = src // 2 == dst // 2
-                builder.add_link(src, dst, alpha_us=1 if near else 10, beta_us_per_mb=1 if near else 100)
-    return builder.build()
-
-
 def test_doubling_sends_all_at_every_step():
     """Two steps of 0.5 us and 1,000 bytes on four ranks, where halving and doubling takes four."""
     problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)
