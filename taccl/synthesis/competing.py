@@ -58,10 +58,10 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         if not (search.is_met or search.interrupted or late):
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
-    # Those for small messages are the last, and the very last is best of all sizes.
-    names = [name for name in BASELINES if name not in _APART][::-1]
-    if not is_small(problem):
-        names = [names[0], *names[:1:-1]]
+    names = [name for name in BASELINES if name not in (*_APART, *_NAMED)]
+    if is_small(problem):  # the later ones are for small messages
+        names = ["one-shot", *reversed(names)]
+    names.insert(0, "multiplying")
     until = search.deadline.sooner(share * search.deadline.left_s)
     longest_s = _each_s(problem, search.parameters)
     for name in names:
