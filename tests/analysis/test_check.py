@@ -65,7 +65,8 @@ def found() -> tuple[Certificate, ...]:
             certificates.append(lower_bound(problem, divisible=divisible))
     certificates += [lower_bound(_one_way(), divisible=divisible) for divisible in (False, True)]
     certificates.append(lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))))
-    certificates.append(lower_bound(problem_of(full(5, port=True), collectives.broadcast(5))))
+    three_nodes = two_levels(2, local=1, nic=3, num_nodes=3)
+    certificates.append(lower_bound(problem_of(three_nodes, collectives.broadcast(6))))
     return tuple(certificates)
 
 

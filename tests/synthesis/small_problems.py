@@ -229,7 +229,7 @@ def _random_topology(rng: random.Random) -> Topology:
     halves = [int(2 * r >= num_ranks) for r in range(num_ranks)]
     builder = TopologyBuilder(
         "random",
-        rng.choice(([0] * num_ranks, halves)),
+        rng.choice(([0] * num_ranks, halves, list(range(num_ranks)))),
         alpha_meaning=rng.choice(("occupies", "occupies", "pipelined")),
     )
     ends: list[tuple[int, tuple[int, ...], tuple[int, int]]]  # an offset or a number, ranks, costs

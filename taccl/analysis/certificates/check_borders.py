@@ -6,7 +6,6 @@ What must cross a set of ranks is read off the collective once more. The dynamic
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +15,10 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import Passage, passages
-from taccl.analysis.certificates.check_spread_tail import fastest
+from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.single_machine import Job, machine_ticks
 from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
 from taccl.schedule.combine import reduction_half
-
-#: Ticks that never come.
-NEVER = 2**61
 
 
 def latency(facts: Facts, path: Path) -> int:
@@ -51,12 +47,14 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
             part_of = facts.topology.node_of_rank
             links = [e for e in links if facts.topology.is_internode(e)]
         sends: Counter[int] = Counter()
+        sharing = []
         for data, units in zip(facts.collective.chunks, facts.units, strict=True):
             parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
             sends[units] += max(0, 2 * (len(parts) - 1))
+            sharing.append(len(parts))
         if _fills(facts, sends, links, ticks):
             return True
-        return not border.entering and _fills_between_ends(facts, sends.total(), links, ticks)
+        return not border.entering and _fills_between_ends(facts, sharing, links, ticks)
     if facts.multi:
         return False
     jobs = list(_jobs(facts, border.ranks, entering=border.entering))
@@ -81,14 +79,17 @@ def _fills(
     )
 
 
-def _fills_between_ends(facts: Facts, number: int, links: Sequence[int], ticks: Fraction) -> bool:
-    """Whether links between nodes cannot pass so many sends, of which those at either end count half.
+def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], ticks: Fraction) -> bool:
+    """Whether links between nodes cannot pass the sends of sums, of which those at either end count half.
 
     What starts before one rank can hold all contributions of a node, or ends when one copy can spread in a
-    node no more, does not do all that a send must do.
+    node no more, does not do all that a send must do. Nodes send straight to one another, or some of a sum
+    goes on from a third one, having left its own by a send that ends early.
+
+    - `sharing`: By how many nodes each sum is shared.
     """
     node, last = facts.topology.node_of_rank, math.ceil(ticks) - 1
-    if not facts.spreads_alike or not links or not number:
+    if not facts.spreads_alike or not links or max(sharing, default=0) < 2:
         return False
     adding = wanting = facts.topology.num_ranks
     for data in facts.collective.chunks:
@@ -97,30 +98,49 @@ def _fills_between_ends(facts: Facts, number: int, links: Sequence[int], ticks: 
         if len(parts) > 1:
             adding = min([adding, *(starts[part] for part in parts)])
             wanting = min([wanting, *(ends[part] for part in parts)])
-    single, size = _one_by_one(facts), facts.units[0]
-    took = [single.alpha[e] + size * single.beta[e] for e in links]
-    too_long = any(
-        alpha > facts.alpha[e] or beta > facts.beta[e]
-        for e in (facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ())
-        for alpha, beta, _ in facts.holds[e].values()
-    )
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
-    head, tail = (min([*took, _reaching(some, num)]) for some, num in ((turned, adding), (facts, wanting)))
-    if head + tail == 0 or too_long:
-        return False
+    head, tail = (_reaching(some, num) for some, num in ((turned, adding), (facts, wanting)))
+    return _all_halves(facts, sharing, links, last, (head, tail)) or _straight(
+        facts, sharing, links, last, (head, tail)
+    )
+
+
+def _all_halves(
+    facts: Facts, sharing: list[int], links: Sequence[int], last: int, ends: tuple[int, int]
+) -> bool:
+    """Whether the fewest sends that share the sums are too many, whoever adds what."""
+    single, size = _one_by_one(facts), facts.units[0]
+    for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
+        if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
+            return False
+    took = [single.alpha[e] + size * single.beta[e] for e in links]
+    head, tail = (min(end, *took) for end in ends)
     room = min(head + tail, max(0, last - 2 * max(took)))
-    first, since = room * head // (head + tail), last - room * tail // (head + tail)
+    first = room * head // max(head + tail, 1)
+    since = last - room * tail // max(head + tail, 1)
     ways = passages(single, links, dict.fromkeys(links, 0))
 
     def halves(way: Passage) -> int:
-        return max(
-            2 * way.between(first, since),
-            2 * way.between(first, last) - 1,
-            2 * way.between(0, since) - 1,
-            2 * way.between(0, last) - 2,
-        )
+        whole, some = way.between(first, since), way.between(0, last)
+        late, early = way.between(first, last), way.between(0, since)
+        return min(max(2 * whole, 2 * late - 1, 2 * early - 1, 2 * some - 2), some + whole)
 
+    number = sum(2 * max(0, n - 1) for n in sharing)
     return all(way.hold for way in ways) and sum(map(halves, ways)) < 2 * number
+
+
+def _straight(
+    facts: Facts, sharing: list[int], links: Sequence[int], last: int, ends: tuple[int, int]
+) -> bool:
+    """Whether those from each node straight to each other are, save what can go on from a third."""
+    ways, (head, tail) = passages(facts, links, dict.fromkeys(links, 0)), ends
+    number = sum(each * (each - 1) for each in sharing)
+    again = min(facts.alpha[e] + facts.units[0] * facts.beta[e] for e in links)
+    halves = sum(way.between(0, last) + way.between(head, last - tail) for way in ways)
+    n = max(sharing)
+    spares = n - 2 if last - 2 * again < head else 2 * n - 3  # they carry some contributions, or all
+    spared = spares * sum(way.between(0, last - again) for way in ways)
+    return all(way.hold for way in ways) and halves + spared < 2 * number
 
 
 def _one_by_one(facts: Facts) -> Facts:
@@ -144,15 +164,7 @@ def _reaching(facts: Facts, num: int) -> int:
         if not facts.topology.is_internode(e):
             sending[facts.topology.links[e].src].append(e)
     fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
-    coming: list[tuple[int, int]] = sorted(fast)
-    now = 0
-    for _ in range(num - 1):
-        if not coming:
-            return NEVER
-        now, every = heapq.heappop(coming)
-        for again in [(now + every, every), *((now + first, every) for first, every in fast)]:
-            heapq.heappush(coming, again)
-    return now
+    return reached(fast, 1, num)[-1]
 
 
 def batches(facts: Facts, machine: SingleMachine) -> int:

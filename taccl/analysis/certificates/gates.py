@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -231,19 +231,52 @@ def passed_by(
     return first_tick(lambda ticks: int(gates.within(0, ticks).sum()) >= sends.total()), number
 
 
-def fastest_senders(out: Gates) -> list[tuple[int, int]]:
-    """(soonest end, ticks to the next) of sends by a rank that outdoes all others, gate by gate.
+class Sender(NamedTuple):
+    """When chunks come that a rank sends from some moment on: as `first`, and so on every `period` ticks."""
+
+    first: tuple[int, ...]
+    period: int
+
+    def when(self, chunk: int) -> int:
+        """After how long the chunk of a number, counted from 0, comes."""
+        periods, place = divmod(chunk, len(self.first))
+        return self.first[place] + periods * self.period
+
+
+def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
+    """The sends by a rank that outdoes all others, gate by gate.
 
     - `out`: Of sends by rank.
+    - `most`: Chunks in a send at most; of one each, the first of a period wakes a rank.
     """
-    places: dict[int, list[tuple[int, int]]] = {}
-    soonest = out.offset + out.rest[0]
-    for i, length, first in zip(out.of_set.tolist(), out.hold.tolist(), soonest.tolist(), strict=True):
-        places.setdefault(i, []).append((length, first))
-    by_place: dict[int, list[tuple[int, int]]] = {}
-    for gates in places.values():
-        for place, gate in enumerate(sorted(gates)):
+    out = replace(out, most=np.minimum(out.most, most))
+    num = int(out.most.max(initial=1))
+    period = num // out.most * (out.alpha + out.most * out.beta)
+    gates: dict[int, list[tuple[int, list[int]]]] = {}
+    for i, every, first in zip(out.of_set.tolist(), period.tolist(), out.arrivals(num).tolist(), strict=True):
+        gates.setdefault(i, []).append((every, first))
+    by_place: dict[int, list[tuple[int, list[int]]]] = {}
+    for mine in gates.values():
+        for place, gate in enumerate(sorted(mine)):
             by_place.setdefault(place, []).append(gate)
     return [
-        (min(first for _, first in some), min(length for length, _ in some)) for some in by_place.values()
+        Sender(tuple(map(min, zip(*(first for _, first in some), strict=True))), min(some)[0])
+        for some in by_place.values()
     ]
+
+
+def waking(senders: list[Sender], awake: int, num: int) -> list[int]:
+    """When the ranks of a number are awake at the earliest, each of which then wakes others, send by send.
+
+    `awake` of them are so at first. What never comes comes at `FOREVER`.
+    """
+    when = [0] * min(awake, num)
+    queue = sorted((sender.when(0), 0, 0, place) for place, sender in enumerate(senders) for _ in when)
+    while queue and len(when) < num:
+        now, since, sent, place = queue[0]
+        again = since + senders[place].when(sent + 1)
+        heapq.heapreplace(queue, (again, since, sent + 1, place))
+        when.append(now)
+        for other, sender in enumerate(senders):
+            heapq.heappush(queue, (now + sender.when(0), now, 0, other))
+    return when + [FOREVER] * (num - len(when))

@@ -2,12 +2,13 @@
 
 A send between nodes that starts before any rank can hold all contributions of its node, or ends after the
 last moment at which one copy could still spread in a node, does only part of what one must do: it counts
-half. docs/formulation.md, "Gossip", has the argument.
+half. And what comes by way of a third node takes two sends, one after the other: where few can end early
+enough for that, every node must send straight to every other. docs/formulation.md, "Gossip", has the
+arguments.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator
 from copy import copy
@@ -16,13 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.gates import (
-    FOREVER,
     Costs,
+    Gates,
     Ints,
     fastest_senders,
     first_tick,
     gates_of,
     passed_by,
+    waking,
 )
 from taccl.analysis.certificates.witnesses import Border, Claim
 from taccl.schedule.combine import reduction_half
@@ -44,6 +46,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
         ("nodes", topology.node_of_rank, demand.allowed.intersection(topology.internode_links)),
     ):
         sends: Counter[int] = Counter()
+        straight, most = 0, 0
         adding, wanting = topology.num_ranks, topology.num_ranks
         for kind, count in demand.classes.items():
             starts, ends = (
@@ -52,6 +55,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             parts = starts.keys() & ends.keys()
             if len(parts) > 1:
                 sends[kind.units] += 2 * (len(parts) - 1) * count
+                straight, most = straight + len(parts) * (len(parts) - 1) * count, max(most, len(parts))
                 adding = min(adding, *(starts[part] for part in parts))
                 wanting = min(wanting, *(ends[part] for part in parts))
         if sends and links:
@@ -59,48 +63,74 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             what = f"{sends.total()} sends are needed between all {name} together, through {resources}"
             witness = Border(everyone, name == "ranks")
             yield Claim(ticks, what, witness)
-            if max(adding, wanting) > 1 and demand.spreads_alike(in_network=False):
-                inside = demand.allowed - links
-                later = _between_ends(demand, sends.total(), links, inside, adding, wanting)
+            if name == "nodes" and demand.spreads_alike(in_network=False):
+                between = _Between(demand, links, adding, wanting)
+                later = between.passed(sends.total())
                 if later > ticks:
                     yield Claim(
                         later, f"{what}, after the first sums there and before the last copies", witness
                     )
+                if most > 2:
+                    what = f"{straight} sends straight from node to node are needed, save for early ones"
+                    yield Claim(between.passed_straight(straight, most), what, witness)
 
 
-def _between_ends(
-    demand: NeededSends,
-    sends: int,
-    links: Collection[int],
-    inside: Collection[int],
-    adding: int,
-    wanting: int,
-) -> int:
-    """When links between nodes can have passed so many sends, those too early or too late to do all for half.
+class _Between:
+    """What links between nodes let pass if sends too early or too late to do all that one must count half.
 
     - `adding`, `wanting`: The fewest ranks of a node that contribute to a sum, and that want it.
     """
-    costs, e = _one_by_one(demand.costs), np.array(sorted(links), dtype=np.int64)
-    none = np.zeros(len(costs.src), dtype=np.int64)
-    took = (costs.link_alpha + costs.link_beta)[e]
-    backwards = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
-    head = min(int(took.min()), _doubling(backwards, inside, adding))
-    tail = min(int(took.min()), _doubling(demand.costs, inside, wanting))
-    gates = gates_of(costs, e, none, none)
-    if not (head or tail) or not gates.hold.all() or not _hold_no_longer(demand.costs, e):
-        return 0
 
-    def passes(ticks: int) -> bool:
-        room = min(head + tail, max(0, ticks - 2 * int(took.max())))
-        first, last = room * head // (head + tail), ticks - room * tail // (head + tail)
-        halves = [
-            2 * gates.within(start, end) - (start < first) - (end > last)
-            for start in (0, first)
-            for end in (last, ticks)
-        ]
-        return int(np.max(halves, axis=0).sum()) >= 2 * sends
+    def __init__(self, demand: NeededSends, links: Collection[int], adding: int, wanting: int) -> None:
+        inside, self._links = demand.allowed - frozenset(links), np.array(sorted(links), dtype=np.int64)
+        self._costs, self._single = demand.costs, _one_by_one(demand.costs)
+        self._says = _hold_no_longer(demand.costs, self._links)
+        backwards = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
+        self._head = _doubling(backwards, inside, adding)
+        self._tail = _doubling(demand.costs, inside, wanting)
 
-    return first_tick(passes)
+    def passed(self, sends: int) -> int:
+        """When they can have passed so many; 0 where nothing can be said."""
+        costs, e = self._single, self._links
+        took, gates = (costs.link_alpha + costs.link_beta)[e], self._gates(costs)
+        if not self._says or not gates.hold.all():
+            return 0
+        head, tail = (min(int(took.min()), end) for end in (self._head, self._tail))
+
+        def halves(ticks: int) -> int:
+            room = min(head + tail, max(0, ticks - 2 * int(took.max())))
+            first, last = room * head // max(head + tail, 1), ticks - room * tail // max(head + tail, 1)
+            found = [
+                2 * gates.within(start, end) - (start < first) - (end > last)
+                for start in (0, first)
+                for end in (last, ticks)
+            ]
+            found = [np.max(found, axis=0), gates.within(0, ticks) + gates.within(first, last)]
+            return int(np.min(found, axis=0).sum())
+
+        return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
+
+    def passed_straight(self, sends: int, most: int) -> int:
+        """The same of sends straight from one to another, among `most` nodes that share a sum at most.
+
+        Each that ends so early that its chunk can cross again spares others.
+        """
+        costs, e, gates = self._costs, self._links, self._gates(self._costs)
+        if not gates.hold.all():
+            return 0
+        again = int((costs.link_alpha + costs.link_beta)[e].min())
+
+        def halves(ticks: int) -> int:
+            spares = most - 2 if ticks - 2 * again < self._head else 2 * most - 3
+            spared = spares * gates.within(0, ticks - again)
+            whole = gates.within(self._head, ticks - self._tail)
+            return int((gates.within(0, ticks) + whole + spared).sum())
+
+        return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
+
+    def _gates(self, costs: Costs) -> Gates:
+        none = np.zeros(len(costs.src), dtype=np.int64)
+        return gates_of(costs, self._links, none, none)
 
 
 def _one_by_one(costs: Costs) -> Costs:
@@ -122,13 +152,4 @@ def _hold_no_longer(costs: Costs, links: Ints) -> bool:
 def _doubling(costs: Costs, links: Collection[int], num: int) -> int:
     """How long a chunk takes at least from one rank to so many, each of which sends it on."""
     out = gates_of(costs, np.array(sorted(links), dtype=np.int64), costs.src, np.zeros_like(costs.src))
-    senders = fastest_senders(out) if links else []
-    queue, when = sorted(senders), 0
-    for _ in range(num - 1):
-        if not queue:
-            return FOREVER
-        when, again = queue[0]
-        heapq.heapreplace(queue, (when + again, again))
-        for first, every in senders:
-            heapq.heappush(queue, (when + first, every))
-    return when
+    return waking(fastest_senders(out), 1, num)[-1]

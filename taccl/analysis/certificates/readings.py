@@ -35,8 +35,11 @@ def _merging_where_it_gains(problem: Problem) -> Problem:
     """Without merging over links where n chunks take n times as long as one, and hold all for as long.
 
     One after another they take the same time of the same resources, none leaves before they did together,
-    and none arrives later. (Of sums they might take more along.)
+    and none arrives later. (Of sums they might take more along.) No send carries more chunks than there are.
     """
+    most = max(problem.collective.num_chunks, 1)
+    if problem.clauses.max_merge > most:
+        problem = problem.with_clauses(max_merge=most)
     clauses, costs = problem.clauses, problem.costs
     merging = np.array(sorted(clauses.merging), np.int64)
     if problem.collective.combining or clauses.max_merge == 1 or (costs.link_alpha[merging] > 0).all():

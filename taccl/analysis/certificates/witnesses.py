@@ -8,8 +8,8 @@ delayed source
     Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
     when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
 spread tail
-    A node, and how many of the last chunks that enter it: they must still spread to all of its ranks that
-    want them, from one rank to another.
+    A node, or all ranks without chunks at first, and how many of the last chunks that enter: they must still
+    spread to all of these ranks that want them, from one to another.
 single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
