@@ -40,7 +40,11 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         targets = tuple(rng.choice(sorted(ranks)) for ranks in sets)
         return DelayedSource(tuple(sets), targets, *moments, backwards=rng.random() < 0.3)
     if kind == "spread":
-        return SpreadTail(_some(rng, num_ranks), rng.randrange(-1, 4), rng.randrange(-1, 6))
+        return SpreadTail(
+            tuple(_some(rng, num_ranks) for _ in range(rng.choice((0, 1, 1, 2)))),
+            rng.randrange(-1, 4),
+            rng.randrange(-1, 6),
+        )
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
         return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5)
@@ -69,7 +73,8 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     if isinstance(witness, SpreadTail):
         how = rng.choice(("ranks", "least", "last"))
         if how == "ranks":
-            return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+            sets = [ranks ^ {rng.randrange(num_ranks)} for ranks in witness.sets]
+            return replace(witness, sets=tuple(sets[: rng.randint(0, len(sets))]))
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
     if isinstance(witness, DelayedSource):
         return _changed_delayed(witness, num_ranks, rng)

@@ -66,7 +66,7 @@ def found() -> tuple[Certificate, ...]:
     certificates += [lower_bound(_one_way(), divisible=divisible) for divisible in (False, True)]
     certificates.append(lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))))
     three_nodes = two_levels(2, local=1, nic=3, num_nodes=3)
-    certificates.append(lower_bound(problem_of(three_nodes, collectives.broadcast(6))))
+    certificates.append(lower_bound(problem_of(three_nodes, custom(6, [([0], range(6))] * 3))))
     return tuple(certificates)
 
 
@@ -247,9 +247,9 @@ def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
         DelayedSource((), (), 1, 1),
         DelayedSource((frozenset((0, 1, 2)),), (0,), 1, 1),
         DelayedSource((frozenset((1,)),), (1,), 1, -1),
-        SpreadTail(frozenset((0, 99)), 1, 1),
-        SpreadTail(frozenset((0, 1, 2)), 1, 1),
-        SpreadTail(frozenset(), 0, 0),
+        SpreadTail((frozenset((0, 99)),), 1, 1),
+        SpreadTail((frozenset((0, 1, 2)),), 1, 1),
+        SpreadTail((frozenset(),), 0, 0),
         SingleMachine(99, "rank", True),
         SingleMachine(-1, "rank", True),
         SingleMachine(0, "switch", True),

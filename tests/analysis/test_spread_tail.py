@@ -138,6 +138,43 @@ def test_few_can_send_to_a_node_at_first() -> None:
     assert bound.check()
 
 
+def test_what_enters_several_nodes_spreads_in_each() -> None:
+    """Of one chunk for two nodes the second entry ends at 6 us, and spreads in twice 1 us.
+
+    The root's NIC brings one each 3 us, and from 3 us on the first node's might: at 6 us as well.
+    """
+    problem = problem_of(two_levels(4, local=1, nic=3, num_nodes=3), collectives.broadcast(12))
+    claim = max(spread_tail_bounds(NeededSends(problem), in_network=False))
+    assert (claim.ticks / problem.costs.ticks_per_us, claim.limits) == (
+        8,
+        "the last 1 of 2 chunks to enter empty nodes one by one, which then spread to 4 ranks or more of it",
+    )
+    bound = lower_bound(problem)
+    assert bound.bound == 8 == synthesize(problem).schedule.finish
+    assert isinstance(bound.witness, SpreadTail) and len(bound.witness.sets) == 2
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+
+
+def test_what_enters_at_one_rank_is_far_from_others() -> None:
+    """A node is a path of four ranks, 1 us each: from either of those in the middle it is 2 us to the farther end.
+
+    Links alone would let the third and the fourth have it at once, 1 us after the second.
+    """
+    builder = TopologyBuilder("path", [0, 1, 1, 1, 1])
+    for rank in range(1, 5):
+        builder.add_link(0, rank, alpha_us=0, beta_us_per_mb=10)
+    for rank in range(1, 4):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+        builder.add_link(rank + 1, rank, alpha_us=0, beta_us_per_mb=1)
+    nic = builder.add_resource("NIC")
+    for link in range(4):
+        builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=10)
+    bound = lower_bound(problem_of(builder.build(), custom(5, [([0], [1, 2, 3, 4])])))
+    assert (bound.bound, bound.kind) == (12, "spread tail")
+    assert bound.check()
+
+
 @pytest.mark.parametrize("ranks", [5, 8])
 def test_what_starts_at_one_rank_doubles(ranks: int) -> None:
     """Three rounds, of 1 us each: 2, 4, 8 ranks."""
@@ -180,11 +217,11 @@ def test_it_waits_for_what_comes_from_afar() -> None:
 def test_the_certificate_says_what_it_is() -> None:
     """In words, and as plain values."""
     problem = problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))
-    bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail(frozenset(range(4)), 4, 1))
+    bound = Certificate(problem, Fraction(1), "spread tail", "that", SpreadTail((frozenset(range(4)),), 4, 1))
     assert bound.witness_text == "the last 1 chunk to enter ranks 0-3, which must then spread there"
     assert bound.to_dict()["witness"] == {
         "kind": "spread tail",
-        "ranks": [0, 1, 2, 3],
+        "sets": [[0, 1, 2, 3]],
         "least": 4,
         "last": 1,
     }
@@ -193,14 +230,14 @@ def test_the_certificate_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     "witness",
     [
-        SpreadTail(frozenset(range(8)), 4, 1),
-        SpreadTail(frozenset(), 1, 1),
-        SpreadTail(frozenset(range(4)), 5, 1),
-        SpreadTail(frozenset(range(4)), 4, 5),
-        SpreadTail(frozenset(range(4)), 4, 0),
-        SpreadTail(frozenset(range(4)), 4, -1),
-        SpreadTail(frozenset((0, 99)), 4, 1),
-        SpreadTail(frozenset((0, 1)), 2, 1),
+        SpreadTail((frozenset(range(8)),), 4, 1),
+        SpreadTail((frozenset(),), 1, 1),
+        SpreadTail((frozenset(range(4)),), 5, 1),
+        SpreadTail((frozenset(range(4)),), 4, 5),
+        SpreadTail((frozenset(range(4)),), 4, 0),
+        SpreadTail((frozenset(range(4)),), 4, -1),
+        SpreadTail((frozenset((0, 99)),), 4, 1),
+        SpreadTail((frozenset((0, 1)),), 2, 1),
     ],
     ids=str,
 )

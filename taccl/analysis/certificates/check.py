@@ -88,8 +88,10 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
     match witness:
         case Path():
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
-        case Border() | SpreadTail():
+        case Border():
             return witness.ranks <= ranks
+        case SpreadTail():
+            return frozenset().union(*witness.sets) <= ranks
         case DelayedSource():
             named = frozenset[int]().union(*witness.sets)
             disjoint = len(named) == sum(map(len, witness.sets))

@@ -164,7 +164,7 @@ def _reaching(facts: Facts, num: int) -> int:
         if not facts.topology.is_internode(e):
             sending[facts.topology.links[e].src].append(e)
     fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
-    return reached(fast, 1, num)[-1]
+    return reached(fast, [0], num)[-1]
 
 
 def batches(facts: Facts, machine: SingleMachine) -> int:

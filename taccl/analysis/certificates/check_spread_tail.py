@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 
-from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_facts import Facts, shortest_ways
 from taccl.analysis.certificates.check_gates import Passage, passages
 from taccl.analysis.certificates.witnesses import SpreadTail
 
 #: What never comes.
-NEVER = 2**62
+NEVER = 2**61
+#: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
+_MOST_RANKS, _MOST_WAYS = 4_000, 4_000_000
 
 
 def spreads_late(facts: Facts, witness: SpreadTail) -> int:
-    """When the last chunks that enter the set can have spread in it at the earliest; 0 says nothing."""
-    if not facts.spreads_alike:
+    """When the last chunks that enter the sets can have spread there at the earliest; 0 says nothing."""
+    if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return 0
-    ranks = witness.ranks
-    wanted, release, first = _entering(facts, ranks)
+    wanted, release, first = _entering(facts, witness.sets)
     wanted = sorted(each for each in wanted if each >= witness.least)
     if not 1 <= witness.last <= len(wanted):
         return 0
-    inside = _Inside(facts, ranks, release)
+    inside = _Inside(facts, witness.sets, release)
     if not inside.border:
         return 0
     entries = inside.entries(first, len(wanted))
@@ -37,85 +38,142 @@ def spread_after(
     facts: Facts, ranks: frozenset[int], release: dict[int, int], wanted: list[int], last: int
 ) -> int:
     """How long so many entries at least take to spread in a set after a moment at which none is in."""
-    inside = _Inside(facts, ranks, release)
+    inside = _Inside(facts, (ranks,), release)
     if not inside.border:
         return 0
-    # A send has each of the chunks but once.
-    later = heapq.merge(*(_of_most(gate, last).ends_since(0) for gate in inside.gates))
-    return inside.spread(next(later), later, last, sum(sorted(wanted)[:last]))
+    return inside.spread(0, repeat(0), last, sum(sorted(wanted)[:last]))
 
 
 class _Inside:
-    """A set of ranks, the links into it and inside, and how fast chunks can come to each rank."""
+    """Sets of ranks, the links into them and inside, and how fast chunks can come to each rank."""
 
-    def __init__(self, facts: Facts, ranks: frozenset[int], release: dict[int, int]) -> None:
-        links = facts.topology.links
-        self.facts, self.ranks, self.release = facts, ranks, release
-        self.inside = [e for e in release if links[e].dst in ranks and links[e].src in ranks]
-        self.border = [e for e in release if links[e].dst in ranks and links[e].src not in ranks]
+    def __init__(self, facts: Facts, sets: tuple[frozenset[int], ...], release: dict[int, int]) -> None:
+        self.facts, self.sets, self.release = facts, sets, release
+        self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
+        self.inside = self._links(lambda a, b: a == b is not None)
+        self.border = self._links(lambda a, b: a != b is not None)
         self.at_once = dict.fromkeys(release, 0)
-        self.gates = passages(facts, self.border, release)
 
     def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
         """When at the earliest one entry after another is in, of so many chunks.
 
         - `first`: The ranks outside that have some at first.
         """
-        let_in = heapq.merge(*(gate.ends(0) for gate in self.gates))
-        others = self.facts.topology.num_ranks - len(self.ranks)
-        if len(first) >= others:
+        let_in = heapq.merge(*(way.ends(0) for way in passages(self.facts, self.border, self.release)))
+        others = self.facts.topology.num_ranks - len(self.set_of)
+        if len(self.sets) == 1 and len(first) >= others:
             return let_in
-        links = self.facts.topology.links
-        outside = [
-            e for e in self.release if links[e].src not in self.ranks and links[e].dst not in self.ranks
-        ]
-        back = [e for e in self.release if links[e].src in self.ranks and links[e].dst not in self.ranks]
-        waking = reached(self._senders(outside, 1), len(first), others)
-        out_again = min(map(self._took, self.border)) + min(map(self._took, back), default=NEVER)
-        senders = self._senders(self.border, chunks)
-        sent = heapq.merge(*(each.since(min(when, out_again)) for when in waking for each in senders))
-        return map(max, let_in, sent)
+        back = self._links(lambda a, b: a is not None and b is None)
+        again = min(map(self._took, self.border)) + min(map(self._took, back), default=NEVER)
+        waking = reached(self._fastest(self._links(lambda a, b: a is b is None), 1), [0] * len(first), others)
+        early = self._links(lambda a, b: a is None and b is not None)
+        woken = [min(when, again) for when in waking]
 
-    def _took(self, e: int) -> int:
-        """How long a chunk takes over a link; of one into the set, from 0 on."""
-        took: int = self.facts.alpha[e] + self.facts.units[0] * self.facts.beta[e]
-        return took + (self.release[e] if self.facts.topology.links[e].dst in self.ranks else 0)
+        def from_early(most: int) -> Iterator[int]:
+            by_all = heapq.merge(
+                *(_of_most(way, most).ends(0) for way in passages(self.facts, early, self.release))
+            )
+            return map(max, by_all, _sent(self._fastest(early, most), woken))
 
-    def _senders(self, links: list[int], most: int) -> list[Fastest]:
-        """The ways of a rank that sends no slower than any, over some links, so many chunks at a time."""
-        sending: dict[int, list[int]] = defaultdict(list)
-        for e in links:
-            sending[self.facts.topology.links[e].src].append(e)
-        return fastest([passages(self.facts, some, self.at_once) for some in sending.values()], most)
+        onward = self._links(lambda a, b: None is not a != b is not None)
+        later = self._links(lambda a, b: a is not None and b is not None)
+        ranks = reached(self._fastest(later, 1), from_early(1), len(self.set_of))
+        sets = reached(self._fastest(onward, 1, of=self.set_of), from_early(1), len(self.sets))
+        by_ranks = _sent(self._fastest(onward, chunks), ranks)
+        by_sets = _sent(self._fastest(onward, chunks, of=self.set_of), sets)
+        sent = heapq.merge(from_early(chunks), map(max, by_ranks, by_sets))
+        return map(max, let_in, chain(sent, repeat(NEVER)))
 
     def spread(self, since: int, entries: Iterator[int], last: int, pairs: int) -> int:
         """When so many pairs can be there, of so many chunks of which none was in before a moment."""
-        facts, links = self.facts, self.facts.topology.links
         coming: dict[int, list[int]] = defaultdict(list)
         for e in self.inside + self.border:
-            coming[links[e].dst].append(e)
+            coming[self.facts.topology.links[e].dst].append(e)
         room: list[int] = []
+        near = set(self.inside)
         for some in coming.values():
-            near, far = (
-                passages(facts, [e for e in some if (links[e].src in self.ranks) is is_near], self.at_once)
+            inside, direct = (
+                passages(self.facts, [e for e in some if (e in near) is is_near], self.at_once)
                 for is_near in (True, False)
             )
-            times = (*(gate.ends(since) for gate in near), *(gate.ends_since(since) for gate in far))
+            times = (*(gate.ends(since) for gate in inside), *(gate.ends_since(since) for gate in direct))
             room += islice(heapq.merge(*times), last)
-        fast = self._senders(self.inside, last)
-        return _spread(since, entries, sorted(room), fast, len(self.ranks), pairs)
+        entered = [*map(max, (since, *islice(entries, pairs)), self._into_sets(since, last))]
+        room = [*map(max, sorted(room), self._in_reach(entered, pairs))]
+        return _spread(entered, room, self._fastest(self.inside, last), len(self.set_of), pairs)
+
+    def _into_sets(self, since: int, last: int) -> Iterator[int]:
+        """When one entry after another of so many chunks can end, each chunk into one set.
+
+        A set that lets in no less than any is entered by each of them; a send has a chunk but once.
+        """
+        into: dict[int, list[int]] = defaultdict(list)
+        for e in self.border:
+            into[self.set_of[self.facts.topology.links[e].dst]].append(e)
+        sets = {
+            frozenset(
+                Counter(_of_most(way, last) for way in passages(self.facts, some, self.at_once)).items()
+            )
+            for some in into.values()
+        }
+        merged = (
+            heapq.merge(*(way.ends_since(since) for way, number in ways for _ in range(number)))
+            for ways in sets
+        )
+        fastest = map(min, zip(*merged, strict=True))
+        return (each for each in fastest for _ in range(min(last, len(into))))
+
+    def _in_reach(self, entered: list[int], pairs: int) -> Iterator[int]:
+        """When so many pairs are no farther from where chunks entered than they can have come by then."""
+        num = len(self.set_of)
+        if num > _MOST_RANKS or num * pairs > _MOST_WAYS:
+            return repeat(entered[0])
+        out: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for e in self.inside:
+            link = self.facts.topology.links[e]
+            out[link.src].append((link.dst, self._took(e)))
+        ways = [
+            sorted(shortest_ways(out, {rank: 0}).values())
+            for rank in {self.facts.topology.links[e].dst for e in self.border}
+        ]
+        longest = max(map(len, ways))
+        nearest = [min(way[i] for way in ways if i < len(way)) for i in range(longest)]
+        return chain(sorted(when + way for when in entered[:pairs] for way in nearest), repeat(NEVER))
+
+    def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
+        """Those that can be used and whose ends lie in such sets; None is none of them."""
+        links, set_of = self.facts.topology.links, self.set_of
+        return [e for e in self.release if belongs(set_of.get(links[e].src), set_of.get(links[e].dst))]
+
+    def _took(self, e: int) -> int:
+        """How long a chunk takes over a link."""
+        took: int = self.facts.alpha[e] + self.facts.units[0] * self.facts.beta[e]
+        return took
+
+    def _fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> list[Fastest]:
+        """The ways of a rank, or a set, that sends no slower than any over some links.
+
+        So many chunks at a time at most.
+        """
+        sending: dict[int, list[int]] = defaultdict(list)
+        for e in links:
+            src = self.facts.topology.links[e].src
+            sending[src if of is None else of[src]].append(e)
+        return fastest([passages(self.facts, some, self.at_once) for some in sending.values()], most)
 
 
-def _entering(facts: Facts, ranks: frozenset[int]) -> tuple[list[int], dict[int, int], frozenset[int]]:
-    """By how many of the ranks each chunk is wanted that must enter them.
+def _entering(
+    facts: Facts, sets: tuple[frozenset[int], ...]
+) -> tuple[list[int], dict[int, int], frozenset[int]]:
+    """By how many ranks of each set each chunk is wanted that must enter it.
 
-    And when links can have one, and which ranks do at first.
+    And when links can have one, and which ranks outside do at first.
     """
-    wanted, starts = [], []
+    every, wanted, starts = frozenset().union(*sets), list[int](), []
     for c, data in enumerate(facts.collective.chunks):
-        outside, ends = set(data.origins) - ranks, ranks.intersection(data.destinations)
-        if outside and ends and (facts.sums or ranks.isdisjoint(data.origins)):
-            wanted.append(len(ends))
+        outside, ends = set(data.origins) - every, every.intersection(data.destinations)
+        if outside and ends and (facts.sums or every.isdisjoint(data.origins)):
+            wanted += [len(ranks & ends) for ranks in sets if ranks & ends]
             starts.append((c, outside))
     return wanted, facts.releases(starts), frozenset().union(*(outside for _, outside in starts))
 
@@ -126,7 +184,7 @@ def _of_most(passage: Passage, most: int) -> Passage:
 
 
 class Fastest:
-    """The best of some passages: when chunk after chunk comes that a rank sends from some moment on."""
+    """The best of some passages: when chunk after chunk comes that is sent from some moment on."""
 
     def __init__(self, ways: Iterable[Passage]) -> None:
         self._coming = map(min, zip(*(way.ends(0) for way in ways), strict=True))
@@ -141,7 +199,7 @@ class Fastest:
 
 
 def fastest(senders: list[list[Passage]], most: int = 1) -> list[Fastest]:
-    """The sends of a rank that is no slower than any, way by way, of so many chunks each at most."""
+    """The sends of one that is no slower than any, way by way, of so many chunks each at most."""
     ways: dict[int, set[Passage]] = defaultdict(set)
     for mine in senders:
         some = (_of_most(each, most) for each in mine)
@@ -150,33 +208,33 @@ def fastest(senders: list[list[Passage]], most: int = 1) -> list[Fastest]:
     return [Fastest(some) for some in ways.values()]
 
 
-def reached(fast: list[Fastest], at_first: int, num: int) -> list[int]:
-    """When one rank after another can have been reached, so many at once; each then sends to others, too."""
-    when = [0] * at_first
-    coming = [each.since(0) for _ in when for each in fast]
-    queue = [(next(each), i) for i, each in enumerate(coming)]
-    heapq.heapify(queue)
-    while queue and len(when) < num:
-        now, i = queue[0]
-        heapq.heapreplace(queue, (next(coming[i]), i))
+def _sent(fast: list[Fastest], awake: list[int]) -> Iterator[int]:
+    """When what they send comes, one after another, from when each has something."""
+    return heapq.merge(*(each.since(when) for when in awake if when < NEVER for each in fast))
+
+
+def reached(fast: list[Fastest], woken: Iterable[int], num: int) -> list[int]:
+    """When one after another can have been reached, each of which then sends to others, too.
+
+    - `woken`: When some are reached from elsewhere.
+    """
+    sources: list[Iterator[int]] = [chain(woken, repeat(NEVER))]
+    queue = [(next(sources[0]), 0)]
+    when: list[int] = []
+    while len(when) < num:
+        now, source = queue[0]
+        heapq.heapreplace(queue, (next(sources[source]), source))
         when.append(now)
-        for each in fast:
-            coming.append(each.since(now))
-            heapq.heappush(queue, (next(coming[-1]), len(coming) - 1))
-    return when + [NEVER] * (num - len(when))
+        for each in fast if now < NEVER else ():
+            sources.append(each.since(now))
+            heapq.heappush(queue, (next(sources[-1]), len(sources) - 1))
+    return when
 
 
-def _spread(
-    since: int,
-    entries: Iterator[int],
-    room: list[int],
-    fast: list[Fastest],
-    num_ranks: int,
-    pairs: int,
-) -> int:
+def _spread(entered: list[int], room: list[int], fast: list[Fastest], num_ranks: int, pairs: int) -> int:
     """When so many pairs are there: each wakes one more rank, which then sends whenever it can."""
-    awake, now = 0, since
-    sources: list[Iterator[int]] = [chain((since,), entries)]
+    awake = now = 0
+    sources: list[Iterator[int]] = [chain(entered, repeat(NEVER))]
     coming = [(next(sources[0]), 0)]  # when a chunk comes, and from which source
     for soonest in room[:pairs]:
         when, source = heapq.heappop(coming)

@@ -149,7 +149,7 @@ class _Late:
         """
         sets = []
         for ranks, target in zip(self.late, self.targets, strict=True):
-            spread = Spread.of(self._costs, ranks, self._release) if len(ranks) > 1 else None
+            spread = Spread.of(self._costs, (ranks,), self._release) if len(ranks) > 1 else None
             if spread is None:
                 return iter(())
             some = [(len(ranks & ends), count) for ends, count in self._kinds if target in ends]

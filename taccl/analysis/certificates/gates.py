@@ -8,8 +8,10 @@ However sends are merged and ordered, what passes a gate in a time is limited by
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, count, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -265,18 +267,31 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
     ]
 
 
-def waking(senders: list[Sender], awake: int, num: int) -> list[int]:
+def waking(senders: list[Sender], woken: Iterable[int], num: int) -> list[int]:
     """When the ranks of a number are awake at the earliest, each of which then wakes others, send by send.
 
-    `awake` of them are so at first. What never comes comes at `FOREVER`.
+    - `woken`: When some are woken from elsewhere, one after another. What never comes comes at `FOREVER`.
     """
-    when = [0] * min(awake, num)
-    queue = sorted((sender.when(0), 0, 0, place) for place, sender in enumerate(senders) for _ in when)
-    while queue and len(when) < num:
-        now, since, sent, place = queue[0]
-        again = since + senders[place].when(sent + 1)
-        heapq.heapreplace(queue, (again, since, sent + 1, place))
+    elsewhere = chain(woken, repeat(FOREVER))
+    soonest = next(elsewhere)
+    queue: list[tuple[int, int, int, Sender]] = []
+    when: list[int] = []
+    while len(when) < num:
+        if queue and queue[0][0] <= soonest:
+            now, since, sent, sender = queue[0]
+            heapq.heapreplace(queue, (since + sender.when(sent + 1), since, sent + 1, sender))
+        else:
+            now, soonest = soonest, next(elsewhere)
         when.append(now)
-        for other, sender in enumerate(senders):
-            heapq.heappush(queue, (now + sender.when(0), now, 0, other))
-    return when + [FOREVER] * (num - len(when))
+        for sender in senders if now < FOREVER else ():
+            heapq.heappush(queue, (now + sender.when(0), now, 0, sender))
+    return when
+
+
+def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
+    """When what ranks send comes, one after another, from when each is awake."""
+    return heapq.merge(*(map(partial(_after, since, each), count()) for since in awake for each in senders))
+
+
+def _after(since: int, sender: Sender, chunk: int) -> int:
+    return since + sender.when(chunk)

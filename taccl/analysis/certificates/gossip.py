@@ -152,4 +152,4 @@ def _hold_no_longer(costs: Costs, links: Ints) -> bool:
 def _doubling(costs: Costs, links: Collection[int], num: int) -> int:
     """How long a chunk takes at least from one rank to so many, each of which sends it on."""
     out = gates_of(costs, np.array(sorted(links), dtype=np.int64), costs.src, np.zeros_like(costs.src))
-    return waking(fastest_senders(out), 1, num)[-1]
+    return waking(fastest_senders(out), [0], num)[-1]

@@ -1,13 +1,13 @@
-"""The spread-tail bound: what enters a set of ranks last must still spread to all of them that want it.
+"""The spread-tail bound: what enters sets of ranks last must still spread to all there that want it.
 
-However the sends into the set are ordered, the last k chunks are in no sooner than the resources at its
-border have let in all but k - 1, and than so many ranks outside as it takes can have had chunks to send.
-Before that no rank of the set has any of these k, and each rank that wants one must still get it: over the
-border, or from a rank of the set that has some of them by then. A chunk that comes to a rank lets one rank
-more send such chunks, at most.
+However the sends into the sets are ordered, the last k entries are no sooner over than the resources at the
+borders have let in all but k - 1, and than so many ranks as it takes can have had chunks to send. Before that
+no rank has any of these k in its set, and each that wants one must still get it: over the border, or from a
+rank of the set that has it by then. A chunk that comes to a rank lets one rank more send such chunks, at
+most; and from where it enters it is a while to the ranks farther off.
 """
 
-# n chunks that enter, k the last of them; a pair is a chunk and a rank of the set that wants it
+# n chunks that enter, once for each set, k the last of them; a pair is one of these and a rank that wants it
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice, repeat
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import (
     FOREVER,
@@ -28,6 +29,7 @@ from taccl.analysis.certificates.gates import (
     Sender,
     fastest_senders,
     gates_of,
+    sends_of,
     waking,
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
@@ -37,6 +39,8 @@ from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 _EVERY, _MOST = 16, 256
 #: So many numbers of ranks that want a chunk are tried as the least.
 _MOST_SIZES = 4
+#: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
+_MOST_RANKS, _MOST_WAYS = 2_048, 2_000_000
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -46,93 +50,124 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
     """
     if not demand.spreads_alike(in_network=in_network):
         return
-    nodes = demand.families[1][1] if demand.topology.num_nodes > 1 else []
     origins = frozenset().union(*(kind.data.origins for kind in demand.classes))
-    empty = [
-        frozenset().union(*(each for each in sets if each.isdisjoint(origins))) for _, sets in demand.families
-    ]
-    for ranks in dict.fromkeys((*demand.different(nodes), *empty)):
-        sizes, release, first = _entering(demand, ranks)
-        spread = Spread.of(demand.costs, ranks, release, first) if len(ranks) > 1 else None
+    choices: dict[tuple[frozenset[int], ...], str] = {}
+    if demand.topology.num_nodes > 1:
+        for ranks in demand.different(demand.families[1][1]):
+            choices[ranks,] = f"node {demand.topology.node_of_rank[min(ranks)]}"
+    for name, family in demand.families:
+        empty = tuple(ranks for ranks in family if ranks.isdisjoint(origins))
+        if empty:
+            choices.setdefault((frozenset().union(*empty),), f"empty {name}s")
+            if name == "node":
+                choices.setdefault(empty, f"empty {name}s one by one")
+    for sets, into in choices.items():
+        sizes, release, first = _entering(demand, sets)
+        spreads = max(sizes, default=0) > 1
+        spread = Spread.of(demand.costs, sets, release, first) if spreads else None
         if spread is None:
             continue
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
             of = f"{last} of {len(some)} chunks" if len(some) > 1 else "chunk"
-            into = f"node {demand.topology.node_of_rank[min(ranks)]}" if ranks in nodes else "empty ranks"
             what = f"the last {of} to enter {into}, which then spread to {least} ranks or more of it"
-            yield Claim(ticks, what, SpreadTail(ranks, least, last))
+            yield Claim(ticks, what, SpreadTail(sets, least, last))
 
 
-def _entering(demand: NeededSends, ranks: frozenset[int]) -> tuple[list[int], Ints, frozenset[int]]:
-    """What must enter a set: by how many of its ranks each chunk is wanted, rising.
+def _entering(
+    demand: NeededSends, sets: tuple[frozenset[int], ...]
+) -> tuple[list[int], Ints, frozenset[int]]:
+    """What must enter sets: by how many of the ranks of each set each chunk is wanted, rising.
 
     And when links can have some first, and the ranks outside that do at first.
     """
     sizes: list[int] = []
     starts: dict[int, set[int]] = defaultdict(set)
+    every = frozenset().union(*sets)
     for kind, c in demand.example.items():
-        outside, wanted = set(kind.data.origins) - ranks, ranks.intersection(kind.data.destinations)
-        if outside and wanted and (demand.sums_for_all or ranks.isdisjoint(kind.data.origins)):
-            sizes += [len(wanted)] * demand.classes[kind]
-            starts[demand.carried(c)].update(outside)
+        outside = set(kind.data.origins) - every
+        if outside and (demand.sums_for_all or every.isdisjoint(kind.data.origins)):
+            wanted = [len(ranks.intersection(kind.data.destinations)) for ranks in sets]
+            sizes += [number for number in wanted if number] * demand.classes[kind]
+            if any(wanted):
+                starts[demand.carried(c)].update(outside)
     return sorted(sizes), demand.first_uses(starts), frozenset().union(*starts.values())
 
 
 class Spread:
-    """How fast chunks can come into a set of ranks, and spread inside.
+    """How fast chunks can come into sets of ranks, and spread inside.
 
-    - `enter`, `direct`: What crosses the border, all of it and by rank; `inside`: what does not, by rank.
-    - `out`: What ranks of the set send inside.
-    - `fed`: The same of ranks outside, over the border; and when they have something, one after another.
+    - `enter`, `into_set`, `direct`: What crosses a border, all of it, by set and by rank.
+    - `inside`: What does not, by rank.
+    - `out`: What ranks of the sets send inside.
+    - `near`, (num_ranks,) int64: After how long so many ranks at most can have what entered at one.
+    - `fed`: What crosses a border, of those outside and of those in another set.
     """
 
     def __init__(
         self,
         enter: Gates,
-        inside: Gates,
+        into_set: Gates,
         direct: Gates,
+        inside: Gates,
         out: Gates,
-        num_ranks: int,
-        fed: tuple[Gates, list[int]] | None,
+        near: Ints,
+        fed: list[_Fed],
     ) -> None:
-        self.enter, self.inside, self.direct, self.num_ranks = enter, inside, direct, num_ranks
-        self.fed = fed
+        self.enter, self.into_set, self.direct, self.inside = enter, into_set, direct, inside
+        self.near, self._fed = near, fed
         self._senders = cache(lambda most: fastest_senders(out, most))
         self._merges = out.most.max(initial=1) > 1
 
     @classmethod
     def of(
-        cls, costs: Costs, ranks: frozenset[int], release: Ints, first: frozenset[int] | None = None
+        cls,
+        costs: Costs,
+        sets: Sequence[frozenset[int]],
+        release: Ints,
+        first: frozenset[int] | None = None,
     ) -> Spread | None:
-        """The gates of a set; None where nothing can be said.
+        """The gates of sets; None where nothing can enter.
 
-        - `first`: The ranks outside that have something at first. Default: all.
+        - `first`: The ranks outside that have something at first. Default: all, and no rank is waited for.
         """
-        inner = np.zeros(int(max(costs.src.max(), costs.dst.max())) + 1, dtype=bool)
-        inner[list(ranks)] = True
-        used, leaves, enters = release < FOREVER, inner[costs.src], inner[costs.dst]
-        border, inside = np.flatnonzero(used & enters & ~leaves), np.flatnonzero(used & enters & leaves)
-        if not len(border):
+        label = np.full(int(max(costs.src.max(), costs.dst.max())) + 1, -1)
+        for i, ranks in enumerate(sets):
+            label[list(ranks)] = i
+        used, src, dst = release < FOREVER, label[costs.src], label[costs.dst]
+        none = np.zeros(len(src), dtype=np.int64)
+
+        def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints = none) -> Gates:
+            return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
+
+        enters, inside = (dst >= 0) & (src != dst), (dst >= 0) & (src == dst)
+        if not (used & enters).any():
             return None
-        none = np.zeros(len(costs.src), dtype=np.int64)
-        enter = gates_of(costs, border, none, release)
-        fed = None
-        if first is not None and len(first) < np.count_nonzero(~inner):
-            outside, back = np.flatnonzero(used & ~enters & ~leaves), used & leaves & ~enters
+        fed = []
+        if first is not None and (len(sets) > 1 or len(first) < np.count_nonzero(label < 0)):
             took = costs.link_alpha + costs.link_beta
-            # From when on one that was in can be out again, all are taken to have something.
-            again = int((release + took)[border].min()) + int(took[back].min(initial=FOREVER))
-            wakes = fastest_senders(gates_of(costs, outside, costs.src, none)) if len(outside) else []
-            when = waking(wakes, len(first), int(np.count_nonzero(~inner)))
-            fed = gates_of(costs, border, costs.src, none), [min(each, again) for each in when]
+            wakes = fastest_senders(gates((src < 0) & (dst < 0), costs.src))
+            when = waking(wakes, [0] * len(first), int(np.count_nonzero(label < 0)))
+            # From when on one that was in can be out again, all outside are taken to have something.
+            back = int(took[used & (src >= 0) & (dst < 0)].min(initial=FOREVER))
+            again = int(took[used & enters].min()) + back
+            border, onward = (src < 0) & (dst >= 0), enters & (src >= 0)
+            early = _Fed(
+                (gates(border, costs.src), [min(each, again) for each in when]),
+                (gates(border, none, release), [0]),
+            )
+            wakes = fastest_senders(gates((src >= 0) & (dst >= 0), costs.src))
+            late = waking(wakes, early.entries(1), int(np.count_nonzero(label >= 0)))
+            reached = waking(fastest_senders(gates(onward, src)), early.entries(1), len(sets))
+            fed = [early, _Fed((gates(onward, costs.src), late), (gates(onward, src), reached))]
         return cls(
-            enter,
-            gates_of(costs, inside, costs.dst, none),
-            gates_of(costs, border, costs.dst, none),
-            gates_of(costs, inside, costs.src, none),
-            len(ranks),
+            gates(enters, none, release),
+            gates(enters, dst),
+            gates(enters, costs.dst),
+            gates(inside, costs.dst),
+            gates(inside, costs.src),
+            _nearest(costs, label >= 0, used & inside, costs.dst[used & enters]),
             fed,
         )
 
@@ -141,7 +176,9 @@ class Spread:
         num, most = len(sizes), min(len(sizes), _MOST)
         pairs = np.cumsum(sizes[:most])
         entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
-        entries = np.maximum(entries, self._fed(num, len(entries)))
+        if self._fed:  # a send has each chunk but once
+            sent = chain(heapq.merge(*(fed.entries(num) for fed in self._fed)), repeat(FOREVER))
+            entries = np.maximum(entries, [*islice(sent, len(entries))])
         into_rank = self._into_ranks(most)
         best, last = (0, 1), 0
         while last < most:
@@ -150,30 +187,27 @@ class Spread:
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
             into = np.sort(into_rank[:, :last], axis=None) + since
-            ticks = self._spread(entries[num - last :].tolist(), into.tolist(), int(pairs[last - 1]), last)
+            wanted = int(pairs[last - 1])
+            coming = np.maximum(
+                entries[num - last :][: wanted + 1], since + self._into_sets(last, wanted + 1)
+            )
+            ticks = self._spread(coming, into, wanted, last)
             best = max(best, (ticks, last), key=lambda each: each[0])
         return best
 
     def after(self, sizes: Sequence[int], last: int) -> int:
         """How long after a moment so many chunks take at least to be with all, if none is in before."""
         pairs = sum(sizes[:last])
-        enter = replace(self.enter, most=np.minimum(self.enter.most, last))  # a send has each but once
-        entries = np.sort(enter.more_ends(pairs + 1), axis=None)
         into = np.sort(self._into_ranks(last), axis=None)
-        return self._spread(entries.tolist(), into.tolist(), pairs, last)
+        return self._spread(self._into_sets(last, pairs + 1), into, pairs, last)
 
-    def _fed(self, chunks: int, num: int) -> Ints:
-        """(num,) when so many entries, of so many chunks, can have come from outside at the earliest."""
-        if self.fed is None:
-            return np.zeros(num, dtype=np.int64)
-        border, when = self.fed
-
-        def sent(since: int, sender: Sender) -> Iterator[int]:
-            return (since + sender.when(i) for i in range(num))
-
-        senders = fastest_senders(border, chunks)  # a send has each chunk but once
-        ends = heapq.merge(*(sent(since, sender) for since in when[:num] for sender in senders))
-        return np.array([*islice(ends, num)], dtype=np.int64)
+    def _into_sets(self, last: int, num: int) -> Ints:
+        """(num,) after how long so many entries of so many chunks can have come, each chunk into one set."""
+        most = np.minimum(self.into_set.most, last)  # a send has each but once
+        times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
+        each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
+        fastest = np.min(each, axis=0)
+        return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
 
     def _into_ranks(self, num: int) -> Ints:
         """(num_ranks, num) after how long since some moment so many chunks can come to each rank."""
@@ -186,21 +220,57 @@ class Spread:
                 found.setdefault(i, []).append(ticks)
         return np.array([np.sort(np.concatenate(each))[:num] for each in found.values()], dtype=np.int64)
 
-    def _spread(self, entries: Sequence[int], into: Sequence[int], pairs: int, last: int) -> int:
+    def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> int:
         """When so many pairs can have come about: by entries, and by ranks that have a chunk by then."""
         senders = self._senders(last if self._merges else 1)
         queue: list[tuple[int, int, int, Sender]] = []
         entered = awake = when = 0
-        for soonest in into[:pairs]:
-            if queue and queue[0][0] <= entries[entered]:
+        coming = entries.tolist()
+        for soonest in np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)]).tolist():
+            if queue and queue[0][0] <= coming[entered]:
                 when, since, sent, sender = queue[0]
                 heapq.heapreplace(queue, (since + sender.when(sent + 1), since, sent + 1, sender))
             else:
-                when = entries[entered]
+                when = coming[entered]
                 entered += 1
             when = max(when, soonest)
-            if awake < self.num_ranks:
+            if awake < len(self.near):
                 awake += 1
                 for sender in senders:
                     heapq.heappush(queue, (when + sender.when(0), when, 0, sender))
         return when
+
+    def _reached(self, entries: Ints, pairs: int) -> Ints:
+        """(pairs,) when so many pairs are no farther from the entries than they can have come."""
+        some = entries[:pairs]
+        if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
+            return np.repeat(entries[:1], pairs)
+        ways: Ints = np.sort((some[:, None] + self.near).ravel())[:pairs]
+        return ways
+
+
+def _nearest(costs: Costs, inner: NDArray[np.bool_], inside: NDArray[np.bool_], entered: Ints) -> Ints:
+    """(num_ranks,) the shortest way to one rank, to two, ... from any of those that are entered."""
+    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
+
+    num = int(np.count_nonzero(inner))
+    if num > _MOST_RANKS:
+        return np.zeros(num, dtype=np.int64)
+    place = np.cumsum(inner) - 1
+    direct = np.full((num, num), np.inf)
+    took = (costs.link_alpha + costs.link_beta)[inside]
+    np.minimum.at(direct, (place[costs.src[inside]], place[costs.dst[inside]]), took)
+    times = dijkstra(csgraph_from_dense(direct, null_value=np.inf), indices=np.unique(place[entered]))
+    nearest = np.sort(times, axis=1).min(axis=0)
+    return np.where(np.isfinite(nearest), nearest, FOREVER).astype(np.int64)
+
+
+class _Fed:
+    """What crosses borders, as ranks send it and as sets do: gates by sender, and when each has something."""
+
+    def __init__(self, *ways: tuple[Gates, list[int]]) -> None:
+        self._ways = [(gates, [each for each in when if each < FOREVER]) for gates, when in ways]
+
+    def entries(self, most: int) -> Iterator[int]:
+        """When it is over at the earliest, chunk after chunk, of which a send has so many at most."""
+        return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in self._ways))

@@ -8,8 +8,8 @@ delayed source
     Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
     when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
 spread tail
-    A node, or all ranks without chunks at first, and how many of the last chunks that enter: they must still
-    spread to all of these ranks that want them, from one to another.
+    A node, or ranks or nodes without chunks at first, and how many of the last chunks that enter: they must
+    still spread to all there that want them, from one rank to another.
 single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -140,16 +140,18 @@ class DelayedSource(Witness):
 
 @dataclass(frozen=True, slots=True)
 class SpreadTail(Witness):
-    """The last of the chunks that must enter a set of ranks and are wanted by so many of these, or more."""
+    """The last of the chunks that must enter sets and are wanted by so many ranks of these, or more."""
 
     kind = proves = "spread tail"
-    ranks: frozenset[int]
+    sets: tuple[frozenset[int], ...]
     least: int
     last: int
 
     def describe(self, topology: Topology) -> str:
         chunks = format_count(self.last, "chunk")
-        return f"the last {chunks} to enter {_ranks_shown(self.ranks)}, which must then spread there"
+        into = _ranks_shown(frozenset().union(*self.sets))
+        into += f", in {len(self.sets)} sets," if len(self.sets) > 1 else ","
+        return f"the last {chunks} to enter {into} which must then spread there"
 
 
 @dataclass(frozen=True, slots=True)
