@@ -135,10 +135,11 @@ def _straight(
     """Whether those from each node straight to each other are, save what can go on from a third."""
     ways, (head, tail) = passages(facts, links, dict.fromkeys(links, 0)), ends
     number = sum(each * (each - 1) for each in sharing)
-    again = min(facts.alpha[e] + facts.units[0] * facts.beta[e] for e in links)
+    once = min(facts.alpha[e] + facts.units[0] * facts.beta[e] for e in links)
+    again = once if facts.topology.num_nodes > 2 else 2 * once  # of two nodes it goes back, and crosses again
     halves = sum(way.between(0, last) + way.between(head, last - tail) for way in ways)
     n = max(sharing)
-    spares = n - 2 if last - 2 * again < head else 2 * n - 3  # they carry some contributions, or all
+    spares = n - 2 if last - again - once < head else 2 * n - 3  # they carry some contributions, or all
     spared = spares * sum(way.between(0, last - again) for way in ways)
     return all(way.hold for way in ways) and halves + spared < 2 * number
 

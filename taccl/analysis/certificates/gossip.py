@@ -65,14 +65,13 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             yield Claim(ticks, what, witness)
             if name == "nodes" and demand.spreads_alike(in_network=False):
                 between = _Between(demand, links, adding, wanting)
-                later = between.passed(sends.total())
+                later, direct = between.passed(sends.total()), between.passed_straight(straight, most)
                 if later > ticks:
-                    yield Claim(
-                        later, f"{what}, after the first sums there and before the last copies", witness
-                    )
-                if most > 2:
-                    what = f"{straight} sends straight from node to node are needed, save for early ones"
-                    yield Claim(between.passed_straight(straight, most), what, witness)
+                    more = f"{what}, after the first sums there and before the last copies"
+                    yield Claim(later, more, witness)
+                if direct > max(ticks, later):
+                    more = f"{straight} sends straight from node to node are needed, save for early ones"
+                    yield Claim(direct, more, witness)
 
 
 class _Between:
@@ -84,6 +83,8 @@ class _Between:
     def __init__(self, demand: NeededSends, links: Collection[int], adding: int, wanting: int) -> None:
         inside, self._links = demand.allowed - frozenset(links), np.array(sorted(links), dtype=np.int64)
         self._costs, self._single = demand.costs, _one_by_one(demand.costs)
+        #: How many sends more it takes to come by another way.
+        self._returns = 2 if demand.topology.num_nodes == 2 else 1
         self._says = _hold_no_longer(demand.costs, self._links)
         backwards = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
         self._head = _doubling(backwards, inside, adding)
@@ -113,15 +114,16 @@ class _Between:
     def passed_straight(self, sends: int, most: int) -> int:
         """The same of sends straight from one to another, among `most` nodes that share a sum at most.
 
-        Each that ends so early that its chunk can cross again spares others.
+        Each that ends so early that its chunk can cross again, or go back and cross, spares others.
         """
         costs, e, gates = self._costs, self._links, self._gates(self._costs)
         if not gates.hold.all():
             return 0
-        again = int((costs.link_alpha + costs.link_beta)[e].min())
+        once = int((costs.link_alpha + costs.link_beta)[e].min())
+        again = self._returns * once
 
         def halves(ticks: int) -> int:
-            spares = most - 2 if ticks - 2 * again < self._head else 2 * most - 3
+            spares = most - 2 if ticks - again - once < self._head else 2 * most - 3
             spared = spares * gates.within(0, ticks - again)
             whole = gates.within(self._head, ticks - self._tail)
             return int((gates.within(0, ticks) + whole + spared).sum())
