@@ -1,7 +1,8 @@
 """Recursive multiplying: steps in each of which groups of several ranks exchange what they have.
 
 The place of a rank in its node, and its node, are numbers in digits of mixed bases. In a step, ranks that
-differ in one digit exchange all they hold: with base 2, recursive doubling.
+differ in one digit exchange all they hold: with base 2, recursive doubling. Or they exchange along the digits
+of places alone what starts in their node, while each sends its own straight to all ranks of other nodes.
 
 Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
 of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
@@ -45,13 +46,18 @@ _MOST_SENDS = 50_000
 
 
 class Digit(NamedTuple):
-    """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight."""
+    """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
+
+    Of weight 0 it is every rank of another node, and this one.
+    """
 
     across: bool
     base: int
     weight: int
 
     def __str__(self) -> str:
+        if not self.weight:
+            return f"straight to {self.base - 1}"
         return f"{self.base} nodes" if self.across else str(self.base)
 
 
@@ -149,6 +155,7 @@ class _Steps:
             self.place[self.grid[at]] = at
         ends, self.sums = problem.collective.destination_sets.sets, problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in ends)
+        self.straight = Digit(True, self.grid[1:].size + 1, 0)
         self.most_parts = problem.collective.num_chunks if self.sums else 1
 
     def plans(self) -> Iterator[Plan]:
@@ -162,6 +169,8 @@ class _Steps:
                 if self.to_one or not self.sums:
                     yield Plan((*local, *far), ())
                     yield Plan((*far, *local), ())
+                    if far:
+                        yield Plan((*local, self.straight), ())
                     continue
                 for i in range(len(local) + 1):
                     for j in range(len(far) + 1):
@@ -172,6 +181,10 @@ class _Steps:
     def ticks(self, plan: Plan) -> float:
         """About what a plan takes, step by step."""
         count, ticks = float(self.problem.collective.num_chunks), 0.0
+        if self.straight in plan.scattered:  # beside what goes on in the nodes
+            local = Plan(plan.scattered[:-1], ())
+            share = max(1, round(count / len(self.place) ** (1 if self.sums or not self.to_one else 2)))
+            return max(self.ticks(local) / len(self.grid), self._step_ticks(self.straight, share))
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
             count /= len(self.place)
             return sum(self._step_ticks(each, max(1, round(count / each.base))) for each in plan.scattered)
@@ -220,6 +233,13 @@ class _Steps:
     @kept
     def turns(self, digit: Digit) -> list[list[int]]:
         """The other ranks that differ in a digit: of every rank the next, the one after it, and so on."""
+        if not digit.weight:
+            (node, at), (num_nodes, num) = self.place.T, self.grid.shape
+            return [
+                self.grid[(node + shift) % num_nodes, (at + further) % num].tolist()
+                for further in range(num)
+                for shift in range(1, num_nodes)
+            ]
         axis = 0 if digit.across else 1
         value = self.place[:, axis] // digit.weight % digit.base
         turns = []
@@ -250,9 +270,10 @@ class _Steps:
 
     def schedule(self, plan: Plan, parts: int) -> Schedule:
         """All steps of a plan; of sums each message in so many parts, all first parts first."""
-        if not self.sums:
+        if not self.sums or self.straight in plan.scattered:
             steps = [self.turns(digit) for digit in reversed(plan.scattered)]
-            return exchange(self.problem, [steps], producer=f"multiplying ({plan.named('gather')})")
+            first = "scatter" if self.sums else "gather"
+            return exchange(self.problem, [steps], producer=f"multiplying ({plan.named(first)})")
         named = NamedSteps(self.problem)
         summed: list[tuple[int, ...]] = [(rank,) for rank in range(len(self.place))]
         done: tuple[Digit, ...] = ()

@@ -33,6 +33,8 @@ from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
     custom,
     full,
+    joined,
+    merged,
     problem_of,
     random_problem,
     ring,
@@ -49,6 +51,7 @@ KINDS = (
     "cut counting",
     "delayed source",
     "spread tail",
+    "dissemination",
     "single machine",
     "throughput",
     "multicommodity",
@@ -65,6 +68,7 @@ def found() -> tuple[Certificate, ...]:
             certificates.append(lower_bound(problem, divisible=divisible))
     certificates += [lower_bound(_one_way(), divisible=divisible) for divisible in (False, True)]
     certificates.append(lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))))
+    certificates.append(lower_bound(merged(joined([0] * 4), "allgather", 4)))
     three_nodes = two_levels(2, local=1, nic=3, num_nodes=3)
     certificates.append(lower_bound(problem_of(three_nodes, custom(6, [([0], range(6))] * 3))))
     return tuple(certificates)

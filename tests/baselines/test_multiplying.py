@@ -111,6 +111,19 @@ def test_eight_ranks_behind_ports_gather_by_doubling():
     assert (schedule.finish, schedule.producer) == (3 + Fraction(7, 10**6), "multiplying (gather 2 x 2 x 2)")
 
 
+@pytest.mark.parametrize("name", ["allgather", "alltoall", "reduce_scatter"])
+def test_other_nodes_are_sent_to_straight(name):
+    """Links of 6 us to every rank of the other node, at once; beside them two rounds of 1 us in each.
+
+    Along digits alone the rounds in a node come before, or after, the 6 us. Data takes next to nothing.
+    """
+    problem = merging(behind_ports(2, 4, near_us=1, far_us=6, us_per_mb=1), getattr(collectives, name)(8), 8)
+    schedule = multiplying(problem, cut=False)
+    assert taccl.verify(schedule).ok
+    assert 6 < schedule.finish < 6 + Fraction(1, 100)
+    assert schedule.producer.endswith("straight to 4)")
+
+
 def test_other_collectives_are_refused():
     """Sums of some are none of all, and a scan's chunks derive from one another."""
     topology = taccl.topologies.fully_connected(4)

@@ -131,6 +131,37 @@ def two_levels(
     return builder.build()
 
 
+def joined(
+    nodes: list[int], *, alpha: int = 1, beta: int = 1, far: int = 3, shared: bool = False
+) -> Topology:
+    """Every rank to every other through a port each way, which each send holds for its latency as well.
+
+    Between nodes a send takes longer, and may hold only a NIC of the node.
+    """
+    builder = TopologyBuilder("joined", nodes, alpha_meaning="pipelined")
+    num = len(nodes)
+    ports = [[builder.add_resource(f"{way} {r}") for r in range(num)] for way in ("out", "in")]
+    nics = [[builder.add_resource(f"NIC {way} {n}") for n in sorted(set(nodes))] for way in ("out", "in")]
+    for a in range(num):
+        for b in set(range(num)) - {a}:
+            is_far = nodes[a] != nodes[b]
+            latency = far if is_far else alpha
+            link = builder.add_link(a, b, alpha_us=latency, beta_us_per_mb=beta)
+            out, into = (
+                (nics[0][nodes[a]], nics[1][nodes[b]]) if is_far and shared else (ports[0][a], ports[1][b])
+            )
+            held = 0 if is_far else latency
+            builder.add_hold(link, out, alpha_us=held, beta_us_per_mb=beta)
+            builder.add_hold(link, into, alpha_us=held, beta_us_per_mb=beta, side="receive")
+    return builder.build()
+
+
+def merged(topology: Topology, name: str, most: int) -> Problem:
+    """All links merge."""
+    collective = collectives.make(name, topology.num_ranks)
+    return problem_of(topology, collective, max_merge=most, merging=frozenset(range(len(topology.links))))
+
+
 def custom(
     num_ranks: int, ways: Sequence[tuple[Sequence[int], Sequence[int]]], *, combining: bool = False
 ) -> Collective:

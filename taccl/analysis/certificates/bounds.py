@@ -21,6 +21,7 @@ import numpy as np
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
+from taccl.analysis.certificates.dissemination import dissemination_bounds
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.gates import passed_by
 from taccl.analysis.certificates.gossip import gossip
@@ -53,7 +54,7 @@ _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "delayed source",
+    "delayed source", "dissemination",
 )  # fmt: skip
 
 
@@ -167,6 +168,7 @@ def _claims(
             machine: Callable[[], Iterable[Claim]] = partial(_single_machine, demand)
             finders = [
                 partial(_counting, demand, in_network=in_network),
+                partial(dissemination_bounds, demand, in_network=in_network),
                 partial(delayed_source_bounds, demand, in_network=in_network),
                 spread_tails,
                 *([machine, prices] if is_small else [prices, machine]),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.check_borders import batches, crosses, latency
 from taccl.analysis.certificates.check_delayed_source import source_delayed
+from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_prices import cut_dual, flow_dual
 from taccl.analysis.certificates.check_spread_tail import spreads_late
@@ -24,6 +25,7 @@ from taccl.analysis.certificates.witnesses import (
     Border,
     CutDual,
     DelayedSource,
+    Dissemination,
     FlowDual,
     Late,
     Path,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
     Path: latency,
     SpreadTail: spreads_late,
+    Dissemination: disseminated,
     SingleMachine: batches,
     CutDual: cut_dual,
     FlowDual: flow_dual,
@@ -88,7 +91,7 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
     match witness:
         case Path():
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
-        case Border():
+        case Border() | Dissemination():
             return witness.ranks <= ranks
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks

@@ -104,9 +104,7 @@ class Facts:
     @property
     def spreads_alike(self) -> bool:
         """Whether chunks of one size, or what is added to sums, spread over links from one rank to one."""
-        return not (
-            self.multi or self.made_at or len(set(self.units)) != 1 or (self.sums and self.in_network)
-        )
+        return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 
     def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
         """When each link can carry a chunk first, of some of one size and where each starts."""

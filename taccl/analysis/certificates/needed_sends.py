@@ -100,11 +100,10 @@ class NeededSends:
     def spreads_alike(self, *, in_network: bool) -> bool:
         """Whether chunks of one size spread, none made from another, over links from one rank to one rank.
 
-        So do contributions to sums, unless switches are granted to reduce.
+        So do contributions to sums. Switches that are granted to reduce and multicast bring them otherwise.
         """
-        sums = self.sums_for_all and in_network
         alike = len({kind.units for kind in self.classes}) == 1
-        return alike and self.single_ended and not self.problem.collective.derivations and not sums
+        return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     @cached_property
     def costs(self) -> Costs:

@@ -10,6 +10,9 @@ delayed source
 spread tail
     A node, or ranks or nodes without chunks at first, and how many of the last chunks that enter: they must
     still spread to all there that want them, from one rank to another.
+dissemination
+    A rank or a node: data of many ranks must come to a rank there, by merged sends that have no more of it
+    than their senders can have by then.
 single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -152,6 +155,17 @@ class SpreadTail(Witness):
         into = _ranks_shown(frozenset().union(*self.sets))
         into += f", in {len(self.sets)} sets," if len(self.sets) > 1 else ","
         return f"the last {chunks} to enter {into} which must then spread there"
+
+
+@dataclass(frozen=True, slots=True)
+class Dissemination(Witness):
+    """Ranks of which one wants data of many that are not among them."""
+
+    kind = proves = "dissemination"
+    ranks: frozenset[int]
+
+    def describe(self, topology: Topology) -> str:
+        return f"how soon a rank of {_ranks_shown(self.ranks)} can have all that it lacks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,95 @@
+"""Checks dissemination: how soon a rank can have data of so many others, send by send."""
+
+# m ranks whose data is in a send
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.witnesses import Dissemination
+
+#: What never comes.
+NEVER = 2**61
+
+#: When senders can have data of so many ranks; None is when those who are entered can.
+Known = list[int] | None
+
+
+def disseminated(facts: Facts, witness: Dissemination) -> int:
+    """When data of all ranks outside that one of the set wants can have come there; 0 says nothing."""
+    if not facts.spreads_alike or facts.sums or facts.divisible:
+        return 0
+    wanted: dict[int, set[int]] = defaultdict(set)
+    for data in facts.collective.chunks:
+        if len(data.origins) == 1:
+            for rank in data.destinations:
+                wanted[rank].update(data.origins)
+    number = max((len(wanted[rank] - witness.ranks) for rank in witness.ranks), default=0)
+    links = facts.topology.links
+    entering = [e for e in facts.allowed if links[e].dst in witness.ranks]
+    border = _fastest(facts, [e for e in entering if links[e].src not in witness.ranks])
+    inside = _fastest(facts, [e for e in entering if links[e].src in witness.ranks])
+    anywhere = _learnt([(way, None) for way in _fastest(facts, facts.allowed)], [0, 0], number)
+    ways: list[tuple[Passage, Known]] = [(way, anywhere) for way in border]
+    return _learnt([*ways, *((way, None) for way in inside)], [0], number)[number]
+
+
+def _fastest(facts: Facts, links: list[int]) -> list[Passage]:
+    """Passages into a rank that is entered no slower than any: the best of all first ones, and so on."""
+    into: dict[int, list[int]] = defaultdict(list)
+    for e in links:
+        into[facts.topology.links[e].dst].append(e)
+    places: dict[int, list[Passage]] = defaultdict(list)
+    for some in into.values():
+        ways = passages(facts, some, dict.fromkeys(some, 0))
+        ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))
+        for place, way in enumerate(ways):
+            places[place].append(way)
+    return [
+        Passage(
+            alpha=min(way.alpha for way in some),
+            beta=min(way.beta for way in some),
+            most=max(way.most for way in some),
+            release=0,
+            before=min(way.before for way in some),
+            before_most=0,
+            after=tuple(
+                min(after for way in some for after in way.after[m:])
+                for m in range(max(way.most for way in some))
+            ),
+            after_most=0,
+        )
+        for some in places.values()
+    ]
+
+
+def _learnt(ways: list[tuple[Passage, Known]], had: list[int], number: int) -> list[int]:
+    """By number of ranks: when data of so many can be at one that is entered in such ways.
+
+    - `had`: The first of these.
+    """
+    when = list(had)
+    passed = [[0] for _ in ways]  # when the sends that brought so much have left each way
+    came: list[list[int]] = [[] for _ in ways]  # when so much has come
+
+    def best(place: int, m_in_all: int) -> tuple[int, int]:
+        way, known = ways[place]
+        senders = when if known is None else known
+        found = [(NEVER, NEVER)]
+        for m in range(1, min(way.most, m_in_all, len(senders) - 1) + 1):
+            begin = max(senders[m] + way.before, passed[place][m_in_all - m])
+            found.append((begin + way.alpha + m * way.beta, begin + way.after[m - 1]))
+        return min(left for left, _ in found), min(over for _, over in found)
+
+    for i in range(1, number + 1):
+        for place in range(len(ways)):
+            left, over = best(place, i)
+            passed[place].append(left)
+            came[place].append(over)
+        when.append(sorted(over for some in came for over in some)[i - 1])
+        for place, (_, known) in enumerate(ways):
+            if known is None:  # some rank has so much now, which it may send on
+                passed[place][i], came[place][i - 1] = best(place, i)
+    return when

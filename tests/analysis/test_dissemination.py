@@ -1,0 +1,115 @@
+"""Dissemination: merged sends bring no more than their senders have; derived by hand, and tried."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.dissemination import dissemination_bounds
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.witnesses import Dissemination
+from taccl.synthesis.synthesize import synthesize
+from tests.fuzzing import cases, some
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import joined, merged, problem_of
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+
+def claims(problem: Problem) -> list[Fraction]:
+    """What is said, in microseconds, of ranks and of nodes."""
+    found = dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
+
+
+@pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
+def test_what_ranks_have_doubles(name: str) -> None:
+    """Four ranks: two have been heard of after 1 + 1 us, four after 1 + 2 more; three chunks at once take 4."""
+    problem = merged(joined([0] * 4), name, 4)
+    assert claims(problem) == [5]
+    bound = lower_bound(problem)
+    assert (bound.bound, bound.kind) == (5, "dissemination")
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert synthesize(problem).schedule.finish == 5
+
+
+def test_sends_of_one_chunk_come_one_by_one() -> None:
+    """Of two chunks at most: 2, then 3 us for three more; of one there is nothing to say."""
+    assert claims(merged(joined([0] * 5), "allgather", 2)) == [7]
+    assert claims(merged(joined([0] * 5), "allgather", 1)) == []
+
+
+def test_what_other_nodes_have_comes_late() -> None:
+    """From three ranks of another node, 20 us away: after 2 us they have two chunks, after 4 three.
+
+    All three at once come at 4 + 20 + 3; one after the other, through a port, at 21, 22 and 23 us.
+    """
+    problem = merged(joined([0, 0, 0, 1, 1, 1], far=20), "allgather", 3)
+    assert max(claims(problem)) == 23
+
+
+def test_the_certificate_says_what_it_is() -> None:
+    """In words, and as plain values."""
+    bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
+    assert bound.witness_text == "how soon a rank of rank 0 can have all that it lacks"
+    assert bound.to_dict()["witness"] == {"kind": "dissemination", "ranks": [0]}
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 1, 2, 3), (9,)])
+def test_other_ranks_prove_nothing(ranks: tuple[int, ...]) -> None:
+    """None, all, and one that is not there."""
+    bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
+    assert not replace(bound, witness=Dissemination(frozenset(ranks))).check()
+
+
+def random_merged(seed: int) -> Problem:
+    """On two to four ranks in up to two nodes, some of whose links merge."""
+    rng = random.Random(f"dissemination {seed}")
+    nodes = rng.choice(([0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]))
+    topology = joined(
+        nodes,
+        alpha=rng.choice((1, 2)),
+        beta=rng.choice((1, 1, 2)),
+        far=rng.choice((1, 2, 3)),
+        shared=rng.random() < 0.5,
+    )
+    name = rng.choice(("allgather", "allgather", "alltoall", "gather", "reduce_scatter"))
+    collective = collectives.make(name, len(nodes))
+    merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.8)
+    return problem_of(topology, collective, max_merge=rng.choice((2, 3, 4)), merging=merging)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_dissemination_is_above_the_optimum() -> None:
+    """It holds, is proven, and one tick above the optimum is never."""
+    compared = 0
+    for seed in cases("dissemination against the optimum", few=12, many=500):
+        problem = random_merged(seed)
+        found = list(dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False))
+        base = lower_bound(problem)
+        for ticks, limits, witness in found:
+            bound = Fraction(ticks, problem.costs.ticks_per_us)
+            claim = replace(base, bound=bound, kind="dissemination", limits=limits, witness=witness)
+            assert claim.check(), seed
+        try:
+            optimum = optimal_ticks(
+                problem, least=int(base.bound * problem.costs.ticks_per_us) - 2, max_states=4000
+            )
+        except TooLarge:
+            continue
+        compared += 1
+        assert max((ticks for ticks, _, _ in found), default=0) <= optimum, seed
+        above = Fraction(optimum + 1, problem.costs.ticks_per_us)
+        for _, _, witness in found:
+            assert not replace(base, bound=above, witness=witness).check(), seed
+    assert compared > some(2, 20)
