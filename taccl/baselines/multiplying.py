@@ -16,6 +16,7 @@ import heapq
 import math
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -249,6 +250,22 @@ class _Steps:
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
+    def _bound_for(self, digits: tuple[Digit, ...], step: int, rank: int, keeps: bool) -> frozenset[int]:
+        """The chunks whose destination reads like a rank in the digits of all steps so far.
+
+        Straight only what is for the rank itself goes; it keeps what is for its node.
+        """
+        done = digits[: step + 1]
+        if not done[0].weight:
+            done = (Digit(True, len(self.grid), 1), *done[1:])
+            if not (step or keeps):
+                done = (*done, Digit(False, self.grid.shape[1], 1))
+        return self._reading_alike(done)[self.numbers(done)[rank]]
+
+    @kept
+    def _reading_alike(self, digits: tuple[Digit, ...]) -> dict[int, frozenset[int]]:
+        return {part: frozenset(chunks) for part, chunks in self.chunks_of(digits).items()}
+
     @kept
     def numbers(self, digits: tuple[Digit, ...]) -> list[int]:
         """Of every rank, what its place reads in some digits, the lowest first."""
@@ -271,9 +288,14 @@ class _Steps:
     def schedule(self, plan: Plan, parts: int) -> Schedule:
         """All steps of a plan; of sums each message in so many parts, all first parts first."""
         if not self.sums or self.straight in plan.scattered:
-            steps = [self.turns(digit) for digit in reversed(plan.scattered)]
+            digits = plan.scattered[::-1]
             first = "scatter" if self.sums else "gather"
-            return exchange(self.problem, [steps], producer=f"multiplying ({plan.named(first)})")
+            return exchange(
+                self.problem,
+                [[self.turns(digit) for digit in digits]],
+                producer=f"multiplying ({plan.named(first)})",
+                bound_for=partial(self._bound_for, digits) if self.to_one and not self.sums else None,
+            )
         named = NamedSteps(self.problem)
         summed: list[tuple[int, ...]] = [(rank,) for rank in range(len(self.place))]
         done: tuple[Digit, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 #: Step by step, in turns: the partner of every rank.
 Steps = list[list[list[int]]]
+
+#: The chunks that go to a rank in the step of a number, or that it keeps for later ones; None for all.
+BoundFor = Callable[[int, int, bool], Collection[int] | None]
 
 
 @checked
@@ -64,9 +68,14 @@ def require_power_of_two(problem: Problem, *, baseline: str) -> None:
         )
 
 
-def exchange(problem: Problem, parts: Sequence[Steps], *, producer: str) -> Schedule:
-    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own."""
-    return run(problem, partial(_spread, parts=parts, producer=producer))
+def exchange(
+    problem: Problem, parts: Sequence[Steps], *, producer: str, bound_for: BoundFor | None = None
+) -> Schedule:
+    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own.
+
+    - `bound_for`: The chunks that, in the step of a number, go to a rank, or that it keeps. Default: all.
+    """
+    return run(problem, partial(_spread, parts=parts, producer=producer, bound_for=bound_for))
 
 
 def doubling(problem: Problem, steps: Steps, *, producer: str) -> Schedule:
@@ -96,13 +105,20 @@ def _fastest_order(problem: Problem) -> Schedule:
     return both_orders(problem, steps, name="recursive")
 
 
-def _spread(problem: Problem, *, parts: Sequence[Steps], producer: str) -> Schedule:
+def _spread(
+    problem: Problem, *, parts: Sequence[Steps], producer: str, bound_for: BoundFor | None
+) -> Schedule:
     spread = Spread(problem)
     starts = chunks_of_starts(problem)
     held = [[chunks[part :: len(parts)] for chunks in starts] for part in range(len(parts))]
-    for step in zip(*parts, strict=True):
+    for number, step in enumerate(zip(*parts, strict=True)):
+
+        def bound(chunks: list[int], rank: int, *, keeps: bool = False, number: int = number) -> list[int]:
+            some = None if bound_for is None else bound_for(number, rank, keeps)
+            return chunks if some is None else [c for c in chunks if c in some]
+
         spread.step(
-            (chunks, rank, partners[rank])
+            (bound(chunks, partners[rank]), rank, partners[rank])
             for turns, of_part in zip(step, held, strict=True)
             for partners in turns
             for rank, chunks in enumerate(of_part)
@@ -110,7 +126,10 @@ def _spread(problem: Problem, *, parts: Sequence[Steps], producer: str) -> Sched
         # What a rank held longest goes first in the next step.
         held = [
             [
-                [*chunks, *(c for partners in turns for c in of_part[partners[rank]])]
+                [
+                    *bound(chunks, rank, keeps=True),
+                    *(c for partners in turns for c in bound(of_part[partners[rank]], rank)),
+                ]
                 for rank, chunks in enumerate(of_part)
             ]
             for turns, of_part in zip(step, held, strict=True)
