@@ -14,7 +14,6 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.errors import InputError
 from taccl.memo import kept
-from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.balanced import search_balanced
 from taccl.topology.recognise import dimensions
 
@@ -51,7 +50,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     - `share`: Of the time that is left, which they may take.
     """
     problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
-    if not _may_compete(problem, search.parameters) or isinstance(search.best, CompactSchedule):
+    if not _may_compete(problem, search.parameters):
         late = _balanced_s(problem, search.parameters) > max(
             search.deadline.left_s, portfolio.balanced_least_s
         )

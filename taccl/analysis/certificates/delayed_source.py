@@ -23,6 +23,7 @@ from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.spread_tail import Spread
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
+from taccl.deadline import Deadline
 from taccl.units import format_count
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
@@ -46,7 +47,9 @@ def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[
     starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
     turned = turned_round(demand.problem) if len(starts) < len(ends) else None
     if turned is not None:
-        yield from _bounds(NeededSends(turned), backwards=True)
+        backwards = NeededSends(turned)
+        backwards.deadline = demand.deadline
+        yield from _bounds(backwards, backwards=True)
 
 
 def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
@@ -61,7 +64,8 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         if not late or late in tried:
             continue
         tried.add(late)
-        found = _bound(_Late(demand, costs, late), backwards=backwards)
+        demand.deadline.check()
+        found = _bound(_Late(demand, costs, late), backwards=backwards, deadline=demand.deadline)
         if found is None:
             continue
         ticks, missing, total, witness = found
@@ -187,8 +191,11 @@ def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints, list[tuple[fr
     return wanted, demand.first_uses(starts), kinds
 
 
-def _bound(late: _Late, *, backwards: bool) -> tuple[int, int, int, DelayedSource] | None:
-    """(ticks, entries that are missing, all entries, witness); None where nothing can be said."""
+def _bound(late: _Late, *, backwards: bool, deadline: Deadline) -> tuple[int, int, int, DelayedSource] | None:
+    """(ticks, entries that are missing, all entries, witness); None where nothing can be said.
+
+    What was found by the deadline is what there is.
+    """
     gates = (late.early, late.onward, late.enter, late.inside, late.direct)
     if not late.total or not all(each.hold.all() for each in gates):  # some gate lets all pass at once
         return None
@@ -196,6 +203,8 @@ def _bound(late: _Late, *, backwards: bool) -> tuple[int, int, int, DelayedSourc
     best: tuple[int, int, int, DelayedSource] | None = None
     missed, since, longest = 0, FOREVER, late.rest(late.total, 0)
     for _ in range(_MOST_SINCE):
+        if best is not None and deadline.has_passed:
+            break
         since = first_tick(lambda s: late.missing(fed_at, s)[0] <= missed, since) - 1  # noqa: B023  used at once
         if since < 0 or (best is not None and since + longest <= best[0]):
             break

@@ -39,6 +39,7 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     spread = _Spread(demand, num)
     for name, sets in demand.families:
         for ranks in demand.different(sets):
+            demand.deadline.check()
             number = max(len(wanted.get(rank, set()) - ranks) for rank in ranks)
             if number > 1:
                 node = demand.topology.node_of_rank[min(ranks)]

@@ -62,6 +62,7 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
             if name == "node":
                 choices.setdefault(empty, f"empty {name}s one by one")
     for sets, into in choices.items():
+        demand.deadline.check()
         sizes, release, first = _entering(demand, sets)
         spreads = max(sizes, default=0) > 1
         spread = Spread.of(demand.costs, sets, release, first) if spreads else None
