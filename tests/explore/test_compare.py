@@ -298,7 +298,7 @@ def test_ctrl_c_ends_every_process(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         statuses = process.stdout.read().splitlines()[-1].split(",")
         assert process.wait(timeout=20) == 0
-    assert statuses.count("found") >= 1
+    assert {"found", "proven"} & set(statuses)
     assert statuses.count("not run") >= 4
     deadline = time.monotonic() + 10
     while list(folder.glob("taccl-*")) and time.monotonic() < deadline:

@@ -22,11 +22,9 @@ from taccl.units import format_count
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Of every rank, and every node, that no symmetry takes to an earlier one."""
-    if (
-        demand.sums_for_all
-        or not demand.costs.merges.any()
-        or not demand.spreads_alike(in_network=in_network)
-    ):
+    if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
+        return
+    if not demand.costs.merges.any():
         return
     wanted: dict[int, set[int]] = {}
     for data, *_ in demand.classes:
