@@ -175,6 +175,20 @@ def test_what_enters_at_one_rank_is_far_from_others() -> None:
     assert bound.check()
 
 
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("nodes", [[0, 0, 0, 0], [0, 0, 1, 1]])
+def test_a_rank_without_links_is_in_no_way(nodes: list[int], most: int) -> None:
+    """The last one here; two chunks go round the three others, 2 us for two links and 1 behind them."""
+    builder = TopologyBuilder("apart", nodes)
+    for rank in range(3):
+        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=1)
+    merging = frozenset(range(3))
+    problem = problem_of(builder.build(), custom(4, [([0], [1, 2])] * 2), max_merge=most, merging=merging)
+    bound = lower_bound(problem)
+    assert bound.bound == 3
+    assert bound.check()
+
+
 @pytest.mark.parametrize("ranks", [5, 8])
 def test_what_starts_at_one_rank_doubles(ranks: int) -> None:
     """Three rounds, of 1 us each: 2, 4, 8 ranks."""

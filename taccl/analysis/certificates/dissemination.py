@@ -57,7 +57,7 @@ class _Spread:
 
     def into(self, ranks: frozenset[int], number: int) -> int:
         """When a rank of a set can have data of so many ranks outside it."""
-        inner = np.zeros(int(max(self._costs.src.max(), self._costs.dst.max())) + 1, dtype=bool)
+        inner = np.zeros(self._costs.num_ranks, dtype=bool)
         inner[list(ranks)] = True
         leaves, enters = inner[self._costs.src[self._links]], inner[self._costs.dst[self._links]]
         border, inside = (_ways(self._costs, self._links[enters & some]) for some in (~leaves, leaves))

@@ -41,6 +41,7 @@ class Costs:
         self.alpha, self.beta = costs.hold_alpha, costs.hold_beta * units
         self.link_alpha, self.link_beta = costs.link_alpha, costs.link_beta * units
         self.src, self.dst = link_ends(problem.topology)
+        self.num_ranks = problem.topology.num_ranks
         self.max_merge = clauses.max_merge
         self.merges = np.zeros(len(self.src), dtype=bool)
         if clauses.max_merge > 1:

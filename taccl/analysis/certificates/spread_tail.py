@@ -133,7 +133,7 @@ class Spread:
 
         - `first`: The ranks outside that have something at first. Default: all, and no rank is waited for.
         """
-        label = np.full(int(max(costs.src.max(), costs.dst.max())) + 1, -1)
+        label = np.full(costs.num_ranks, -1)
         for i, ranks in enumerate(sets):
             label[list(ranks)] = i
         used, src, dst = release < FOREVER, label[costs.src], label[costs.dst]
