@@ -19,9 +19,12 @@ from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Claim, Dissemination
 from taccl.units import format_count
 
+#: Of so many ranks, and nodes, it is asked, those first that lack the most.
+_MOST_SETS = 8
+
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of every rank, and every node, that no symmetry takes to an earlier one."""
+    """Of some ranks, and nodes, that no symmetry takes to an earlier one."""
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     if not demand.costs.merges.any():
@@ -35,10 +38,14 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     if num < 2:
         return
     spread = _Spread(demand, num)
+
+    def lacking(ranks: frozenset[int]) -> int:
+        return max(len(wanted.get(rank, set()) - ranks) for rank in ranks)
+
     for name, sets in demand.families:
-        for ranks in demand.different(sets):
+        for ranks in sorted(demand.different(sets), key=lacking, reverse=True)[:_MOST_SETS]:
             demand.deadline.check()
-            number = max(len(wanted.get(rank, set()) - ranks) for rank in ranks)
+            number = lacking(ranks)
             if number > 1:
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"a rank of node {node}"
