@@ -186,3 +186,12 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
     code, out, _ = run("bound", "torus:4x4", *rest)
     assert code == 0
     assert out == run("bound", "--topology", "torus:4x4", *rest)[1]
+
+
+def test_chunks_that_may_merge_are_bounded_so(run_json):
+    """Where the number of chunks is open small ones merge in a node, and a schedule takes no less than the bound."""
+    words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
+    code, values = run_json("bound", *words)
+    assert code == 0
+    assert values["bound_us"] == pytest.approx(1.32)
+    assert run_json("bound", *words, "--chunks-per-rank", 1)[1]["bound_us"] > 4

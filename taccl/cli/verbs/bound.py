@@ -44,7 +44,12 @@ def run(options: Namespace) -> Answer:
     noun = held_by(options.sketch)
     if noun not in _OF_NOUN:
         need_collective(options)
-        return _bounded(problem_from_options(options), options)
+        from taccl.synthesis.suggesting.chunks import merged
+
+        problem = problem_from_options(options)
+        if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
+            problem = merged(problem) or problem
+        return _bounded(problem, options)
     for name in ("collective", "chunks_per_rank", "root", "roots", "cost_model", *_OF_NOUN[noun]):
         if getattr(options, name) is not None:
             said = f"found a {noun}, which says it itself; leave it out"
