@@ -16,6 +16,7 @@ from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.witnesses import Dissemination
 from taccl.synthesis.synthesize import synthesize
+from tests.analysis.claimed import claimed
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import joined, merged, problem_of
@@ -97,10 +98,7 @@ def test_no_dissemination_is_above_the_optimum() -> None:
         problem = random_merged(seed)
         found = list(dissemination_bounds(NeededSends(as_spreading(problem)), in_network=False))
         base = lower_bound(problem)
-        for ticks, limits, witness in found:
-            bound = Fraction(ticks, problem.costs.ticks_per_us)
-            claim = replace(base, bound=bound, kind="dissemination", limits=limits, witness=witness)
-            assert claim.check(), seed
+        assert all(claim.check() for claim in claimed(problem, found)), seed
         try:
             optimum = optimal_ticks(
                 problem, least=int(base.bound * problem.costs.ticks_per_us) - 2, max_states=4000

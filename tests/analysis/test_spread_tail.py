@@ -17,6 +17,7 @@ from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.witnesses import SpreadTail
 from taccl.topology.topology import TopologyBuilder
+from tests.analysis.claimed import claimed
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, full, problem_of, two_levels
@@ -317,10 +318,7 @@ def test_no_spread_tail_is_above_the_optimum(random_problem: Callable[[int], Pro
         problem = random_problem(seed)
         found = list(spread_tail_bounds(NeededSends(as_spreading(problem)), in_network=False))
         base = lower_bound(problem)
-        for ticks, limits, witness in found:
-            bound = Fraction(ticks, problem.costs.ticks_per_us)
-            claim = replace(base, bound=bound, kind="spread tail", limits=limits, witness=witness)
-            assert claim.check(), seed
+        assert all(claim.check() for claim in claimed(problem, found)), seed
         try:
             optimum = optimal_ticks(problem, max_states=400)
         except TooLarge:

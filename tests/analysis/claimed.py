@@ -1,0 +1,31 @@
+"""Claims of one finder as certificates of their own, whatever says the most of a problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.analysis.certificates.bounds import lower_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.certificates.witnesses import Claim
+    from taccl.problem import Problem
+
+
+def claimed(problem: Problem, found: Iterable[Claim]) -> list[Certificate]:
+    """Each claim as the bound of a certificate."""
+    base = lower_bound(problem)
+    return [
+        replace(
+            base,
+            bound=Fraction(claim.ticks, problem.costs.ticks_per_us),
+            kind=claim.kind,
+            limits=claim.limits,
+            witness=claim.witness,
+        )
+        for claim in found
+    ]
