@@ -12,6 +12,7 @@ from taccl.analysis.certificates.witnesses import (
     DelayedSource,
     Dissemination,
     FlowDual,
+    PairCounting,
     Path,
     SetCharge,
     SingleMachine,
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
-    kind = rng.choice(("path", "border", "late", "spread", "known", "single machine", "sets", "paths"))
+    kind = rng.choice(
+        ("path", "border", "late", "spread", "known", "pairs", "single machine", "sets", "paths")
+    )
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
     if kind == "border":
@@ -48,6 +51,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         )
     if kind == "known":
         return Dissemination(_some(rng, num_ranks))
+    if kind == "pairs":
+        return PairCounting(_some(rng, num_ranks))
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
         return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5)
@@ -79,7 +84,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             sets = [ranks ^ {rng.randrange(num_ranks)} for ranks in witness.sets]
             return replace(witness, sets=tuple(sets[: rng.randint(0, len(sets))]))
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
-    if isinstance(witness, Dissemination):
+    if isinstance(witness, Dissemination | PairCounting):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
     if isinstance(witness, DelayedSource):
         return _changed_delayed(witness, num_ranks, rng)

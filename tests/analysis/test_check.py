@@ -52,6 +52,7 @@ KINDS = (
     "delayed source",
     "spread tail",
     "dissemination",
+    "pair counting",
     "single machine",
     "throughput",
     "multicommodity",
@@ -69,6 +70,8 @@ def found() -> tuple[Certificate, ...]:
     certificates += [lower_bound(_one_way(), divisible=divisible) for divisible in (False, True)]
     certificates.append(lower_bound(problem_of(two_levels(4, local=2, nic=3), collectives.allgather(8))))
     certificates.append(lower_bound(merged(joined([0] * 4), "allgather", 4)))
+    far = two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined")
+    certificates.append(lower_bound(problem_of(far, collectives.allreduce(8))))
     three_nodes = two_levels(2, local=1, nic=3, num_nodes=3)
     certificates.append(lower_bound(problem_of(three_nodes, custom(6, [([0], range(6))] * 3))))
     return tuple(certificates)

@@ -27,6 +27,7 @@ from taccl.analysis.certificates.gates import passed_by
 from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, moments
 from taccl.analysis.certificates.single_machine import Job, machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
@@ -54,7 +55,7 @@ _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "delayed source", "dissemination",
+    "delayed source", "dissemination", "pair counting",
 )  # fmt: skip
 
 
@@ -169,6 +170,7 @@ def _claims(
             finders = [
                 partial(_counting, demand, in_network=in_network),
                 partial(dissemination_bounds, demand, in_network=in_network),
+                partial(pair_counting_bounds, demand, in_network=in_network),
                 partial(delayed_source_bounds, demand, in_network=in_network),
                 spread_tails,
                 *([machine, prices] if is_small else [prices, machine]),

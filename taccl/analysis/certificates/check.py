@@ -18,6 +18,7 @@ from taccl.analysis.certificates.check_borders import batches, crosses, latency
 from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_pair_counting import pairs_left
 from taccl.analysis.certificates.check_prices import cut_dual, flow_dual
 from taccl.analysis.certificates.check_spread_tail import spreads_late
 from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
@@ -28,6 +29,7 @@ from taccl.analysis.certificates.witnesses import (
     Dissemination,
     FlowDual,
     Late,
+    PairCounting,
     Path,
     SingleMachine,
     SpreadTail,
@@ -50,6 +52,7 @@ _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
 _PROVES: dict[type[Witness], Callable[[Facts, Any, Fraction], bool]] = {
     Border: crosses,
     DelayedSource: source_delayed,
+    PairCounting: pairs_left,
 }
 
 
@@ -91,7 +94,7 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
     match witness:
         case Path():
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
-        case Border() | Dissemination():
+        case Border() | Dissemination() | PairCounting():
             return witness.ranks <= ranks
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks

@@ -13,6 +13,9 @@ spread tail
 dissemination
     A rank or a node: data of many ranks must come to a rank there, by merged sends that have no more of it
     than their senders can have by then.
+pair counting
+    A rank or a node: each contribution from outside must come to each rank there that wants the sum, by sends
+    that bring no more of them than their senders can have, to no more ranks than time is left for.
 single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -166,6 +169,17 @@ class Dissemination(Witness):
 
     def describe(self, topology: Topology) -> str:
         return f"how soon a rank of {_ranks_shown(self.ranks)} can have all that it lacks"
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounting(Witness):
+    """Ranks that want sums of what others contribute."""
+
+    kind = proves = "pair counting"
+    ranks: frozenset[int]
+
+    def describe(self, topology: Topology) -> str:
+        return f"contributions that must come to each of {_ranks_shown(self.ranks)}, in few sends"
 
 
 @dataclass(frozen=True, slots=True)

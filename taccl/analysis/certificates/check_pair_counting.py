@@ -1,0 +1,82 @@
+"""Checks pair counting: how many contributions can come to how many ranks in time, send by send."""
+
+# n contributions in a send, k ranks that its data can reach
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from fractions import Fraction
+
+from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_gates import passages
+from taccl.analysis.certificates.check_spread_tail import fastest, reached
+from taccl.analysis.certificates.witnesses import PairCounting
+from taccl.schedule.combine import reduction_half
+
+#: What never comes.
+NEVER = 2**61
+#: More numbers than these, of contributions and of ranks, are rounded up to the next of as many.
+_STEPS = 12
+
+
+def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
+    """Whether a pair of a contribution and a rank is left in any schedule that ends before."""
+    if not facts.spreads_alike or not facts.sums or facts.divisible:
+        return False
+    links, inside = facts.topology.links, witness.ranks
+    number, most_added, most_wanted = 0, 0, 0
+    for data in facts.collective.chunks:
+        added, wanted = len(set(data.origins) - inside), len(inside.intersection(data.destinations))
+        number += added * wanted
+        most_added, most_wanted = max(most_added, added), max(most_wanted, wanted)
+    border = [e for e in facts.allowed if links[e].src not in inside and links[e].dst in inside]
+    ways = passages(facts, border, dict.fromkeys(border, 0))
+    if not number or not all(way.hold for way in ways):
+        return False
+    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    soonest = _soonest(turned, facts.allowed, most_added)
+    latest = _soonest(
+        facts, (e for e in facts.allowed if {links[e].src, links[e].dst} <= inside), most_wanted
+    )
+    last = math.ceil(ticks) - 1
+    passed: dict[tuple[int, int], int] = {}
+
+    def passing(start: int, end: int) -> int:
+        if (start, end) not in passed:
+            passed[start, end] = sum(way.between(start, end) for way in ways)
+        return passed[start, end]
+
+    # Sends that can serve so many pairs or more: they start late enough for n, and end early enough for k.
+    served = below = 0
+    for pairs in sorted({n * k for n in soonest for k in latest}):
+        spans: dict[int, int] = {}
+        for n, start in soonest.items():
+            end = max((last - after for k, after in latest.items() if n * k >= pairs), default=-1)
+            if end >= start and end > max(spans.values(), default=-1):
+                spans[start] = end
+        if spans:
+            one_by_one = sum(passing(start, end) for start, end in spans.items())
+            served += (pairs - below) * min(one_by_one, passing(min(spans), max(spans.values())))
+        below = pairs
+    return served < number
+
+
+def _soonest(facts: Facts, links: Iterable[int], most: int) -> dict[int, int]:
+    """By number: after how long a chunk can be at so many ranks, and at more than the number before."""
+    sending: dict[int, list[int]] = defaultdict(list)
+    for e in links:
+        sending[facts.topology.links[e].src].append(e)
+    fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
+    times = [ticks for ticks in reached(fast, [0], most) if ticks < NEVER]
+    steps: dict[int, int] = {}
+    shrink = len(set(times)) > _STEPS
+    number = 0
+    while number < len(times):
+        start = times[number]
+        number = min(int((number + 1) * most ** (1 / _STEPS)) if shrink else number + 1, len(times))
+        while number < len(times) and times[number] == times[number - 1]:
+            number += 1
+        steps[number] = start
+    return steps

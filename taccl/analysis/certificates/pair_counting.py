@@ -1,0 +1,112 @@
+"""Pair counting: each contribution must come to each rank that wants the sum, in few sends into a set.
+
+A pair is a rank outside a set of ranks that adds to a sum, and one of the set that wants it. The last send
+into the set on the way from the one to the other brings what its sender can have when it starts, to those
+that its data can reach before the end: the earlier it is, the less it brings, and the later, the fewer it
+serves.
+docs/formulation.md, "Pair counting".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from functools import cache
+
+import numpy as np
+
+from taccl.analysis.certificates.gates import (
+    FOREVER,
+    Costs,
+    fastest_senders,
+    first_tick,
+    gates_of,
+    waking,
+)
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.volume import crossing_links
+from taccl.analysis.certificates.witnesses import Claim, PairCounting
+from taccl.schedule.combine import reduction_half
+from taccl.units import format_count
+
+#: Of so many ranks, and nodes, it is asked.
+_MOST_SETS = 8
+#: Contributions that come, and ranks that are reached, one after another are rounded up to so many steps.
+_MOST_STEPS = 12
+
+
+def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Of some ranks, and nodes, that no symmetry takes to an earlier one."""
+    if not demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
+        return
+    for name, sets in demand.families:
+        for ranks in demand.different(sets)[:_MOST_SETS]:
+            demand.deadline.check()
+            pairs, ticks = _served(demand, ranks)
+            if pairs:
+                where = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
+                count = format_count(pairs, "pair")
+                what = f"{count} of a contribution and a rank of {name} {where} that needs it"
+                yield Claim(ticks, what, PairCounting(ranks))
+
+
+def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
+    """How many pairs there are, and when sends into a set can have served them all."""
+    problem, pairs, adding, wanting = demand.problem, 0, 0, 0
+    for (data, *_), count in demand.classes.items():
+        some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
+        pairs += count * some * wanted
+        adding, wanting = max(adding, some), max(wanting, wanted)
+    none = np.zeros(len(demand.costs.src), dtype=np.int64)
+    gates = gates_of(demand.costs, crossing_links(problem, (ranks,)), none, none)
+    if not pairs or not gates.hold.all():
+        return pairs, 0
+    backwards = Costs(reduction_half(problem), int(problem.costs.chunk_units[0]))
+    ends = demand.topology.links
+    inside = [e for e in demand.allowed if ranks.issuperset((ends[e].src, ends[e].dst))]
+    windows = _windows(_steps(backwards, demand.allowed, adding), _steps(demand.costs, inside, wanting))
+
+    def served(ticks: int) -> int:
+        @cache
+        def within(since: int, tail: int) -> int:
+            return int(gates.within(since, ticks - tail).sum())
+
+        return sum(
+            gain * min(sum(within(*window) for window in some), within(some[0][0], some[-1][1]))
+            for gain, some in windows
+        )
+
+    return pairs, first_tick(lambda ticks: served(ticks) >= pairs)
+
+
+def _steps(costs: Costs, links: Collection[int], num: int) -> list[tuple[int, int]]:
+    """(ticks, number): after how long a chunk can have come from one rank to so many, itself included."""
+    out = gates_of(costs, np.array(sorted(links), dtype=np.int64), costs.src, np.zeros_like(costs.src))
+    times = [ticks for ticks in waking(fastest_senders(out), [0], num) if ticks < FOREVER]
+    factor = 1 if len(set(times)) <= _MOST_STEPS else num ** (1 / _MOST_STEPS)
+    steps, number = [], 0
+    while number < len(times):
+        since, together = times[number], min(int((number + 1) * factor), len(times))
+        number = bisect_right(times, times[together - 1])
+        steps.append((since, number))
+    return steps
+
+
+def _windows(
+    collected: list[tuple[int, int]], spread: list[tuple[int, int]]
+) -> list[tuple[int, list[tuple[int, int]]]]:
+    """(gain, [(since, tail)]) by rising number of pairs that a send can serve.
+
+    It can serve `gain` more, above what is said before, if it lies in a window: starts at `since` at the
+    earliest, and ends `tail` before the end at the latest.
+    """
+    levels, before = [], 0
+    for pairs in sorted({brings * reaches for _, brings in collected for _, reaches in spread}):
+        some: list[tuple[int, int]] = []
+        for since, brings in collected:
+            tail = next((tail for tail, reaches in spread if brings * reaches >= pairs), None)
+            if tail is not None and (not some or tail < some[-1][1]):
+                some.append((since, tail))
+        levels.append((pairs - before, some))
+        before = pairs
+    return levels

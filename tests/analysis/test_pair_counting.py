@@ -1,0 +1,129 @@
+"""Pair counting: each contribution must come to each rank that wants the sum; derived by hand, and tried."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.pair_counting import pair_counting_bounds
+from taccl.analysis.certificates.readings import as_spreading
+from taccl.analysis.certificates.witnesses import PairCounting
+from taccl.baselines import multiplying, one_shot
+from taccl.synthesis.synthesize import synthesize
+from tests.analysis.claimed import claimed
+from tests.fuzzing import cases, some
+from tests.synthesis.brute_force import TooLarge
+from tests.synthesis.brute_force_apart import sums_by
+from tests.synthesis.small_problems import custom, joined, problem_of, two_levels
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+
+def claims(problem: Problem) -> list[Fraction]:
+    """What is said, in microseconds, of ranks and of nodes."""
+    found = pair_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in found]
+
+
+def test_what_is_sent_at_once_is_of_one_rank_only() -> None:
+    """Sends of 2 us: in 4 us a rank gets one contribution, and then two."""
+    problem = problem_of(joined([0] * 4), custom(4, [(range(4), range(4))], combining=True))
+    assert set(claims(problem)) == {4}
+    bound = lower_bound(problem)
+    assert bound.bound == 4 == synthesize(problem).schedule.finish
+
+
+def test_between_nodes_early_and_late_sends_serve_fewer() -> None:
+    """Of 16 pairs a send of 11 us serves four if it starts after 1 us and ends 1 us before the end.
+
+    In 15 us five can pass one behind the other, two of which serve but two; in 14 us four, and two of them.
+    """
+    problem = problem_of(
+        two_levels(2, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(4)
+    )
+    assert claims(problem)[-1] == 15
+
+
+def test_contributions_that_no_rank_outside_adds_make_no_pairs() -> None:
+    """A rank that adds alone, and one that wants nothing."""
+    problem = problem_of(joined([0] * 3), custom(3, [([0, 1], [0, 1])], combining=True))
+    assert set(claims(problem)) == {2}
+
+
+def test_what_is_no_sum_has_no_pairs() -> None:
+    """Nor have sums for one rank, which are bounded as what spreads from it."""
+    assert claims(problem_of(joined([0] * 3), collectives.allgather(3))) == []
+    assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
+
+
+def test_the_certificate_says_what_it_is_and_proves_no_more() -> None:
+    """In words, and as plain values."""
+    problem = problem_of(
+        two_levels(4, local=1, nic=1, alpha=10, meaning="pipelined"), collectives.allreduce(8)
+    )
+    bound = lower_bound(problem)
+    assert (bound.bound, bound.kind) == (21, "pair counting") and bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert bound.limits == "128 pairs of a contribution and a rank of node 0 that needs it"
+    assert bound.witness_text == "contributions that must come to each of ranks 0-3, in few sends"
+    assert bound.to_dict()["witness"] == {"kind": "pair counting", "ranks": [0, 1, 2, 3]}
+    for other in ((), range(8), (9,)):
+        assert not replace(bound, witness=PairCounting(frozenset(other))).check()
+
+
+def random_sums(seed: int, *, tiny: bool) -> Problem:
+    """Sums on up to four ranks, or up to nine, in nodes or not, some of which merge."""
+    rng = random.Random(f"pairs {seed}")
+    few = [[0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [0, 1, 1]]
+    more = [[0] * 5, [0] * 4 + [1] * 4, [0] * 3 + [1] * 3, [0, 0, 1, 1, 2, 2], [0] * 3 + [1] * 3 + [2] * 3]
+    nodes = rng.choice(few if tiny else more)
+    topology = joined(
+        nodes,
+        alpha=rng.choice((0, 1, 2)),
+        beta=rng.choice((1, 1, 2)),
+        far=rng.choice((1, 2, 3)) if tiny else rng.choice((1, 3, 10, 30)),
+        shared=rng.random() < 0.5,
+    )
+    n, chunks = len(nodes), rng.choice((1, 1, 2) if tiny else (1, 2, len(nodes), 2 * len(nodes)))
+    everyone = range(n)
+    ends = [everyone if rng.random() < 0.7 else sorted(rng.sample(everyone, 2)) for _ in range(chunks)]
+    collective = custom(n, [(everyone, some if tiny else everyone) for some in ends], combining=True)
+    merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
+    return problem_of(topology, collective, max_merge=rng.choice((1, 2, 4)), merging=merging)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_way_to_add_beats_the_pairs() -> None:
+    """Of tiny problems all ways to add are tried; each claim is proven."""
+    decided = 0
+    for seed in cases("pair counting, over all ways to add", few=12, many=600):
+        problem = random_sums(seed, tiny=True)
+        found = list(pair_counting_bounds(NeededSends(problem), in_network=False))
+        assert all(claim.check() for claim in claimed(problem, found)), seed
+        try:
+            assert not sums_by(problem, max(ticks for ticks, *_ in found) - 1, max_states=4000), seed
+        except TooLarge:
+            continue
+        decided += 1
+    assert decided > some(3, 40)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_schedule_beats_the_pairs() -> None:
+    """On up to nine ranks, of sums made at many of them."""
+    for seed in cases("pair counting against schedules", few=12, many=600):
+        problem = random_sums(seed, tiny=False)
+        found = list(pair_counting_bounds(NeededSends(problem), in_network=False))
+        assert all(claim.check() for claim in claimed(problem, found)), seed
+        best = min(make(problem, cut=False).finish_ticks for make in (multiplying, one_shot))
+        assert max(ticks for ticks, *_ in found) <= best, seed
