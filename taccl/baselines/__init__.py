@@ -14,12 +14,10 @@ from taccl.baselines.hierarchical import hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
 from taccl.baselines.nccl import nccl, nccl_choices
-from taccl.baselines.one_shot import one_shot
-from taccl.baselines.pairwise import pairwise
-from taccl.baselines.recursive import recursive
+from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.swing import bine, swing
+from taccl.baselines.straight import one_shot, pairwise
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
 

@@ -13,11 +13,11 @@ from taccl.baselines.cycles import find_rings
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
 from taccl.baselines.ring import pass_round
 from taccl.baselines.spread import (
-    Spread,
+    Steps,
     chunks_of_starts,
     fastest,
-    fastest_form,
     require_no_derivations,
+    run,
 )
 from taccl.errors import CollectiveError
 from taccl.schedule.pattern import ticks_of
@@ -152,12 +152,15 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
             f"{' or '.join(map(str, sizes))} ranks; use ring",
             where="baseline",
         )
-    forms = [partial(_two_levels, inside=each) for each in ("ring", "direct")]
-    return cut_while_it_pays(problem, partial(fastest_form, forms=forms), cut=cut)
+
+    def made(problem: Problem) -> Schedule:
+        return fastest(run(problem, partial(_two_levels, inside=each)) for each in ("ring", "direct"))
+
+    return cut_while_it_pays(problem, made, cut=cut)
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Schedule:
-    topology, spread = problem.topology, Spread(problem)
+    topology, spread = problem.topology, Steps(problem)
     nodes, size = topology.ranks_of_node, len(topology.ranks_of_node[0])
     starts = chunks_of_starts(problem)
     columns = [[ranks[local] for ranks in nodes] for local in range(size)]

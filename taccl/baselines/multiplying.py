@@ -23,10 +23,9 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
-from taccl.baselines.one_shot import NamedSteps
 from taccl.baselines.recursive import exchange
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import fastest, require_no_derivations
+from taccl.baselines.spread import Steps, after_exchange, fastest, require_no_derivations
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
 from taccl.memo import kept
@@ -250,11 +249,15 @@ class _Steps:
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
-    def _bound_for(self, digits: tuple[Digit, ...], step: int, rank: int, keeps: bool) -> frozenset[int]:
-        """The chunks whose destination reads like a rank in the digits of all steps so far.
+    def _bound_for(
+        self, digits: tuple[Digit, ...], step: int, rank: int, keeps: bool
+    ) -> frozenset[int] | None:
+        """The chunks whose destination reads like a rank in the digits of all steps so far; None for all.
 
         Straight only what is for the rank itself goes; it keeps what is for its node.
         """
+        if self.sums or not self.to_one:
+            return None
         done = digits[: step + 1]
         if not done[0].weight:
             done = (Digit(True, len(self.grid), 1), *done[1:])
@@ -294,35 +297,31 @@ class _Steps:
                 self.problem,
                 [[self.turns(digit) for digit in digits]],
                 producer=f"multiplying ({plan.named(first)})",
-                bound_for=partial(self._bound_for, digits) if self.to_one and not self.sums else None,
+                bound_for=partial(self._bound_for, digits),
             )
-        named = NamedSteps(self.problem)
+        named = Steps(self.problem)
         summed: list[tuple[int, ...]] = [(rank,) for rank in range(len(self.place))]
         done: tuple[Digit, ...] = ()
 
         def step(digit: Digit, *, of_destination: bool = False) -> None:
             number, chunks = self.numbers(done), self.chunks_of(done)
             named.step(
-                (chunks[number[dst if of_destination else src]][part::parts], src, dst, summed[src])
-                for part in range(parts)
-                for turn in self.turns(digit)
-                for src, dst in enumerate(turn)
+                (
+                    (chunks[number[dst if of_destination else src]][part::parts], src, dst)
+                    for part in range(parts)
+                    for turn in self.turns(digit)
+                    for src, dst in enumerate(turn)
+                ),
+                summed,
             )
-
-        def added(digit: Digit) -> list[tuple[int, ...]]:
-            turns = self.turns(digit)
-            return [
-                (*ranks, *(more for turn in turns for more in summed[turn[rank]]))
-                for rank, ranks in enumerate(summed)
-            ]
 
         for digit in plan.scattered:
             done = (*done, digit)
             step(digit, of_destination=True)
-            summed = added(digit)
+            summed = after_exchange(summed, self.turns(digit))
         for digit in plan.summed:
             step(digit)
-            summed = added(digit)
+            summed = after_exchange(summed, self.turns(digit))
         while done and not self.to_one:
             step(done[-1])
             done = done[:-1]

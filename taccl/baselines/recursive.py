@@ -1,4 +1,9 @@
-"""Recursive doubling, and halving as its reverse."""
+"""Recursive doubling, swing and bine trees: ranks exchange all they hold with one partner a step.
+
+Halving is doubling as its reverse. The partner of step s of recursive doubling is ``2**s`` away; that of
+swing and bine comes, of an even rank, ``1 - 2 + 4 - ... (-2)**s`` after it, and of an odd rank as far before
+it: a third less far, and on alternate sides.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,18 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
-from taccl.baselines.one_shot import NamedSteps, sums_everywhere
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest, require_no_derivations, run
+from taccl.baselines.spread import (
+    Steps,
+    after_exchange,
+    chunks_of_starts,
+    fastest,
+    require_no_derivations,
+    run,
+)
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -17,9 +30,10 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
 
 #: Step by step, in turns: the partner of every rank.
-Steps = list[list[list[int]]]
+Partners = list[list[list[int]]]
 
 #: The chunks that go to a rank in the step of a number, or that it keeps for later ones; None for all.
 BoundFor = Callable[[int, int, bool], Collection[int] | None]
@@ -53,11 +67,103 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH",
     International Journal of High Performance Computing Applications 19 (2005).
     """
-    require_power_of_two(problem, baseline="recursive")
-    return cut_while_it_pays(problem, _fastest_order, cut=cut)
+    _require_power_of_two(problem, baseline="recursive")
+    ranks = range(problem.topology.num_ranks)
+    steps = [[[rank ^ (1 << bit) for rank in ranks]] for bit in range(len(ranks).bit_length() - 1)]
+    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="recursive"), cut=cut)
 
 
-def require_power_of_two(problem: Problem, *, baseline: str) -> None:
+@checked
+def swing(problem: Problem, *, cut: bool = True) -> Schedule:
+    """A schedule in which ranks exchange with partners that swing from one side to the other, log2 of them.
+
+    One half of the chunks goes to partners on the one side first, the other half on the other, so that both
+    directions of a ring are used. On several nodes of one size, nodes and ranks in a node make a grid, as a
+    torus cut into nodes by its rows does: partners are by turns in another node and in the same, and the
+    chunks have four parts. They spread to far partners first, and sums come from near ones first, as what is
+    exchanged with near partners is most. An allreduce is done so, or, where that is faster, by exchanging
+    all of what was summed so far. The sketch is left aside, but for merging.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`; chunks are cut so that there are some for every part.
+
+    Raises
+    ------
+    CollectiveError, TopologyError
+        As in `recursive`.
+
+    References
+    ----------
+    D. De Sensi, T. Bonato, D. Saam and T. Hoefler, "Swing: short-cutting rings for higher bandwidth
+    allreduce", NSDI 2024, arXiv:2401.09356.
+    """
+    _require_power_of_two(problem, baseline="swing")
+    parts = _parts(problem.topology)
+
+    def swung(problem: Problem) -> Schedule:
+        schedules = [exchange(problem, [steps[::-1] for steps in parts], producer="swing")]
+        if _sums_everywhere(problem):
+            schedules.append(doubling(problem, parts[0], producer="swing doubling"))
+        return fastest(schedules)
+
+    return cut_while_it_pays(problem, swung, cut=cut)
+
+
+@checked
+def bine(problem: Problem, *, cut: bool = True) -> Schedule:
+    """A schedule in which chunks go along binomial trees whose edges are short: those of negabinary numbers.
+
+    The trees of all roots together are exchanges with the partners of `swing`, near or far ones first: the
+    faster is returned, and its `producer` names it. Of an allreduce doublings are tried, too, as in
+    `recursive`. The sketch is left aside, but for merging.
+
+    Parameters
+    ----------
+    problem, cut
+        As in `ring`.
+
+    Raises
+    ------
+    CollectiveError, TopologyError
+        As in `recursive`.
+
+    References
+    ----------
+    D. De Sensi et al., "Bine trees: enhancing collective operations by optimizing communication locality",
+    SC 2025, arXiv:2508.17311.
+    """
+    _require_power_of_two(problem, baseline="bine")
+    size = problem.topology.num_ranks
+    steps = [[[swing_partner(r, step, size) for r in range(size)]] for step in range(size.bit_length() - 1)]
+    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="bine"), cut=cut)
+
+
+def exchange(
+    problem: Problem, parts: Sequence[Partners], *, producer: str, bound_for: BoundFor = lambda *_: None
+) -> Schedule:
+    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own."""
+    return run(problem, partial(_spread, parts=parts, producer=producer, bound_for=bound_for))
+
+
+def doubling(problem: Problem, steps: Partners, *, producer: str) -> Schedule:
+    """An allreduce in which partners exchange all of what they summed so far."""
+    sums, chunks = Steps(problem), range(problem.collective.num_chunks)
+    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
+    for turns in steps:
+        sums.step([(chunks, *ends) for partners in turns for ends in enumerate(partners)], summed)
+        summed = after_exchange(summed, turns)
+    return sums.schedule(producer=producer)
+
+
+def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
+    """The place, of `size` on a ring, that exchanges with a place in a step."""
+    distance: int = sum((-2) ** i for i in range(step + 1))
+    return (place + (distance if place % 2 == mirrored else -distance)) % size
+
+
+def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
     """Raise `CollectiveError` unless ranks can be halved down to one, and chunks are not derived."""
     require_no_derivations(problem, baseline=baseline)
     num_ranks = problem.topology.num_ranks
@@ -68,53 +174,33 @@ def require_power_of_two(problem: Problem, *, baseline: str) -> None:
         )
 
 
-def exchange(
-    problem: Problem, parts: Sequence[Steps], *, producer: str, bound_for: BoundFor | None = None
-) -> Schedule:
-    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own.
-
-    - `bound_for`: The chunks that, in the step of a number, go to a rank, or that it keeps. Default: all.
-    """
-    return run(problem, partial(_spread, parts=parts, producer=producer, bound_for=bound_for))
-
-
-def doubling(problem: Problem, steps: Steps, *, producer: str) -> Schedule:
-    """An allreduce in which partners exchange all of what they summed so far."""
-    named, chunks = NamedSteps(problem), range(problem.collective.num_chunks)
-    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
-    for (partners,) in steps:
-        named.step([(chunks, rank, partners[rank], ranks) for rank, ranks in enumerate(summed)])
-        summed = [(*ranks, *summed[partners[rank]]) for rank, ranks in enumerate(summed)]
-    return named.schedule(producer=producer)
-
-
-def both_orders(problem: Problem, steps: Steps, *, name: str) -> Schedule:
+def _both_orders(problem: Problem, *, steps: Partners, name: str) -> Schedule:
     """The fastest of exchanges with near or far partners first; of an allreduce, doublings beside them."""
     orders = {"near partners first": steps, "far partners first": steps[::-1]}
     schedules = [exchange(problem, [each], producer=f"{name} ({order})") for order, each in orders.items()]
-    if sums_everywhere(problem):
+    if _sums_everywhere(problem):
         schedules += [
             doubling(problem, each, producer=f"{name} doubling ({order})") for order, each in orders.items()
         ]
     return fastest(schedules)
 
 
-def _fastest_order(problem: Problem) -> Schedule:
-    ranks = range(problem.topology.num_ranks)
-    steps = [[[rank ^ (1 << bit) for rank in ranks]] for bit in range(len(ranks).bit_length() - 1)]
-    return both_orders(problem, steps, name="recursive")
+def _sums_everywhere(problem: Problem) -> bool:
+    """Whether every rank contributes to every chunk and wants its sum."""
+    num_ranks, collective = problem.topology.num_ranks, problem.collective
+    return collective.sums_up and all(
+        len(c.origins) == len(c.destinations) == num_ranks for c in collective.chunks
+    )
 
 
-def _spread(
-    problem: Problem, *, parts: Sequence[Steps], producer: str, bound_for: BoundFor | None
-) -> Schedule:
-    spread = Spread(problem)
+def _spread(problem: Problem, *, parts: Sequence[Partners], producer: str, bound_for: BoundFor) -> Schedule:
+    spread = Steps(problem)
     starts = chunks_of_starts(problem)
     held = [[chunks[part :: len(parts)] for chunks in starts] for part in range(len(parts))]
     for number, step in enumerate(zip(*parts, strict=True)):
 
         def bound(chunks: list[int], rank: int, *, keeps: bool = False, number: int = number) -> list[int]:
-            some = None if bound_for is None else bound_for(number, rank, keeps)
+            some = bound_for(number, rank, keeps)
             return chunks if some is None else [c for c in chunks if c in some]
 
         spread.step(
@@ -135,3 +221,28 @@ def _spread(
             for turns, of_part in zip(step, held, strict=True)
         ]
     return spread.schedule(producer=producer)
+
+
+def _parts(topology: Topology) -> list[Partners]:
+    """The partners of each part: along every dimension first, and on either side."""
+    nodes = topology.ranks_of_node
+    is_even = len({len(ranks) for ranks in nodes}) == 1
+    grid = np.array(nodes if is_even else [range(topology.num_ranks)])
+    dims = [dim for dim in (1, 0) if grid.shape[dim] > 1] or [1]
+    parts: list[Partners] = []
+    for first in range(len(dims)):
+        by_turns = [*dims[first:], *dims[:first]]
+        steps = sorted(
+            (step, turn)
+            for turn, dim in enumerate(by_turns)
+            for step in range(grid.shape[dim].bit_length() - 1)
+        )
+        for mirrored in (False, True):
+            parts.append([])
+            for step, turn in steps:
+                size = grid.shape[by_turns[turn]]
+                places = [swing_partner(place, step, size, mirrored=mirrored) for place in range(size)]
+                partners = np.empty(grid.size, np.int64)
+                partners[grid] = grid.take(places, axis=by_turns[turn])
+                parts[-1].append([partners.tolist()])
+    return parts

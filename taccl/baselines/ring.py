@@ -10,7 +10,14 @@ from taccl.arguments import checked
 from taccl.baselines.cut import cut_chunks, cut_while_it_pays
 from taccl.baselines.cycles import find_rings, find_rings_apart
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import Spread, chunks_of_starts, fastest_form, require_everywhere, without_sketch
+from taccl.baselines.spread import (
+    Steps,
+    chunks_of_starts,
+    fastest,
+    require_everywhere,
+    run,
+    without_sketch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,12 +91,12 @@ def _fastest_rings(problem: Problem, *, find: FindRings, ways: tuple[int, ...], 
     )
     are_full = min(own[rank] for rank in range(problem.topology.num_ranks)) >= num_rings
     numbers = (None,) if are_full else (1, None)
-    return fastest_form(
-        problem, (partial(_go_round, find=find, max_rings=n, ways=way) for n in numbers for way in ways)
+    return fastest(
+        run(problem, partial(_go_round, find=find, max_rings=n, ways=way)) for n in numbers for way in ways
     )
 
 
-def pass_round(spread: Spread, rings: Sequence[LoadedRing], ways: int) -> None:
+def pass_round(spread: Steps, rings: Sequence[LoadedRing], ways: int) -> None:
     """Pass chunks round rings, all rings at once: one way, or (`ways` 2) half the ring each way."""
     longest = max((len(order) for order, _ in rings), default=0)
     for step in range(longest - 1):
@@ -107,7 +114,7 @@ def pass_round(spread: Spread, rings: Sequence[LoadedRing], ways: int) -> None:
 
 
 def _go_round(problem: Problem, *, find: FindRings, max_rings: int | None, ways: int) -> Schedule:
-    spread = Spread(problem)
+    spread = Steps(problem)
     rings = find(problem.topology, spread.routes)[:max_rings]
     slowest = [_slowest_step(spread, order) for order in rings]
     num_dealt = [0] * len(rings)
@@ -123,7 +130,7 @@ def _go_round(problem: Problem, *, find: FindRings, max_rings: int | None, ways:
     return spread.schedule(producer=f"ring ({number}, {'one way' if ways == 1 else 'both ways'})")
 
 
-def _slowest_step(spread: Spread, order: Sequence[int]) -> int:
+def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
     """What the slowest step of a ring takes, relays included; at least 1."""
     costs = spread.problem.costs
     units = int(costs.chunk_units.max(initial=1))

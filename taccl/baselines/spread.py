@@ -9,6 +9,7 @@ baseline describes its spreading half only.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,65 +26,77 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: A baseline of more transfers than this is refused: every one is a Python object, and takes its time.
+#: A baseline of more transfers than this is refused, and one that names what it adds up of more than half as
+#: many: every one is a Python object, and takes its time.
 _MOST_TRANSFERS = 2_000_000
 #: Up to so many it is seen as they are made whether there are too many.
 _FEW_TRANSFERS = 10_000
 
+#: Chunks that go over a link together where it merges, and of sums the ranks whose contributions are in them.
+Send = tuple["Sequence[int]", int, tuple[int, ...]]
 
-class Spread:
-    """The sends of a problem that does not combine, in the order in which they take their resources.
+
+class Steps:
+    """The sends of a problem, in the order in which they take their resources; none goes to a rank twice.
 
     `CollectiveError` says that there would be too many transfers, as soon as that is known.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.routes = problem, Routes(problem)
-        self._check_number(self._least_transfers())
-        self._holders = [set(chunk.origins) for chunk in problem.collective.chunks]
-        self._move: list[int] = []
-        self._chunk: list[int] = []
-        self._link: list[int] = []
-        self._num_moves = 0
+        check_number(problem, self._least_transfers())
+        self._sends: list[Send] = []
+        self._num_transfers = 0
+        #: What each rank has: chunks as they started, or sums of what some ranks contribute.
+        self._there: dict[tuple[int, tuple[int, ...]], set[int]] = defaultdict(set)
+        for c, chunk in enumerate(() if problem.collective.combining else problem.collective.chunks):
+            for rank in chunk.origins:
+                self._there[rank, ()].add(c)
 
-    def step(self, moves: Iterable[tuple[Sequence[int], int, int]]) -> None:
-        """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side."""
-        routed = [(chunks, self.routes.route(src, dst)) for chunks, src, dst in moves]
-        self._check_number(len(self._chunk))
-        for hop in range(max((len(route) for _, route in routed), default=0)):
-            for chunks, route in routed:
+    def step(
+        self, moves: Iterable[tuple[Sequence[int], int, int]], summed: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side.
+
+        - `summed`: Of sums, the ranks whose contributions are in what each rank sends.
+        """
+        sums = None if summed is None else [tuple(sorted(ranks)) for ranks in summed]
+        routed = [
+            (chunks, self.routes.route(src, dst), () if sums is None else sums[src])
+            for chunks, src, dst in moves
+        ]
+        check_number(self.problem, self._num_transfers)
+        for hop in range(max((len(route) for _, route, _ in routed), default=0)):
+            for chunks, route, ranks in routed:
                 if hop < len(route):
-                    self._send(chunks, route[hop])
+                    self._send(chunks, route[hop], ranks)
+
+    def _send(self, chunks: Sequence[int], link: int, ranks: tuple[int, ...]) -> None:
+        ends = self.problem.topology.links[link]
+        there = self._there[ends.dst, ranks]
+        new = [c for c in dict.fromkeys(chunks) if c not in there]
+        assert ranks or self._there[ends.src, ranks].issuperset(new), f"chunks {new} are not at {ends.src}"
+        there.update(new)
+        self._sends.append((new, link, ranks))
+        self._num_transfers += len(new)
 
     def schedule(self, *, producer: str) -> Schedule:
-        """The schedule of all steps, without the transfers that no destination needs."""
-        chunk, link, group = [], [], []
-        clauses = self.problem.clauses
-        filled: dict[int, int] = {}
-        group_of_move: dict[int, int] = {}
-        num_groups = 0
-        for t in self._needed():
-            move = self._move[t]
-            merges = clauses.max_merge if self._link[t] in clauses.merging else 1
-            if filled.get(move, merges) >= merges:
-                group_of_move[move], filled[move] = num_groups, 0
-                num_groups += 1
-            filled[move] += 1
-            chunk.append(self._chunk[t])
-            link.append(self._link[t])
-            group.append(group_of_move[move])
-        return exact_times(
-            self.problem, chunk=chunk, link=link, sequence=group, group=group, producer=producer
-        )
+        """The schedule of all steps; of chunks that are not summed, without what no destination needs."""
+        check_number(self.problem, self._num_transfers)
+        sends = self._sends if self.problem.collective.combining else self._needed()
+        return scheduled(self.problem, sends, producer=producer)
 
-    def _check_number(self, num_transfers: int) -> None:
-        if num_transfers > _MOST_TRANSFERS:
-            name = f"{self.problem.collective.name} on {self.problem.topology.name}"
-            raise CollectiveError(
-                f"{name} takes {num_transfers} transfers or more; expected at most {_MOST_TRANSFERS}: take "
-                "fewer ranks, or synthesize it, which lists transfers in less memory",
-                where="baseline",
-            )
+    def _needed(self) -> list[Send]:
+        """Sends that lead to a destination, in order; from the last, each needs the one that fed it."""
+        wanted = [set(chunk.destinations) for chunk in self.problem.collective.chunks]
+        needed: list[Send] = []
+        for chunks, link, ranks in reversed(self._sends):
+            ends = self.problem.topology.links[link]
+            some = [c for c in chunks if ends.dst in wanted[c]]
+            for c in some:
+                wanted[c].add(ends.src)
+            needed.append((some, link, ranks))
+        return needed[::-1]
 
     def _least_transfers(self) -> int:
         """No fewer transfers than this: every rank that lacks a chunk gets it, and a lone one from afar.
@@ -103,28 +116,43 @@ class Spread:
         beyond = np.where(np.isfinite(hops), hops, 1) - 1  # what has no route at all is refused later
         return arrivals + int(np.maximum(beyond, 0).sum())
 
-    def _send(self, chunks: Sequence[int], link: int) -> None:
-        ends = self.problem.topology.links[link]
-        for c in chunks:
-            if ends.dst in self._holders[c]:
-                continue
-            assert ends.src in self._holders[c], f"chunk {c} is not at rank {ends.src}"
-            self._holders[c].add(ends.dst)
-            self._move.append(self._num_moves)
-            self._chunk.append(c)
-            self._link.append(link)
-        self._num_moves += 1
 
-    def _needed(self) -> list[int]:
-        """Transfers that lead to a destination, in order; from the last, each needs the one that fed it."""
-        wanted = [set(chunk.destinations) for chunk in self.problem.collective.chunks]
-        needed = []
-        for t in reversed(range(len(self._chunk))):
-            ends, c = self.problem.topology.links[self._link[t]], self._chunk[t]
-            if ends.dst in wanted[c]:
-                wanted[c].add(ends.src)
-                needed.append(t)
-        return needed[::-1]
+def scheduled(problem: Problem, sends: Sequence[Send], *, producer: str) -> Schedule:
+    """The schedule of sends in order; the chunks of one travel together where the link merges."""
+    clauses = problem.clauses
+    chunk, link, group, carried = [], [], [], []
+    num_groups = 0
+    for chunks, over, ranks in sends:
+        most = clauses.max_merge if over in clauses.merging else 1
+        for i, c in enumerate(chunks):
+            num_groups += i % most == 0
+            chunk.append(c)
+            link.append(over)
+            group.append(num_groups)
+            carried.append(ranks)
+    return exact_times(
+        problem, chunk=chunk, link=link, sequence=group, group=group,
+        contributions=carried if problem.collective.combining else None, producer=producer,
+    )  # fmt: skip
+
+
+def check_number(problem: Problem, num_transfers: int) -> None:
+    """Raise `CollectiveError` if a baseline has too many transfers."""
+    most = _MOST_TRANSFERS // (2 if problem.collective.combining else 1)
+    if num_transfers > most:
+        raise CollectiveError(
+            f"{problem.title} takes {num_transfers} transfers or more; expected at most {most}: take fewer "
+            "ranks or another baseline, or synthesize it, which lists transfers in less memory",
+            where="baseline",
+        )
+
+
+def after_exchange(summed: Sequence[Sequence[int]], turns: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Whose contributions each rank has added up once it has those of another rank in every turn."""
+    return [
+        (*ranks, *(more for turn in turns for more in summed[turn[rank]]))
+        for rank, ranks in enumerate(summed)
+    ]
 
 
 def run(
@@ -157,11 +185,6 @@ def run(
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
     """The schedule that finishes first; of equals, the first."""
     return min(schedules, key=lambda schedule: schedule.finish_ticks)
-
-
-def fastest_form(problem: Problem, forms: Iterable[Callable[[Problem], Schedule]]) -> Schedule:
-    """The schedule that finishes first, of several ways to spread."""
-    return fastest(run(problem, form) for form in forms)
 
 
 def without_sketch(problem: Problem) -> Problem:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.cycles import find_rings_apart
-from taccl.baselines.spread import Spread, fastest, require_everywhere, run
+from taccl.baselines.spread import Steps, fastest, require_everywhere, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
 
 def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
     """Even chunks go down their root's first tree, odd ones down the second; in one node, chains in turn."""
-    spread, num_ranks = Spread(problem), problem.topology.num_ranks
+    spread, num_ranks = Steps(problem), problem.topology.num_ranks
     is_chain = members == "nodes" and problem.topology.num_nodes == 1
     orders = find_rings_apart(problem.topology, spread.routes) if is_chain else []
     chunks_of_tree: dict[tuple[int, int], list[int]] = {}

@@ -9,8 +9,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import bine, recursive, swing
-from taccl.baselines.recursive import doubling
-from taccl.baselines.swing import swing_partner
+from taccl.baselines.recursive import doubling, swing_partner
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics, machines

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import taccl
 from taccl import collectives
-from taccl.baselines.pairwise import pairwise
-from taccl.baselines.ring import ring
+from taccl.baselines import pairwise, ring
 from taccl.errors import CollectiveError, InfeasibleError, InputError, TopologyError
 from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.synthesis.large import schedule_large, suits
