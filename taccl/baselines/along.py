@@ -13,11 +13,10 @@ import numpy as np
 from taccl.baselines.forms import Pace
 from taccl.baselines.passages import plan_along
 from taccl.baselines.spread import fastest
-from taccl.collectives import make
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError
 from taccl.schedule.compact import CompactSchedule
-from taccl.schedule.implicit import IMPLICIT_COLLECTIVES, ImplicitSchedule
+from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, Pattern
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric
@@ -234,21 +233,3 @@ def _merged(plan: Plan, problem: Problem, producer: str) -> Schedule:
     return exact_times(
         problem, chunk=chunk, link=link, sequence=sequence, group=group, reduce=reduce, producer=producer
     )
-
-
-def require_plain(problem: Problem, dims: Dimensions) -> None:
-    """Raise `CollectiveError` unless a problem is a whole collective that goes along dimensions."""
-    collective = problem.collective
-    if dims.num_ranks != collective.num_ranks:
-        raise CollectiveError(
-            f"found dimensions of {dims.num_ranks} ranks; expected {collective.num_ranks}", where="dimensions"
-        )
-    known = collective.name in IMPLICIT_COLLECTIVES and len(set(problem.chunk_bytes)) == 1
-    if not known or collective != make(
-        collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank
-    ):
-        raise CollectiveError(
-            f"found {collective.name} of chunks of its own; expected a whole "
-            f"{', '.join(IMPLICIT_COLLECTIVES)}: use another baseline, or synthesize it",
-            where="dimensions",
-        )

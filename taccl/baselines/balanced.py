@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.along import listed_along, require_plain
+from taccl.baselines.along import listed_along
 from taccl.baselines.cut import cut_while_it_pays
+from taccl.collectives import make
 from taccl.errors import CollectiveError, TopologyError
+from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.topology.recognise import dimensions
 
 if TYPE_CHECKING:
@@ -106,10 +108,22 @@ def orders_of(dims: Dimensions, total: Sequence[float]) -> list[tuple[int, ...]]
 
 
 def dimensions_of(problem: Problem, *, baseline: str) -> Dimensions:
-    """The dimensions of a problem's topology; `CollectiveError` where it has none, or needs other steps."""
+    """The dimensions of a problem's topology, for a whole collective that goes along them.
+
+    `CollectiveError` where there are none, or it is another.
+    """
     try:
         dims = dimensions(problem.topology)
     except TopologyError as error:
         raise CollectiveError(error.message, where=baseline) from None
-    require_plain(problem, dims)
+    collective = problem.collective
+    known = collective.name in IMPLICIT_COLLECTIVES and len(set(problem.chunk_bytes)) == 1
+    if not known or collective != make(
+        collective.name, collective.num_ranks, chunks_per_rank=collective.chunks_per_rank
+    ):
+        raise CollectiveError(
+            f"found {collective.name} of chunks of its own; expected a whole "
+            f"{', '.join(IMPLICIT_COLLECTIVES)}: use another baseline, or synthesize it",
+            where="dimensions",
+        )
     return dims

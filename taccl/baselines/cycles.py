@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
@@ -26,18 +25,6 @@ _MAX_VISITS = 20_000
 _MAX_RINGS = 8
 #: How many sets of rings that share nothing are tried: the first is nearly always as large as can be.
 _TRIES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """A ring in local ranks: every node is walked along one path, then left for the next.
-
-    `steps` has, per local rank, the ticks of the slowest link of any node to others; `closings` those from
-    the last to the first of a walk: into the next node, or to the ring's own start where there is one node.
-    """
-
-    steps: tuple[dict[int, int], ...]
-    closings: dict[tuple[int, int], int]
 
 
 def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
@@ -88,9 +75,7 @@ def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
         used: set[int] = set()
         shuffled = random.Random(seed)
         while len(rings) < _MAX_RINGS:
-            path = _search(
-                _pattern(topology, topology.ranks_of_node, routes, used, set(), alternate=False), shuffled
-            )
+            path = _search(topology, topology.ranks_of_node, routes, used, set(), shuffled=shuffled)
             if path is None:
                 break
             rings.append([topology.ranks_of_node[0][local] for local in path])
@@ -123,25 +108,27 @@ def _next_ring(
 ) -> list[int] | None:
     """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
-        path = _search(_pattern(topology, nodes, routes, links, resources, alternate=alternate))
+        path = _search(topology, nodes, routes, links, resources, alternate=alternate)
         if path is not None:
             walks = [path[::-1] if alternate and n % 2 else path for n in range(len(nodes))]
             return [ranks[local] for ranks, walk in zip(nodes, walks, strict=True) for local in walk]
     return None
 
 
-def _pattern(
+def _search(
     topology: Topology,
     nodes: Nodes,
     routes: Routes,
     links: set[int],
     resources: set[int],
     *,
-    alternate: bool,
-) -> _Pattern:
-    """The steps that every node has; if they alternate, every other node is walked the other way round.
+    alternate: bool = False,
+    shuffled: random.Random | None = None,
+) -> list[int] | None:
+    """A walk of local ranks, then left for the next node, whose slowest step is as fast as the search finds.
 
-    (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
+    All nodes have its steps; None without one. If they alternate, every other node is walked the other way
+    round. (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
     """
     size = len(nodes[0])
 
@@ -164,37 +151,31 @@ def _pattern(
 
     pairs = list(product(range(size), repeat=2))
     steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
+    #: From the last of a walk to the first: of the next node, or to where the ring begins.
     closings = steps
     if len(nodes) > 1:
         closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
-    return _Pattern(
-        tuple({b: steps[a, b] for b in range(size) if (a, b) in steps} for a in range(size)), closings
-    )
-
-
-def _search(pattern: _Pattern, shuffled: random.Random | None = None) -> list[int] | None:
-    """A walk of all local ranks whose slowest step is as fast as the search finds; None without one."""
-    step_costs = sorted({ticks for steps in pattern.steps for ticks in steps.values()} or {0})
-    closing_costs = sorted(set(pattern.closings.values()))
-    for step_limit in step_costs:
+    closing_costs = sorted(set(closings.values()))
+    for step_limit in sorted({*steps.values()} or {0}):
+        ways: list[set[int]] = [set() for _ in range(size)]
+        for (a, b), ticks in steps.items():
+            if ticks <= step_limit:
+                ways[a].add(b)
         for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
-            path = _walk(pattern, step_limit, closing_limit, shuffled)
+            closing = {pair for pair, ticks in closings.items() if ticks <= closing_limit}
+            path = _walk(ways, closing, shuffled)
             if path is not None:
                 return path
     return None
 
 
 def _walk(
-    pattern: _Pattern, step_limit: int, closing_limit: int, shuffled: random.Random | None
+    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None
 ) -> list[int] | None:
     """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule); the others by number.
 
     Or by chance, if `shuffled` is given.
     """
-    size = len(pattern.steps)
-    ways = [{b for b, ticks in steps.items() if ticks <= step_limit} for steps in pattern.steps]
-    closing = {pair for pair, ticks in pattern.closings.items() if ticks <= closing_limit}
-    starts = sorted({first for _, first in closing})
     visits = 0
 
     def onward(rank: int, visited: set[int]) -> Iterator[int]:
@@ -203,11 +184,11 @@ def _walk(
             shuffled.shuffle(left)
         return iter(sorted(left, key=lambda b: len(ways[b] - visited)))
 
-    for start in starts:
+    for start in sorted({first for _, first in closing}):
         path, visited = [start], {start}
         branches = [onward(start, visited)]
         while path:
-            if len(path) == size and (path[-1], start) in closing:
+            if len(path) == len(ways) and (path[-1], start) in closing:
                 return path
             following = next(branches[-1], None)
             visits += 1

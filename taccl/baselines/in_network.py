@@ -12,13 +12,13 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.baselines.cut import cut_while_it_pays
 from taccl.errors import CollectiveError
+from taccl.memo import kept
 from taccl.schedule.timing import exact_times
 from taccl.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.collective import Chunk
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -87,31 +87,30 @@ def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:
     `CollectiveError` says that there are none.
     """
     data = problem.collective.chunks[chunk]
-    known: dict[tuple[tuple[int, ...], ...], tuple[int | None, int | None]]
-    known = problem.memo.setdefault("in-network", {})
-    ends = data.origins, data.destinations
-    if ends not in known:
-        known[ends] = _links_for(problem, data)
-    if known[ends] == (None, None) and not data.is_met(is_sum=problem.collective.sums_up):
+    found = _links_for(problem, data.origins, data.destinations)
+    if found == (None, None) and not data.is_met(is_sum=problem.collective.sums_up):
         raise CollectiveError(
             f"no switch adds and multicasts what chunk {chunk} of {problem.title} needs; expected one that "
             "reduces among just the ranks that contribute",
             where="in-network",
         )
-    return known[ends]
+    return found
 
 
-def _links_for(problem: Problem, data: Chunk) -> tuple[int | None, int | None]:
-    links, is_sum = problem.topology.links, problem.collective.sums_up and len(data.origins) > 1
+@kept
+def _links_for(
+    problem: Problem, origins: tuple[int, ...], destinations: tuple[int, ...]
+) -> tuple[int | None, int | None]:
+    links, is_sum = problem.topology.links, problem.collective.sums_up and len(origins) > 1
     into: dict[int, int] = {}
     out_of: dict[int, int] = {}
     for e in shared_links(problem.topology):
-        if len(links[e].dsts) == 1 and {*data.origins} - {links[e].dst} == {*links[e].srcs}:
+        if len(links[e].dsts) == 1 and {*origins} - {links[e].dst} == {*links[e].srcs}:
             into[links[e].dst] = e
-        if len(links[e].srcs) == 1 and {*data.destinations} <= {links[e].src, *links[e].dsts}:
+        if len(links[e].srcs) == 1 and {*destinations} <= {links[e].src, *links[e].dsts}:
             out_of[links[e].src] = e
-    wanted = set(data.destinations)
-    for root in sorted(into if is_sum else data.origins, key=lambda rank: (wanted != {rank}, rank)):
+    wanted = set(destinations)
+    for root in sorted(into if is_sum else origins, key=lambda rank: (wanted != {rank}, rank)):
         spreads = wanted != {root}
         if not problem.collective.derivations and (root in out_of and len(wanted) > 1 if spreads else is_sum):
             return into[root] if is_sum else None, out_of[root] if spreads else None

@@ -55,35 +55,35 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     version 2.4.
     """
     require_everywhere(problem, baseline="tree")
-    several = problem.topology.num_nodes > 1
-    return cut_while_it_pays(problem, partial(_both_trees, nodes=several, ranks=True), cut=cut)
+    members = ("nodes", "ranks") if problem.topology.num_nodes > 1 else ("ranks",)
+    return cut_while_it_pays(problem, partial(_both_trees, members=members), cut=cut)
 
 
 def tree_of_nodes(problem: Problem, *, cut: bool = True) -> Schedule:
     """The same, but always trees of nodes with a chain inside each: of a single node, the chain."""
     require_everywhere(problem, baseline="tree")
-    return cut_while_it_pays(problem, partial(_both_trees, nodes=True, ranks=False), cut=cut)
+    return cut_while_it_pays(problem, partial(_both_trees, members=("nodes",)), cut=cut)
 
 
-def _both_trees(problem: Problem, *, nodes: bool, ranks: bool) -> Schedule:
+def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
     topology, chunks = problem.topology, problem.collective.chunks
     is_allreduce = all(len(chunk.destinations) == topology.num_ranks for chunk in chunks)
     first = topology.ranks_of_node[0]
     # Ranks half a node apart use different network cards where there are several; all ranks, all.
-    forms: list[tuple[str, tuple[int, ...]]] = [
-        ("nodes", (first[0], first[len(first) // 2])),
-        ("nodes", first),
-    ]
-    forms = [*(forms if nodes else ()), *([("ranks", (0,))] if ranks else ())]
+    heads_of: dict[str, list[tuple[int, ...]]] = {
+        "nodes": [(first[0], first[len(first) // 2]), first],
+        "ranks": [(0,)],
+    }
     return fastest(
         run(
             problem,
-            partial(_descend, members=members),
+            partial(_descend, members=each),
             # Turned round, the last chunk goes up first; so that it can go down first, send it last.
-            backwards=partial(_descend, members=members, last_first=True),
+            backwards=partial(_descend, members=each, last_first=True),
             roots=[heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None,
         )
-        for members, heads in forms
+        for each in members
+        for heads in heads_of[each]
     )
 
 
