@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from taccl.errors import TopologyError
 from taccl.topology.machines import SHAPES
-from taccl.topology.parts import add_internode, add_node, check_num_links, check_ranks
+from taccl.topology.parts import LinkCost, add_internode, add_nodes, check_num_links, check_ranks
 from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
@@ -44,12 +44,8 @@ def described_machine(file: TopologyFile, default_name: str) -> Topology:
         alpha_meaning=file.alpha_meaning,
         launch_us=file.launch_us or Fraction(0),
     )
-    for number in range(num_nodes):
-        add_node(
-            builder, range(number * size, (number + 1) * size), pairs, switch=f"switch of node {number}",
-            alpha_us=node.alpha_us, betas_us_per_mb={count: node.rate() / count for count in (1, 2)},
-            overhead_us=node.overhead_us, reduces=node.reduces,
-        )  # fmt: skip
+    costs = {count: LinkCost(node.alpha_us, node.rate() / count, node.overhead_us) for count in (1, 2)}
+    add_nodes(builder, num_nodes, size, pairs, costs, switch="switch", reduces=node.reduces)
     if joined:
         assert nics is not None
         assert network is not None
@@ -113,19 +109,12 @@ def _add_network(
     beta = nics.rate() / cards_in_one
     uplink_beta = beta * oversubscription / num_cards
     first = len(builder.links)
+    # What no card could do at its full rate alone is as slow as the node's uplink.
+    cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
     add_internode(
-        builder,
-        num_nodes,
-        size,
-        joined,
-        nic_of_place=nic_of_gpu,
-        alpha_us=nics.alpha_us,
-        # What no card could do at its full rate alone is as slow as the node's uplink.
-        beta_us_per_mb=max(beta, uplink_beta),
-        nic_alpha_us=min(nics.overhead_us, nics.alpha_us),
-        overhead_us=nics.overhead_us,
-        link_name="network",
-    )
+        builder, num_nodes, size, joined, cost, nic_of_place=nic_of_gpu,
+        nic_alpha_us=min(nics.overhead_us, nics.alpha_us), link_name="network",
+    )  # fmt: skip
     if oversubscription == 1:
         return
     uplinks = [builder.add_resource(f"uplink of node {number}") for number in range(num_nodes)]

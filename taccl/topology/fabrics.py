@@ -14,6 +14,7 @@ from math import prod
 from taccl.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import (
+    LinkCost,
     add_crossbar,
     beta_of_bandwidth,
     check_count,
@@ -182,14 +183,12 @@ def star(
     builder = start_fabric(
         "star", (num_ranks,), num_ranks, num_ranks * (num_ranks - 1), alpha_meaning, ranks_per_node
     )
-    add_crossbar(
-        builder,
-        range(num_ranks),
-        name="switch",
-        alpha_us=exact_cost(alpha_us, where="star: alpha_us"),
-        beta_us_per_mb=beta_of_bandwidth(bandwidth_gb_per_s, where="star: bandwidth_gb_per_s"),
-        overhead_us=None if overhead_us is None else exact_cost(overhead_us, where="star: overhead_us"),
+    cost = LinkCost(
+        exact_cost(alpha_us, where="star: alpha_us"),
+        beta_of_bandwidth(bandwidth_gb_per_s, where="star: bandwidth_gb_per_s"),
+        None if overhead_us is None else exact_cost(overhead_us, where="star: overhead_us"),
     )
+    add_crossbar(builder, range(num_ranks), cost, name="switch")
     return builder.build()
 
 

@@ -16,7 +16,7 @@ from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology import registry
 from taccl.topology.described import described_machine
-from taccl.topology.parts import add_crossbar, check_num_links, check_ranks, links_among
+from taccl.topology.parts import LinkCost, add_crossbar, check_num_links, check_ranks, links_among
 from taccl.topology.topology import OTHER_SIDE, Hold, Resource, TopologyBuilder
 
 if TYPE_CHECKING:
@@ -183,10 +183,8 @@ def _node_of_rank(file: TopologyFile) -> list[int]:
 def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
     if switch.has_rate:
         check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
-        add_crossbar(
-            builder, switch.ranks, name=switch.name, alpha_us=switch.alpha_us, beta_us_per_mb=switch.rate(),
-            overhead_us=switch.overhead_us, reduces=switch.reduces,
-        )  # fmt: skip
+        cost = LinkCost(switch.alpha_us, switch.rate(), switch.overhead_us)
+        add_crossbar(builder, switch.ranks, cost, name=switch.name, reduces=switch.reduces)
     else:
         links = links_among(builder.links, switch.ranks)
         builder.add_switch(switch.name, switch.ranks, links, reduces=switch.reduces)

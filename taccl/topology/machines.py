@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.in_network import PROFILES as SWITCHES
-from taccl.topology.parts import add_internode, add_node, check_num_links
+from taccl.topology.parts import LinkCost, add_internode, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
@@ -185,23 +185,20 @@ def _build(
         protocol=values.protocol,
         launch_us=values.launch_us,
     )
-    betas = {1: values[f"{kind}_beta_us_per_mb"]}
+    alpha_us, overhead_us = values[f"{kind}_alpha_us"], values.overhead_us(between=False)
+    costs = {1: LinkCost(alpha_us, values[f"{kind}_beta_us_per_mb"], overhead_us)}
     if 2 in shape.pairs.values():
-        betas[2] = values[f"{kind}_double_beta_us_per_mb"]
-    for node in range(nodes):
-        add_node(
-            builder, range(node * size, (node + 1) * size), shape.pairs,
-            switch=f"{shape.joint} of node {node}", alpha_us=values[f"{kind}_alpha_us"],
-            betas_us_per_mb=betas, overhead_us=values.overhead_us(between=False), link_name=shape.joint,
-            reduces=SWITCHES[shape.nvls] if nvls else None,
-        )  # fmt: skip
+        costs[2] = LinkCost(alpha_us, values[f"{kind}_double_beta_us_per_mb"], overhead_us)
+    add_nodes(
+        builder, nodes, size, shape.pairs, costs,
+        switch=shape.joint, link_name=shape.joint, reduces=SWITCHES[shape.nvls] if nvls else None,
+    )  # fmt: skip
     if nodes > 1:
+        network = values["internode_alpha_us"], values["internode_beta_us_per_mb"]
         add_internode(
-            builder, nodes, size, joined,
+            builder, nodes, size, joined, LinkCost(*network, values.overhead_us(between=True)),
             nic_of_place={i: i // shape.ranks_per_nic for i in range(size)},
-            alpha_us=values["internode_alpha_us"], beta_us_per_mb=values["internode_beta_us_per_mb"],
-            nic_alpha_us=values["nic_alpha_us"], overhead_us=values.overhead_us(between=True),
-            link_name=shape.network,
+            nic_alpha_us=values["nic_alpha_us"], link_name=shape.network,
         )  # fmt: skip
     topology = builder.build()
     topology.memo["profile"] = values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import permutations, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.arguments import quoted, whole_number
 from taccl.errors import InputError, TopologyError
@@ -22,6 +22,14 @@ OVERHEAD_US = Fraction("0.02")
 """Our choice: of alpha, a message keeps a port, a card or a link of a machine busy for at most so long."""
 MAX_LINKS = 1_000_000
 """More links than this are refused: they take about 1 GB, and most of a minute to build."""
+
+
+class LinkCost(NamedTuple):
+    """What a send over a link takes, and the part of alpha that keeps the link busy; None for all of it."""
+
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    overhead_us: Fraction | None = None
 
 
 def exact_cost(value: int | float | str | Fraction, *, where: str) -> Fraction:
@@ -105,52 +113,40 @@ def check_num_links(num_links: int, *, where: str) -> None:
 def add_crossbar(
     builder: TopologyBuilder,
     ranks: Sequence[int],
+    cost: LinkCost,
     *,
     name: str,
-    alpha_us: Fraction,
-    beta_us_per_mb: Fraction,
-    overhead_us: Fraction | None = None,
     link_name: str = "",
     reduces: InNetwork | None = None,
-) -> list[int]:
+) -> None:
     """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
 
     A send holds the source's port out and the destination's port in for as long as it holds its own link:
     with its alpha, or the overhead that is part of it, where alpha occupies, without where it pipelines. A
     rank thus sends to one rank at a time, and receives from one rank at a time. A switch that `reduces` has
-    links of several ends as well, which are returned (`add_aggregation`).
+    links of several ends as well (`add_aggregation`).
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
     links = []
     for src, dst in permutations(ranks, 2):
-        link = builder.add_link(
-            src, dst, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
-            name=link_name or name,
-        )  # fmt: skip
-        held_us, _ = builder.links[link].held_us(builder.alpha_meaning, overhead_us)
+        link = builder.add_link(src, dst, **cost._asdict(), name=link_name or name)
+        held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
         hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_us)
         links.append(link)
-    several: list[int] = []
     if reduces is not None:
-        several = add_aggregation(
-            builder, port_out, port_in, reduces=reduces, name=name,
-            alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb, overhead_us=overhead_us,
-        )  # fmt: skip
-    builder.add_switch(name, ranks, [*links, *several], reduces=reduces)
-    return several
+        links += add_aggregation(builder, port_out, port_in, cost, reduces=reduces, name=name)
+    builder.add_switch(name, ranks, links, reduces=reduces)
 
 
 def add_aggregation(
     builder: TopologyBuilder,
     port_out: Mapping[int, int],
     port_in: Mapping[int, int],
+    cost: LinkCost,
     *,
     reduces: InNetwork,
     name: str,
-    alpha_us: Fraction,
-    beta_us_per_mb: Fraction,
-    overhead_us: Fraction | None = None,
     slowest_us_per_mb: Fraction = Fraction(0),
     groups: Sequence[Sequence[int]] = (),
 ) -> list[int]:
@@ -162,13 +158,13 @@ def add_aggregation(
 
     - `port_out`, `port_in` (mapping of int to int): The resource that each rank's sends, and what it
       receives, hold at the switch.
-    - `alpha_us`, `beta_us_per_mb`: Of a send from one rank to another through the switch.
+    - `cost`: Of a send from one rank to another through the switch.
     - `slowest_us_per_mb`: Of what else is on the way, which the links are no faster than.
 
     Returns the links: rank by rank, the one that adds and the one that multicasts.
     """
-    port_beta = beta_us_per_mb / Fraction(reduces.efficiency)
-    alpha = alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
+    port_beta = cost.beta_us_per_mb / Fraction(reduces.efficiency)
+    alpha = cost.alpha_us if reduces.rtt_us is None else Fraction(reduces.rtt_us) / 2
     pool_beta = reduces.pool_beta_us_per_mb
     pool = None if pool_beta is None or len(port_out) < 3 else builder.add_resource(f"pool ({name})")
     links = []
@@ -180,10 +176,9 @@ def add_aggregation(
             # What the pool cannot keep up with is as slow as the pool.
             pooled = Fraction(0) if pool_beta is None or not adds else pool_beta
             beta = max(port_beta, pooled, slowest_us_per_mb)
-            link = builder.add_link(
-                srcs, dsts, alpha_us=alpha, beta_us_per_mb=beta, overhead_us=overhead_us, name=name
-            )
-            held_us, _ = builder.links[link].held_us(builder.alpha_meaning, overhead_us)
+            each = LinkCost(alpha, beta, cost.overhead_us)
+            link = builder.add_link(srcs, dsts, **each._asdict(), name=name)
+            held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
             for src in srcs:
                 builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=port_beta)
             # Sums of a slow pool arrive evenly all the while; what that takes of a port is counted at once.
@@ -196,36 +191,32 @@ def add_aggregation(
     return links
 
 
-def add_node(
+def add_nodes(
     builder: TopologyBuilder,
-    ranks: Sequence[int],
+    num_nodes: int,
+    size: int,
     pairs: Mapping[tuple[int, int], int],
+    costs: Mapping[int, LinkCost],
     *,
     switch: str,
-    alpha_us: Fraction,
-    betas_us_per_mb: Mapping[int, Fraction],
-    overhead_us: Fraction | None,
     link_name: str = "",
     reduces: InNetwork | None = None,
 ) -> None:
-    """Join the ranks of a node pair by pair, or by a switch where there are no pairs.
+    """Join the ranks of every node pair by pair, or by a switch where there are no pairs.
 
-    - `pairs` (mapping of (int, int) to int): How many links join two places in `ranks`.
-    - `switch`: Its name.
-    - `betas_us_per_mb` (mapping of int to Fraction): Of so many links together.
+    - `pairs` (mapping of (int, int) to int): How many links join two places in a node.
+    - `costs` (mapping of int to LinkCost): Of so many links together.
+    - `switch`: What it is called.
     """
-    if not pairs and len(ranks) > 1:
-        add_crossbar(
-            builder, ranks, name=switch, alpha_us=alpha_us, beta_us_per_mb=betas_us_per_mb[1],
-            overhead_us=overhead_us, link_name=link_name, reduces=reduces,
-        )  # fmt: skip
-    for (a, b), count in sorted(pairs.items()):
-        name = f"{link_name} x{count}" if link_name and count > 1 else link_name
-        for src, dst in ((a, b), (b, a)):
-            builder.add_link(
-                ranks[src], ranks[dst], alpha_us=alpha_us, beta_us_per_mb=betas_us_per_mb[count],
-                overhead_us=overhead_us, name=name,
-            )  # fmt: skip
+    for node in range(num_nodes):
+        first = node * size
+        if not pairs and size > 1:
+            ranks, name = range(first, first + size), f"{switch} of node {node}"
+            add_crossbar(builder, ranks, costs[1], name=name, link_name=link_name, reduces=reduces)
+        for (a, b), count in sorted(pairs.items()):
+            name = f"{link_name} x{count}" if link_name and count > 1 else link_name
+            for src, dst in ((a, b), (b, a)):
+                builder.add_link(first + src, first + dst, **costs[count]._asdict(), name=name)
 
 
 def add_internode(
@@ -233,12 +224,10 @@ def add_internode(
     num_nodes: int,
     size: int,
     joined: Iterable[tuple[int, int]],
+    cost: LinkCost,
     *,
     nic_of_place: Mapping[int, int],
-    alpha_us: Fraction,
-    beta_us_per_mb: Fraction,
     nic_alpha_us: Fraction,
-    overhead_us: Fraction | None,
     link_name: str,
 ) -> None:
     """Join nodes of equal size: a link for every two places that are `joined`, at the rate of their NICs.
@@ -253,10 +242,7 @@ def add_internode(
         for way in ("egress", "ingress")
     )
     for (a, b), (i, j) in product(permutations(range(num_nodes), 2), joined):
-        link = builder.add_link(
-            a * size + i, b * size + j, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb,
-            overhead_us=overhead_us, name=link_name,
-        )  # fmt: skip
+        link = builder.add_link(a * size + i, b * size + j, **cost._asdict(), name=link_name)
         ends = egress[a, nic_of_place[i]], ingress[b, nic_of_place[j]]
         hold_ends(builder, link, *ends, alpha_us=nic_alpha_us)
 

@@ -21,7 +21,7 @@ from taccl.arguments import checked_as, quoted
 from taccl.errors import InputError, TopologyError
 from taccl.names import did_you_mean, matching
 from taccl.topology.fabrics import ALPHA_US, start_fabric
-from taccl.topology.parts import add_crossbar, check_count, exact_cost
+from taccl.topology.parts import LinkCost, add_crossbar, check_count, exact_cost
 from taccl.topology.topology import AlphaMeaning  # noqa: TC001  its words are read when `multidim` is called
 from taccl.units import parse_time_us
 
@@ -216,28 +216,21 @@ def add_dimensions(
     """Add the links of a product; `names` say what links of a kind are called, by default like their kind."""
     num_ranks, stride = len(builder.node_of_rank), 1
     for number, each in enumerate(dims):
-        alpha_us, beta_us_per_mb = each.alpha_us, each.beta_us_per_mb
+        cost = LinkCost(each.alpha_us, each.beta_us_per_mb)
         name = (names or {}).get(each.kind, each.kind)
         firsts = [rank for rank in range(num_ranks) if rank // stride % each.size == 0]
         for line, first in enumerate(firsts):
             ranks = [first + i * stride for i in range(each.size)]
             if each.kind == "switch":
                 switch = f"switch {line} of dimension {number}"
-                add_crossbar(
-                    builder,
-                    ranks,
-                    name=switch,
-                    link_name=name,
-                    alpha_us=alpha_us,
-                    beta_us_per_mb=beta_us_per_mb,
-                )
+                add_crossbar(builder, ranks, cost, name=switch, link_name=name)
                 continue
             pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
             if each.kind == "ring" and each.size > 2:
                 upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
                 pairs = upwards + [(dst, src) for src, dst in upwards]
             for src, dst in pairs:
-                builder.add_link(src, dst, name=name, alpha_us=alpha_us, beta_us_per_mb=beta_us_per_mb)
+                builder.add_link(src, dst, **cost._asdict(), name=name)
         stride *= each.size
 
 

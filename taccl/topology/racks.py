@@ -9,6 +9,7 @@ from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.in_network import InNetwork
 from taccl.topology.parts import (
+    LinkCost,
     add_aggregation,
     beta_of_bandwidth,
     check_count,
@@ -163,8 +164,8 @@ def _joined(
     several = []
     if reduces is not None:
         several = add_aggregation(
-            builder, port_out, port_in, reduces=reduces, name="switches" if core else "switch",
-            alpha_us=alpha_us, beta_us_per_mb=beta, slowest_us_per_mb=slowest, groups=groups,
+            builder, port_out, port_in, LinkCost(alpha_us, beta), reduces=reduces,
+            name="switches" if core else "switch", slowest_us_per_mb=slowest, groups=groups,
         )  # fmt: skip
     for index, joint in enumerate(builder.links):
         # What several ranks of a rack send into a sum crosses once, and so does what several receive.

@@ -15,7 +15,7 @@ from itertools import combinations, permutations
 from typing import Literal
 
 from taccl.errors import TopologyError
-from taccl.topology.parts import OVERHEAD_US, add_crossbar, check_count, check_num_links
+from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import AlphaMeaning as AlphaMeaning
 from taccl.topology.topology import Side, Topology, TopologyBuilder
 
@@ -191,11 +191,9 @@ def _add_node(
             )  # fmt: skip
     for number, (ranks, count) in enumerate(server.switches):
         which = f" {number}" if len(server.switches) > 1 else ""
-        add_crossbar(
-            builder, [first + rank for rank in ranks], name=f"NVSwitch{which} of node {node}",
-            alpha_us=alpha_us, beta_us_per_mb=server.nvlink_beta_us_per_mb / count, overhead_us=OVERHEAD_US,
-            link_name="NVSwitch",
-        )  # fmt: skip
+        cost = LinkCost(alpha_us, server.nvlink_beta_us_per_mb / count, OVERHEAD_US)
+        name = f"NVSwitch{which} of node {node}"
+        add_crossbar(builder, [first + rank for rank in ranks], cost, name=name, link_name="NVSwitch")
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = _steps(server, server.gpus[src], server.gpus[dst])
