@@ -1,33 +1,160 @@
-"""What compiled event-driven kernels share: a binary heap, whether a send may start, and columns of ticks."""
+"""What event-driven kernels share: a binary heap, and sends that hold what they need until something happens.
+
+Time jumps from event to event: a chunk arrives, a link is free again, or a group of links is to be looked at
+as a resource that they share is let go.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.kernels import inner
+from taccl.schedule.spill import room_for
+from taccl.synthesis.heuristic.limits import Limits, Sends, counting
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from taccl.synthesis.heuristic.fabric import Fabric, Floats, Int32s, Ints
 
-    from taccl.synthesis.heuristic.fabric import Fabric
+#: What a kernel returns for a finish when it found none.
+STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
 
-__all__ = ["is_free", "keep_ticks", "pop", "push", "ticks_in_words", "tidy"]
+#: Places in `Timeline.scalar`; the last one counts what is to be looked at now.
+SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
+
+
+class Timeline(NamedTuple):
+    """Sends, in order of start, and what happens next; all of it is used up."""
+
+    sent_chunk: NDArray[Any]
+    sent_link: Int32s  # by index of the topology
+    sent_start: Int32s  # ticks as one word or two in a row, so that kernels are compiled for both at once
+    link_free: Ints  # when, by slot
+    resource_free: Ints
+    event_time: Ints  # a heap
+    event_what: Ints  # a group of slots, num_groups + slot, or what arrives (num_groups + num_slots + number)
+    scalar: Ints  # a sign from outside to stop, sends, the last arrival, events, and one for the kernel
+
+
+def run_events(
+    begin: Callable[[], tuple[int, Callable[[Timeline, int], int]]],
+    fabric: Fabric,
+    limits: Limits,
+    limit: int,
+    *,
+    doing: str,
+    chunk_type: type[np.integer[Any]],
+    least_ticks: int = 0,
+    steps: float = 1.0,
+) -> Sends:
+    """The sends that a kernel puts down; where there are none, their finish says why.
+
+    - `begin`: How many sends there will be, and the kernel, which gets room for them and a limit to the
+      finish; called again where the room was too little.
+    - `least_ticks`: No finish is sooner.
+    """
+    narrow = int(np.iinfo(np.int32).max)
+    start_type: type[np.integer[Any]] = np.int32 if least_ticks <= narrow else np.int64
+    room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
+    while True:
+        num_sends, kernel = begin()
+        start = room_for(num_sends, start_type, limits.spill_dir)
+        s = Timeline(
+            sent_chunk=room_for(num_sends, chunk_type, limits.spill_dir),
+            sent_link=room_for(num_sends, np.int32, limits.spill_dir),
+            sent_start=start.view(np.int32).reshape(num_sends, start.itemsize // 4),
+            link_free=np.zeros(fabric.num_slots, np.int64),
+            resource_free=np.zeros(fabric.num_resources, np.int64),
+            event_time=np.empty(room, np.int64),
+            event_what=np.empty(room, np.int64),
+            scalar=np.zeros(5, np.int64),
+        )
+        at_most = min(limit, narrow) if start_type is np.int32 else limit
+        under_way = counting(limits.deadline, s.scalar, doing, num_sends, steps)
+        with under_way, limits.deadline.stopping(s.scalar):
+            finish = int(kernel(s, at_most))
+        if finish == OVER_LIMIT and at_most < limit:
+            start_type = np.int64
+        elif finish == HEAP_FULL:
+            room *= 4
+        else:
+            return Sends(s.sent_chunk, s.sent_link, start, finish)
+
+
+# In all below: e slot, c chunk, h hold, g group of slots.
 
 
 @inner
-def is_free(fabric: Fabric, resource_free: NDArray[np.int64], e: int, size: int, time: int) -> bool:
-    """Whether the shared resources of a link are free for a send that starts now.
+def has_room(fabric: Fabric, s: Timeline) -> bool:
+    """Whether every link may start a send now, and all that follows be posted."""
+    most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + 2 * len(s.link_free)
+    return bool(most <= len(s.event_time))
 
-    - `resource_free` ((num_resources,) int64): When each is free.
-    """
+
+@inner
+def is_free(fabric: Fabric, s: Timeline, e: int, size: int, time: int) -> bool:
+    """Whether the shared resources of a link are free for a send that starts now."""
     took = fabric.alpha[e] + size * fabric.beta[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
-        if resource_free[fabric.hold_resource[h]] > time + lead:
+        if s.resource_free[fabric.hold_resource[h]] > time + lead:
             return False
     return True
+
+
+@inner
+def start_send(
+    fabric: Fabric, s: Timeline, e: int, c: int, size: int, time: int, arrival: int, frees: bool
+) -> None:
+    """Start a send: put it down, hold the resources, and post what will happen.
+
+    - `arrival`: The number of what arrives, -1 where nobody waits for it.
+    - `frees`: Whether an arrival says that the link is free, too, where it is.
+    """
+    num_groups = len(fabric.group_lead)
+    row = s.scalar[NUM_SENT]
+    s.scalar[NUM_SENT] = row + 1
+    s.sent_chunk[row] = c
+    s.sent_link[row] = fabric.link[e]
+    s.sent_start[row, 0] = time  # the low word first, as on all machines that numba compiles for
+    if s.sent_start.shape[1] > 1:
+        s.sent_start[row, 1] = time >> 32
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    own = fabric.own_alpha[e] + size * fabric.own_beta[e]
+    s.scalar[FINISH] = max(s.scalar[FINISH], time + took)
+    s.link_free[e] = time + own
+    if arrival >= 0:
+        _post(s, time + took, num_groups + len(s.link_free) + arrival)
+    if own != took or not frees:
+        _post(s, time + own, num_groups + e)
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        s.resource_free[fabric.hold_resource[h]] = time + held
+    for w in range(fabric.wake_of[e], fabric.wake_of[e + 1]):
+        h = fabric.wake_hold[w]
+        g = fabric.wake_group[w]
+        held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        _post(s, time + max(0, held - fabric.group_lead[g]), g)
+
+
+@inner
+def _post(s: Timeline, at: int, what: int) -> None:
+    """Have an event happen."""
+    push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
+    s.scalar[NUM_EVENTS] += 1
+
+
+@inner
+def next_event(s: Timeline, time: int) -> int:
+    """What else happens at a time, taken off the events; -1 for nothing."""
+    if not s.scalar[NUM_EVENTS] or s.event_time[0] != time:
+        return -1
+    what = pop(s.event_time, s.event_what, s.scalar[NUM_EVENTS])
+    s.scalar[NUM_EVENTS] -= 1
+    return what
 
 
 @inner
@@ -65,7 +192,7 @@ def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
 
 
 @inner
-def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: NDArray[np.float64], size: int) -> int:
+def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: Floats, size: int) -> int:
     """Leave out of a binary heap what no longer has the cost that it was put there for; how much is left."""
     kept = 0
     for i in range(size):
@@ -74,16 +201,3 @@ def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: NDArray[np.float
             push(heap_key, heap_what, kept, key, what)
             kept += 1
     return int(kept)
-
-
-def ticks_in_words(ticks: NDArray[Any]) -> NDArray[np.int32]:
-    """A column of int32 or int64 with its words in rows, so that kernels are compiled for both at once."""
-    return ticks.view(np.int32).reshape(len(ticks), ticks.itemsize // 4)
-
-
-@inner
-def keep_ticks(words: NDArray[np.int32], row: int, ticks: int) -> None:
-    """Put ticks into a row of words, the low one first, as on all machines that numba compiles for."""
-    words[row, 0] = ticks
-    if words.shape[1] > 1:
-        words[row, 1] = ticks >> 32

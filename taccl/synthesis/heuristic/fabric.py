@@ -9,22 +9,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends, wide_links
 from taccl.errors import CollectiveError, TopologyError
 from taccl.synthesis.heuristic.speeds import components, crowded, fast_rates, speed_classes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
     from taccl.collective import Collective
     from taccl.problem import Costs, Problem
     from taccl.topology.topology import Topology
+
+
+Ints: TypeAlias = NDArray[np.int64]
+Int32s: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Fabric(NamedTuple):
@@ -32,126 +36,84 @@ class Fabric(NamedTuple):
 
     A send of u units over a slot takes ``alpha + u * beta`` ticks; the slot is free again after
     ``own_alpha + u * own_beta``. Where a resource is held by one link alone, on the sending side, these two
-    say so; every other hold is a row of `hold_resource`.
-
-    - `link` ((num_slots,) int32): The topology's link of every slot. Links with several ends have none.
-    - `src`, `dst`, `speed` ((num_slots,) int64): The ends, and the speed class, 0 for the fastest.
-    - `into` ((num_ranks + 1,) int64): The slots into rank r are ``into[r]:into[r + 1]``.
-    - `out_of`, `out_slot` ((num_ranks + 1,), (num_slots,) int64): The slots out of rank r are
-      ``out_slot[out_of[r]:out_of[r + 1]]``.
-    - `hold_of` ((num_slots + 1,) int64): The holds of slot e are rows ``hold_of[e]:hold_of[e + 1]`` of the
-      next four.
-    - `hold_resource`, `hold_alpha`, `hold_beta`, `hold_receives`, `hold_lead` ((num_holds,)): The lead is the
-      time from a send's start to where it takes the resource: of chunks of several sizes the shortest.
-    - `num_resources`: Resources that the rows name.
-    - `wake_of`, `wake_group`, `wake_hold` ((num_slots + 1,), (num_wakes,), (num_wakes,) int64): Groups of
-      slots to look at again when a send over slot e lets go of the resource of a row.
-    - `group_of`, `group_slot`, `group_lead` ((num_groups + 1,), (num_wakes,), (num_groups,) int64): Slots
-      that hold one resource with one lead.
-    - `component` ((num_classes, num_ranks) int64): Ranks that share a number reach one another over links of
-      faster classes than k.
-    - `fast_rate` ((num_classes, num_ranks) float64): Chunks of typical size that a rank can receive in a tick
-      over links of faster classes than k.
+    say so; every other hold is a row.
     """
 
     num_ranks: int
-    num_links: int
-    link: NDArray[np.int32]
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    speed: NDArray[np.int64]
-    alpha: NDArray[np.int64]
-    beta: NDArray[np.int64]
-    own_alpha: NDArray[np.int64]
-    own_beta: NDArray[np.int64]
-    into: NDArray[np.int64]
-    out_of: NDArray[np.int64]
-    out_slot: NDArray[np.int64]
-    hold_of: NDArray[np.int64]
-    hold_resource: NDArray[np.int64]
-    hold_alpha: NDArray[np.int64]
-    hold_beta: NDArray[np.int64]
-    hold_receives: NDArray[np.bool_]
-    hold_lead: NDArray[np.int64]
-    num_resources: int
-    wake_of: NDArray[np.int64]
-    wake_group: NDArray[np.int64]
-    wake_hold: NDArray[np.int64]
-    group_of: NDArray[np.int64]
-    group_slot: NDArray[np.int64]
-    group_lead: NDArray[np.int64]
-    component: NDArray[np.int64]
-    fast_rate: NDArray[np.float64]
+    link: Int32s  # the topology's link of every slot; links with several ends have none
+    src: Ints
+    dst: Ints
+    speed: Ints  # classes, 0 for the fastest
+    alpha: Ints
+    beta: Ints
+    own_alpha: Ints
+    own_beta: Ints
+    into: Ints  # the slots into rank r are `into[r]:into[r + 1]`
+    out_of: Ints  # the slots out of rank r are `out_slot[out_of[r]:out_of[r + 1]]`
+    out_slot: Ints
+    hold_of: Ints  # the holds of slot e are rows `hold_of[e]:hold_of[e + 1]` of the next five
+    hold_resource: Ints
+    hold_alpha: Ints
+    hold_beta: Ints
+    hold_receives: Bools
+    hold_lead: Ints  # from a send's start to where it takes the resource: of several sizes the shortest
+    num_resources: int  # that the rows name
+    wake_of: Ints  # groups of slots to look at again when a send over slot e lets go of a row's resource
+    wake_group: Ints
+    wake_hold: Ints
+    group_of: Ints  # slots that hold one resource with one lead
+    group_slot: Ints
+    group_lead: Ints
+    component: Ints  # by class and rank: who share a number reach one another over links of faster classes
+    fast_rate: Floats  # chunks of typical size that a rank can receive in a tick over links of faster classes
 
     @property
     def num_slots(self) -> int:
         return len(self.link)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.component)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Which chunks there are, where each starts, and which ranks may receive it.
 
-    - `units` ((num_chunks,) int64): Size of every chunk, in the units of `Costs`.
-    - `origin_of`, `origin` ((num_chunks + 1,) int64, int32): Chunk c starts at ranks
-      ``origin[origin_of[c]:origin_of[c + 1]]``.
-    - `wanted` ((num_ranks, ceil(num_chunks / 8)) uint8): Bit ``c & 7`` of byte ``c >> 3`` says that a rank is
-      to receive chunk c. None: every rank, every chunk.
-    - `needed`: The same without relays, where there are any: what does not lead there is left out in the end.
-    - `reach` ((num_chunks,) int64): How far each chunk has to go. A rank sends its own in this order,
-      farthest first.
-    - `target` ((num_chunks,) int32): The one rank that each chunk goes to, where that is so for all. Then
-      `wanted` is left out.
+    Sets of chunks are bits: ``c & 7`` of byte ``c >> 3`` says whether chunk c is in a rank's.
     """
 
-    units: NDArray[np.int64]
-    origin_of: NDArray[np.int64]
-    origin: NDArray[np.int32]
-    wanted: NDArray[np.uint8] | None = None
-    needed: NDArray[np.uint8] | None = None
-    reach: NDArray[np.int64] | None = None
-    target: NDArray[np.int32] | None = None
+    units: Ints  # the size of every chunk, in the units of `Costs`
+    origin_of: Ints  # chunk c starts at ranks `origin[origin_of[c]:origin_of[c + 1]]`
+    origin: Int32s
+    wanted: Bytes | None = None  # what ranks are to receive; None: every rank, every chunk
+    needed: Bytes | None = None  # without relays, where there are any; what does not lead there is left out
+    reach: Ints | None = None  # how far each chunk has to go: a rank sends its own farthest first
+    target: Int32s | None = None  # the one rank that each chunk goes to, where all have one; none is `wanted`
 
     @property
     def num_chunks(self) -> int:
         return len(self.units)
 
+    @property
+    def chunk_type(self) -> type[np.integer[Any]]:
+        """As narrow as may be."""
+        return np.uint16 if self.num_chunks <= 1 << 16 else np.int32
+
 
 def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
     """The arrays of a problem, links that its sketch rules out left out."""
-    units = problem.costs.chunk_units
-    fabric = make_fabric(
-        problem.topology,
-        problem.costs,
-        links=None if problem.clauses.links_allowed is None else problem.links_allowed,
-        units=int(np.median(units)) if len(units) else 1,
-    )
-    return fabric, make_demand(problem.collective, problem.costs)
+    return make_fabric(problem), make_demand(problem.collective, problem.costs)
 
 
-def make_fabric(
-    topology: Topology, costs: Costs, *, links: Sequence[int] | None = None, units: int = 1
-) -> Fabric:
-    """The arrays of a topology.
-
-    - `links`: Links that may be used; by default all. A link with several sources or destinations is left
-      out.
-    - `units`: The size of chunk, in the units of `costs`, that speed classes are told by.
+def make_fabric(problem: Problem) -> Fabric:
+    """The arrays of a topology, without links of several sources or destinations, or that may not be used.
 
     Raises `TopologyError` if no link is left.
     """
-    num_links = len(topology.links)
+    topology, costs, num_links = problem.topology, problem.costs, len(problem.topology.links)
+    # Speed classes are told by a chunk of the usual size.
+    units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
     srcs, dsts = link_ends(topology)
-    usable = np.ones(num_links, bool)
+    usable = np.zeros(num_links, bool)
+    usable[np.array(problem.links_allowed, np.int64)] = True
     usable[list(wide_links(topology))] = False
-    if links is not None:
-        allowed = np.zeros(num_links, bool)
-        allowed[np.asarray(links, dtype=np.int64)] = True
-        usable &= allowed
     kept = np.flatnonzero(usable)
     if not len(kept):
         raise TopologyError("found no link from one rank to one rank; expected at least one", where="links")
@@ -162,12 +124,10 @@ def make_fabric(
     ahead = (srcs - dsts) % topology.num_ranks
     link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
     src, dst, speed = srcs[link], dsts[link], speed[link]
-    out_slot = np.argsort(src, kind="stable")
     holds = _by_slot(everything, link)
     component = components(src, dst, speed, topology.num_ranks)
     return Fabric(
         num_ranks=topology.num_ranks,
-        num_links=num_links,
         link=link,
         src=src,
         dst=dst,
@@ -178,7 +138,7 @@ def make_fabric(
         own_beta=holds.own_beta,
         into=starts(dst, topology.num_ranks),
         out_of=starts(src, topology.num_ranks),
-        out_slot=out_slot,
+        out_slot=np.argsort(src, kind="stable"),
         hold_of=starts(holds.slot, len(link)),
         hold_resource=holds.resource,
         hold_alpha=holds.alpha,
@@ -186,7 +146,7 @@ def make_fabric(
         hold_receives=holds.receives,
         num_resources=holds.num_resources,
         component=component,
-        fast_rate=fast_rates(holds, src, dst, speed, duration[link], units, component),
+        fast_rate=fast_rates(holds, src, dst, speed, units, component),
         **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
     )
 
@@ -206,33 +166,34 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
     counts, arrivals = (np.fromiter(map(len, ends), np.int64, num_chunks) for ends in (origins, destinations))
     origin = np.fromiter(chain.from_iterable(origins), np.int32, int(counts.sum()))
     origin_of = np.concatenate(([0], np.cumsum(counts)))
+    units = np.array(costs.chunk_units)  # which kernels take only as arrays that may be written
     if num_chunks and (arrivals == 1).all():
         target = np.fromiter(chain.from_iterable(destinations), np.int32, num_chunks)
-        return Demand(costs.chunk_units, origin_of, origin, target=target)
-    wanted: NDArray[np.uint8] | None = None
+        return Demand(units, origin_of, origin, target=target)
+    wanted: Bytes | None = None
     if not (arrivals == num_ranks).all():
         rows = np.zeros((num_ranks, num_chunks), bool)
         for c, ranks in enumerate(destinations):
             rows[list(ranks), c] = True
         wanted = np.packbits(rows, axis=1, bitorder="little")
-    return Demand(costs.chunk_units, origin_of, origin, wanted)
+    return Demand(units, origin_of, origin, wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Holds:
     """Rows of holds that are not one link's alone; and what a link holds by itself."""
 
-    own_alpha: NDArray[np.int64]
-    own_beta: NDArray[np.int64]
-    slot: NDArray[np.int64]
-    resource: NDArray[np.int64]
-    alpha: NDArray[np.int64]
-    beta: NDArray[np.int64]
-    receives: NDArray[np.bool_]
+    own_alpha: Ints
+    own_beta: Ints
+    slot: Ints
+    resource: Ints
+    alpha: Ints
+    beta: Ints
+    receives: Bools
     num_resources: int
 
 
-def _holds(topology: Topology, costs: Costs, usable: NDArray[np.bool_]) -> Holds:
+def _holds(topology: Topology, costs: Costs, usable: Bools) -> Holds:
     """The holds of links that can be used; here a link is its own slot."""
     columns, num_links = hold_columns(topology), len(usable)
     some = usable[columns.link]
@@ -252,26 +213,18 @@ def _holds(topology: Topology, costs: Costs, usable: NDArray[np.bool_]) -> Holds
     )
 
 
-def _by_slot(holds: Holds, link: NDArray[np.int32]) -> Holds:
+def _by_slot(holds: Holds, link: Int32s) -> Holds:
     """The same holds with links in the order of their slots."""
     slot_of_link = np.full(len(holds.own_alpha), -1)
     slot_of_link[link] = np.arange(len(link))
     order = np.argsort(slot_of_link[holds.slot], kind="stable")
     return Holds(
-        holds.own_alpha[link],
-        holds.own_beta[link],
-        slot_of_link[holds.slot[order]],
-        holds.resource[order],
-        holds.alpha[order],
-        holds.beta[order],
-        holds.receives[order],
-        holds.num_resources,
-    )
+        holds.own_alpha[link], holds.own_beta[link], slot_of_link[holds.slot[order]], holds.resource[order],
+        holds.alpha[order], holds.beta[order], holds.receives[order], holds.num_resources,
+    )  # fmt: skip
 
 
-def _wakes(
-    holds: Holds, alpha: NDArray[np.int64], beta: NDArray[np.int64], units: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64]]:
+def _wakes(holds: Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
     """The fields of `Fabric` that say what to look at again when a resource is let go.
 
     Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
@@ -299,6 +252,6 @@ def _wakes(
     )
 
 
-def starts(sorted_or_not: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
     """Where each number's rows begin once sorted by number; one more entry for the end."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)

@@ -11,44 +11,43 @@ from taccl.deadline import NEVER, Deadline
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 
 if TYPE_CHECKING:
-    import numpy as np
+    from contextlib import AbstractContextManager
+
     from numpy.typing import NDArray
+
+    from taccl.synthesis.heuristic.fabric import Int32s, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Until when to search, for what, from which seed, and by which constants.
+    """Until when to search, for what, from which seed, and by which constants."""
 
-    - `deadline`: What is under way then is stopped.
-    - `until`: No run but the first is begun after it, and one under way is given up; by default the deadline.
-    - `target_ticks`: A finish that is good enough, such as a lower bound: the search stops there.
-    - `num_runs`: How many runs to make; by default as many as are worth it.
-    - `spill_dir`: A folder for columns, in files without names; by default they are in memory.
-    """
-
-    deadline: Deadline = NEVER
+    deadline: Deadline = NEVER  # what is under way then is stopped
+    #: No run but the first is begun after it, and one under way is given up; by default the deadline.
     until: Deadline | None = None
-    target_ticks: int = 0
-    num_runs: int | None = None
+    target_ticks: int = 0  # a finish that is good enough, such as a lower bound: the search stops there
+    num_runs: int | None = None  # by default as many as are worth it
     seed: int = 0
-    spill_dir: str | os.PathLike[str] | None = None
+    spill_dir: str | os.PathLike[str] | None = None  # for columns, in files without names; None for memory
     parameters: SearchParameters = DEFAULTS
 
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """What was found: a row for every send, in order of start.
+    """What was found: a row for every send, in order of start."""
 
-    - `chunk`: (num_sends,) uint16 or int32.
-    - `link`, (num_sends,) int32: By index of the topology.
-    - `start`, (num_sends,) int32 or int64: Ticks.
-    - `finish_ticks`: The last arrival.
-    """
+    chunk: NDArray[Any]  # uint16 or int32
+    link: Int32s  # by index of the topology
+    start: NDArray[Any]  # ticks, int32 or int64
+    finish_ticks: int  # the last arrival
 
-    chunk: NDArray[Any]
-    link: NDArray[np.int32]
-    start: NDArray[Any]
-    finish_ticks: int
+
+def counting(
+    deadline: Deadline, signal: Ints, doing: str, count: int, steps: float, ahead: float = 0.0
+) -> AbstractContextManager[None]:
+    """While a kernel deals with so many things; ``signal[1]`` is how many of them are done."""
+    signal[1] = 0
+    return deadline.scope(doing, done=lambda: float(signal[1]) / max(1, count), steps=steps, ahead=ahead)
 
 
 def best_of(

@@ -15,35 +15,18 @@ import numpy as np
 
 from taccl.deadline import OutOfTime
 from taccl.schedule.spill import room_for
-from taccl.synthesis.heuristic.events import ticks_in_words
-from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
-from taccl.synthesis.heuristic.queue_kernel import (
-    HEAP_FULL,
-    NUM_SENT,
-    OVER_LIMIT,
-    SIGNAL,
-    Hops,
-    Queues,
-    join_hops,
-    send_along,
-    send_in_order,
-)
-from taccl.synthesis.heuristic.router import (
-    Routes,
-    find_paths,
-    search_steps,
-    sending_ns,
-)
+from taccl.synthesis.heuristic.events import run_events
+from taccl.synthesis.heuristic.fabric import starts
+from taccl.synthesis.heuristic.limits import Limits, Sends, best_of, counting
+from taccl.synthesis.heuristic.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
+from taccl.synthesis.heuristic.router import Routes, find_paths, search_steps, sending_ns
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from taccl.synthesis.heuristic.fabric import Demand, Fabric
-
-_INT32_MAX = int(np.iinfo(np.int32).max)
+    from taccl.synthesis.heuristic.fabric import Demand, Fabric, Ints
 
 
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
@@ -74,16 +57,10 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
     finish = int(send_in_order(fabric, hops, order, start))
     order = np.argsort(start, kind="stable")
-
-    def column(values: NDArray[Any], dtype: type[np.integer[Any]]) -> NDArray[Any]:
-        room = room_for(len(order), dtype, limits.spill_dir)
-        room[:] = values[order]
-        return room
-
     return Sends(
-        column(hops.chunk, np.uint16 if demand.num_chunks <= 1 << 16 else np.int32),
-        column(fabric.link[hops.slot], np.int32),
-        column(start, np.int32 if finish <= _INT32_MAX else np.int64),
+        _column(hops.chunk[order], demand.chunk_type, limits),
+        _column(fabric.link[hops.slot[order]], np.int32, limits),
+        _column(start[order], np.int32 if finish <= np.iinfo(np.int32).max else np.int64, limits),
         finish,
     )
 
@@ -154,10 +131,10 @@ def _send_best(
     return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
 
 
-def travel_ticks(fabric: Fabric, units: NDArray[np.int64], routes: Routes) -> NDArray[np.int64]:
+def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
     """For how long a chunk travels at least from the start of each hop until the last of its ranks has it."""
     hops = _make_hops(fabric, units, routes, 0, np.zeros(2, np.int64))
-    ticks: NDArray[np.int64] = np.ceil(-hops.key).astype(np.int64)
+    ticks: Ints = np.ceil(-hops.key).astype(np.int64)
     return ticks
 
 
@@ -165,56 +142,43 @@ def _send(
     fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, in_step: bool
 ) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
-    num_hops, deadline, spill_dir = len(routes.slot), limits.deadline, limits.spill_dir
+    num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), limits.parameters.router.order_ns * num_hops
     signal = np.zeros(2, np.int64)
-    ordered = partial(_done, signal, demand.num_chunks)
     with (
-        deadline.scope("ordering sends", done=ordered, steps=ordering, ahead=sending),
+        counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending),
         deadline.stopping(signal),
     ):
         steps = _steps(fabric, demand) if in_step else None
         hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
     if signal[0]:
         return None
-    room = 8 * fabric.num_slots + 2 * len(fabric.wake_hold) + 1024
-    start_type: type[np.int32] | type[np.int64] = np.int32 if routes.peak_ticks <= _INT32_MAX else np.int64
-    while True:
-        start = room_for(num_hops, start_type, spill_dir)
-        queues = _make_queues(fabric, hops, room, start, spill_dir)
-        scalar = queues.scalar
-        sent = partial(_done, scalar[SIGNAL:], num_hops)
-        with deadline.scope("queueing sends", done=sent, steps=sending), deadline.stopping(scalar[SIGNAL:]):
-            at_most = min(limit, _INT32_MAX) if start_type is np.int32 else limit
-            finish = int(send_along(fabric, hops, queues, at_most))
-        if finish == OVER_LIMIT and at_most < limit:
-            start_type = np.int64
-        elif finish == HEAP_FULL:
-            room *= 4
-        else:
-            break
-    if finish < 0:
+    found = run_events(
+        lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
+        fabric, limits, limit, steps=sending,
+        doing="queueing sends", chunk_type=np.int32, least_ticks=routes.peak_ticks,
+    )  # fmt: skip
+    if found.finish_ticks < 0:
         return None
-    assert scalar[NUM_SENT] == num_hops, "every hop is let go at last"
-    chunk: NDArray[Any] = queues.sent_chunk
-    if demand.num_chunks <= 1 << 16:
-        chunk = room_for(num_hops, np.uint16, spill_dir)
-        chunk[:] = queues.sent_chunk
-    return Sends(chunk, queues.sent_link, start, finish)
+    return replace(found, chunk=_column(found.chunk, demand.chunk_type, limits))
 
 
-def _done(signal: NDArray[np.int64], count: int) -> float:
-    """The part that a kernel has done, which counts in the second place."""
-    return float(signal[1]) / max(1, count)
+def _column(values: NDArray[Any], dtype: type[np.integer[Any]], limits: Limits) -> NDArray[Any]:
+    """Values as a column of the answer."""
+    if values.dtype == dtype:
+        return values
+    room = room_for(len(values), dtype, limits.spill_dir)
+    room[:] = values
+    return room
 
 
 def _make_hops(
     fabric: Fabric,
-    units: NDArray[np.int64],
+    units: Ints,
     routes: Routes,
     seed: int,
-    signal: NDArray[np.int64],
-    steps: NDArray[np.int64] | None = None,
+    signal: Ints,
+    steps: Ints | None = None,
 ) -> Hops:
     """The hops, those of chunks that still have far to go first; ties as the seed has it, or by steps.
 
@@ -223,7 +187,6 @@ def _make_hops(
     num_chunks = len(routes.hop_of) - 1
     chunk = np.repeat(np.arange(num_chunks, dtype=np.int32), np.diff(routes.hop_of))
     count = len(chunk)
-    units = np.array(units, dtype=np.int64)
     took = fabric.beta[routes.slot]
     took *= units[chunk]
     took += fabric.alpha[routes.slot]
@@ -244,36 +207,21 @@ def _make_hops(
     return hops
 
 
-def _make_queues(
-    fabric: Fabric,
-    hops: Hops,
-    room: int,
-    start: NDArray[Any],
-    spill_dir: str | os.PathLike[str] | None,
-) -> Queues:
+def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
     num_slots, num_hops = fabric.num_slots, len(hops.slot)
-    first = np.cumsum(np.bincount(hops.slot, minlength=num_slots))
     return Queues(
-        queue_of=np.concatenate(([0], first[:-1])).astype(np.int64),
+        queue_of=starts(hops.slot, num_slots)[:-1],
         queue_size=np.zeros(num_slots, np.int64),
         queue_key=np.empty(num_hops),
         queue_hop=np.empty(num_hops, np.int32),
         resource_left=np.zeros(fabric.num_resources, np.int64),
-        free=np.zeros(num_slots, np.int64),
-        resource_free=np.zeros(fabric.num_resources, np.int64),
         is_asked=np.zeros(num_slots, bool),
         asked_key=np.empty(num_slots),
         asked=np.empty(num_slots, np.int64),
-        event_time=np.empty(room, np.int64),
-        event_what=np.empty(room, np.int64),
-        scalar=np.zeros(3, np.int64),
-        sent_chunk=room_for(num_hops, np.int32, spill_dir),
-        sent_link=room_for(num_hops, np.int32, spill_dir),
-        sent_start=ticks_in_words(start),
     )
 
 
-def _steps(fabric: Fabric, demand: Demand) -> NDArray[np.int64]:
+def _steps(fabric: Fabric, demand: Demand) -> Ints:
     """Of every chunk, how far its target is ahead of where it starts, (num_chunks,).
 
     As in a pairwise exchange, every rank serves first the one after it, then the next, so that no two serve
@@ -281,5 +229,5 @@ def _steps(fabric: Fabric, demand: Demand) -> NDArray[np.int64]:
     """
     assert demand.target is not None, "chunks go to one rank each"
     ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]
-    steps: NDArray[np.int64] = ahead % fabric.num_ranks
+    steps: Ints = ahead % fabric.num_ranks
     return steps

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError
 from taccl.synthesis.heuristic.fabric import Demand, Fabric, starts
-from taccl.synthesis.heuristic.limits import Limits
+from taccl.synthesis.heuristic.limits import Limits, counting
 from taccl.synthesis.heuristic.router_kernel import (
-    DONE,
     LOST,
     STOP,
     Nets,
@@ -33,29 +31,20 @@ from taccl.synthesis.heuristic.router_kernel import (
 )
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from taccl.deadline import Deadline
+    from taccl.synthesis.heuristic.fabric import Bools, Int32s, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The route of every chunk, slot after slot, and the load that they make.
+    """The route of every chunk, slot after slot, and the load that they make."""
 
-    - `hop_of`: (num_chunks + 1,) int64.
-    - `slot`, (num_hops,) int32: The slots of chunk c are ``slot[hop_of[c]:hop_of[c + 1]]``.
-    - `peak_ticks`: How long the busiest link or resource is taken: nothing along these routes finishes
-      sooner.
-    - `urgent`, (num_hops,) bool: Hops that go before all others over their link; None for none.
-    """
-
-    hop_of: NDArray[np.int64]
-    slot: NDArray[np.int32]
-    peak_ticks: int
-    urgent: NDArray[np.bool_] | None = None
+    hop_of: Ints  # the slots of chunk c are `slot[hop_of[c]:hop_of[c + 1]]`
+    slot: Int32s
+    peak_ticks: int  # for which the busiest link or resource is taken: nothing finishes sooner
+    urgent: Bools | None = None  # hops that go before all others over their link; None for none
 
     @property
-    def chunk(self) -> NDArray[np.int64]:
+    def chunk(self) -> Ints:
         """The chunk of every hop, (num_hops,)."""
         return np.repeat(np.arange(len(self.hop_of) - 1), np.diff(self.hop_of))
 
@@ -65,7 +54,7 @@ def find_trees(
     demand: Demand,
     limits: Limits = Limits(),
     *,
-    masks: Sequence[tuple[Fabric, NDArray[np.int64]]] | None = None,
+    masks: Sequence[tuple[Fabric, Ints]] | None = None,
     waiting: float | None = None,
     most_steps: int | None = None,
 ) -> Routes:
@@ -98,7 +87,7 @@ def find_trees(
                     order = rng.permutation(chunks)
                     order = order[nets.target_of[order] < nets.target_of[order + 1]]
                     prices = Prices(exponent, parameters.tree_weight, cost, peak)
-                    with _progress(deadline, signal, "", len(chunks), len(chunks), left):
+                    with counting(deadline, signal, "", len(chunks), len(chunks), left):
                         is_done = route(some, nets, state, prices, order, signal)
                     _raise_if_lost(signal)
                     peak = _peak(state) if is_done else np.inf
@@ -150,8 +139,8 @@ def _choose(
     state: Routing,
     paths: Paths,
     limits: Limits,
-    signal: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], float]:
+    signal: Ints,
+) -> tuple[Int32s, float]:
     """The tree that each chunk follows, and how long that takes the busiest resource."""
     deadline, parameters, rng = limits.deadline, limits.parameters.router, np.random.default_rng(limits.seed)
     passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
@@ -174,14 +163,14 @@ def _choose(
         name = f"balancing routes, pass {k + 1} of {num_passes}"
         ahead = sum(took_ns[k + 1 :]) + sending
         weight = parameters.path_weight if k else 0.0
-        with _progress(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
+        with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
             prices = Prices(exponent, weight, 0.0, peak)
             route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
         for i, power in enumerate(choices):
             order = np.lexsort((rng.random(len(paths.units)), -paths.units))
             again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
             step = hop_ns * (k + 2)
-            with _progress(deadline, signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
+            with counting(deadline, signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
                 prices = Prices(power, parameters.path_weight, 0.0, peak)
                 found = paths._replace(way=paths.way[: k + 1])
                 chosen = choose(fabric, groups, state, found, prices, order, signal)
@@ -199,15 +188,7 @@ def _choose(
     return best, peak
 
 
-def _progress(
-    deadline: Deadline, signal: NDArray[np.int64], name: str, count: int, steps: float, ahead: float
-) -> AbstractContextManager[None]:
-    """While a kernel deals with so many nets or chunks, which takes so many steps."""
-    signal[DONE] = 0
-    return deadline.scope(name, done=lambda: float(signal[DONE]) / max(1, count), steps=steps, ahead=ahead)
-
-
-def _hops_of(fabric: Fabric, paths: Paths) -> NDArray[np.int64]:
+def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
     """Where each chunk's hops begin, (num_chunks + 1,), and how many there are in all."""
     hop_of = np.zeros(len(paths.units) + 1, np.int64)
     list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
@@ -224,7 +205,7 @@ def _peak(state: Routing) -> float:
     return float(max(state.load.max(initial=0.0), state.resource_load.max(initial=0.0)))
 
 
-def _raise_if_lost(signal: NDArray[np.int64]) -> None:
+def _raise_if_lost(signal: Ints) -> None:
     if signal[LOST] >= 0:
         raise CollectiveError(
             f"chunk {signal[LOST]} cannot reach a rank that wants it over the links and relays that may be "
@@ -286,7 +267,7 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
     return groups, paths
 
 
-def _routing(fabric: Fabric, way: NDArray[np.int32]) -> Routing:
+def _routing(fabric: Fabric, way: Int32s) -> Routing:
     """Nothing loaded, and room for a search of so many nets."""
     num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
     return Routing(

@@ -18,99 +18,67 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.kernels import compiled, inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
 
 if TYPE_CHECKING:
-    from taccl.synthesis.heuristic.fabric import Fabric
+    from taccl.synthesis.heuristic.fabric import Bools, Fabric, Floats, Int32s, Ints
 
 _NONE = -1
 _NEVER = 1e300
 
-#: Places in the (3,) int64 array by which kernels are followed: they stop once the first is 1, the second
-#: becomes the number of nets or chunks that are done, and the third a net or chunk that has no route.
+#: Places in the array by which kernels are followed: they stop once the first is 1, the second becomes the
+#: number of nets or chunks that are done, and the third a net or chunk that has no route.
 STOP, DONE, LOST = range(3)
 
 
 class Nets(NamedTuple):
-    """What is to be routed: where each net starts, and the ranks that it is to reach.
+    """What is to be routed: where each net starts, and the ranks that it is to reach."""
 
-    - `units`, (num_nets,) int64: Sizes.
-    - `origin_of`, `origin` ((num_nets + 1,), (num_origins,) int64): Net c starts at
-      ``origin[origin_of[c]:origin_of[c + 1]]``.
-    - `target_of`, `target`, (num_nets + 1,) int64, int32: Its targets are ``target[target_of[c]:target_of[c
-      + 1]]``, none of them an origin. Without any it is led to all ranks, and loads nothing.
-    """
-
-    units: NDArray[np.int64]
-    origin_of: NDArray[np.int64]
-    origin: NDArray[np.int64]
-    target_of: NDArray[np.int64]
-    target: NDArray[np.int32]
+    units: Ints  # sizes
+    origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
+    origin: Ints
+    target_of: Ints  # its targets; without any it is led to all ranks, and loads nothing
+    target: Int32s  # none of them an origin
 
 
 class Prices(NamedTuple):
-    """What a send costs: its time, and for as long as it takes a resource, the more the more that is loaded.
+    """What a send costs: its time, and a price for what it takes, the more the more that is loaded."""
 
-    - `exponent`: The price rises by the 2 ** exponent-th power of the load.
-    - `weight`: What a tick of the most loaded resource costs beyond its time.
-    - `waiting`: What a tick costs for which a rank has to wait until the net reaches it.
-    - `most`: Ticks that count as the highest load, unless there is more; 0.0 for the highest so far.
-    """
-
-    exponent: int
-    weight: float
-    waiting: float
-    most: float
+    exponent: int  # the price rises by the 2 ** exponent-th power of the load
+    weight: float  # what a tick of the most loaded resource costs beyond its time
+    waiting: float  # what a tick costs for which a rank has to wait until the net reaches it
+    most: float  # ticks that count as the highest load, unless there is more; 0.0 for the highest so far
 
 
 class Routing(NamedTuple):
-    """Trees found so far, the load they make, and room for the search.
+    """Trees found so far, the load they make, and room for the search."""
 
-    - `way`, (num_nets, num_ranks) int32: The slot by which a net's tree reaches a rank; -1 for none.
-    - `load`, `resource_load` ((num_slots,), (num_resources,) float64): Ticks for which sends take links and
-      resources.
-    - `price`, `resource_price` ((num_slots,), (num_resources,) float64): Of a tick, beyond its time.
-    - `cost`, `depth`, (num_ranks,) float64: What reaching a rank costs, and how long it takes from where the
-      net starts.
-    - `came`, (num_ranks,) int64: The slot by which a rank is reached most cheaply.
-    - `path`, `before`, (num_ranks,) int64: Room for a path.
-    - `is_wanted`, `is_in_tree`: (num_ranks,) bool.
-    """
-
-    way: NDArray[np.int32]
-    load: NDArray[np.float64]
-    resource_load: NDArray[np.float64]
-    price: NDArray[np.float64]
-    resource_price: NDArray[np.float64]
-    cost: NDArray[np.float64]
-    depth: NDArray[np.float64]
-    came: NDArray[np.int64]
-    path: NDArray[np.int64]
-    before: NDArray[np.int64]
-    is_wanted: NDArray[np.bool_]
-    is_in_tree: NDArray[np.bool_]
-    heap_cost: NDArray[np.float64]
-    heap_rank: NDArray[np.int64]
+    way: Int32s  # by net and rank: the slot by which the net's tree reaches the rank; -1 for none
+    load: Floats  # ticks for which sends take links, and resources
+    resource_load: Floats
+    price: Floats  # of a tick, beyond its time
+    resource_price: Floats
+    cost: Floats  # what reaching a rank costs
+    depth: Floats  # how long it takes from where the net starts
+    came: Ints  # the slot by which a rank is reached most cheaply
+    path: Ints
+    before: Ints
+    is_wanted: Bools
+    is_in_tree: Bools
+    heap_cost: Floats
+    heap_rank: Ints
 
 
 class Paths(NamedTuple):
-    """Chunks that each go to one rank, and the trees of their groups that they choose among.
+    """Chunks that each go to one rank, and the trees of their groups that they choose among."""
 
-    - `units`, (num_chunks,) int64: Sizes.
-    - `target`, `group`: (num_chunks,) int32.
-    - `way`, (num_trees, num_groups, num_ranks) int32: The slot by which a tree leads a group's chunks to a
-      rank; -1 for none.
-    - `tree`, (num_chunks,) int32: The tree that each chunk follows; -1 for none yet.
-    """
-
-    units: NDArray[np.int64]
-    target: NDArray[np.int32]
-    group: NDArray[np.int32]
-    way: NDArray[np.int32]
-    tree: NDArray[np.int32]
+    units: Ints  # sizes
+    target: Int32s
+    group: Int32s
+    way: Int32s  # by tree, group and rank: the slot by which the group's chunks come to the rank; -1 for none
+    tree: Int32s  # the tree that each chunk follows; -1 for none yet
 
 
 # In all below: c net or chunk, r rank, e slot, h hold, q resource, k tree, g group.
@@ -122,8 +90,8 @@ def route(
     nets: Nets,
     s: Routing,
     prices: Prices,
-    order: NDArray[np.int64],
-    signal: NDArray[np.int64],
+    order: Ints,
+    signal: Ints,
 ) -> bool:
     """Route nets anew, in the order given; whether all were. What is left keeps the trees that it has."""
     most = max(prices.most, 1.0)
@@ -156,8 +124,8 @@ def choose(
     s: Routing,
     paths: Paths,
     prices: Prices,
-    order: NDArray[np.int64],
-    signal: NDArray[np.int64],
+    order: Ints,
+    signal: Ints,
 ) -> bool:
     """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
 
@@ -185,7 +153,7 @@ def choose(
 
 
 @compiled
-def list_paths(fabric: Fabric, paths: Paths, hop_of: NDArray[np.int64], slot: NDArray[np.int32]) -> None:
+def list_paths(fabric: Fabric, paths: Paths, hop_of: Ints, slot: Int32s) -> None:
     """Write down every chunk's path, slot after slot; without room, count its hops in ``hop_of[c + 1]``.
 
     - `hop_of`: (num_chunks + 1,) int64.
@@ -208,10 +176,10 @@ def list_paths(fabric: Fabric, paths: Paths, hop_of: NDArray[np.int64], slot: ND
 def list_trees(
     fabric: Fabric,
     nets: Nets,
-    way: NDArray[np.int32],
-    room: NDArray[np.int64],
-    hop_of: NDArray[np.int64],
-    slot: NDArray[np.int32],
+    way: Int32s,
+    room: Ints,
+    hop_of: Ints,
+    slot: Int32s,
 ) -> None:
     """Write down every net's tree, hops of one rank next to one another, those nearer the origin first.
 

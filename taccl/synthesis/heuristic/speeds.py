@@ -7,29 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl.synthesis.heuristic.fabric import Holds
+    from taccl.synthesis.heuristic.fabric import Floats, Holds, Ints
 
 #: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
 _CLASS_RATIO = 1.3
 _MAX_CLASSES = 4
 
 
-def crowded(
-    holds: Holds,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    duration: NDArray[np.int64],
-    units: int,
-) -> NDArray[np.int64]:
+def crowded(holds: Holds, src: Ints, dst: Ints, duration: Ints, units: int) -> Ints:
     """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
 
-    - `src`, `dst`, `duration` ((num_slots,)): Slots as `holds` has them.
-
-    Returns
-    -------
-    (num_slots,) int64
+    - `src`, `dst`, `duration`: Of slots as `holds` has them, as is what is returned.
     """
     slowest = duration.copy()
     if len(holds.slot):
@@ -45,7 +33,7 @@ def crowded(
     return slowest
 
 
-def speed_classes(duration: NDArray[np.int64]) -> NDArray[np.int64]:
+def speed_classes(duration: Ints) -> Ints:
     """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
     values = np.unique(duration)
     classes = np.zeros(len(values), np.int64)
@@ -57,33 +45,21 @@ def speed_classes(duration: NDArray[np.int64]) -> NDArray[np.int64]:
     return classes[np.searchsorted(values, duration)]
 
 
-def components(
-    src: NDArray[np.int64], dst: NDArray[np.int64], speed: NDArray[np.int64], num_ranks: int
-) -> NDArray[np.int64]:
-    num_classes = int(speed.max(initial=0)) + 1
-    component = np.tile(np.arange(num_ranks, dtype=np.int64), (num_classes, 1))
-    if num_classes > 1:
-        from scipy.sparse import coo_array
+def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
+    """By class and rank, who can reach one another over links of faster classes."""
+    component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
+    for k in range(1, len(component)):
+        from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 
-        for k in range(1, num_classes):
-            fast = speed < k
-            graph = coo_array(
-                (np.ones(int(fast.sum()), np.int8), (src[fast], dst[fast])), shape=(num_ranks, num_ranks)
-            )
-            component[k] = connected_components(graph.tocsr(), directed=True, connection="strong")[1]
+        fast = speed < k
+        ones = np.ones(int(fast.sum()), np.int8)
+        graph = csr_array((ones, (src[fast], dst[fast])), shape=(num_ranks, num_ranks))
+        component[k] = connected_components(graph, directed=True, connection="strong")[1]
     return component
 
 
-def fast_rates(
-    holds: Holds,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    speed: NDArray[np.int64],
-    duration: NDArray[np.int64],
-    units: int,
-    component: NDArray[np.int64],
-) -> NDArray[np.float64]:
+def fast_rates(holds: Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints) -> Floats:
     """Chunks a tick into every rank over links of faster classes, from its own component.
 
     A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.

@@ -323,7 +323,7 @@ def test_fabric_tells_fast_links_from_slow():
     for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (0, 2, 10), (2, 0, 10)):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
     problem = problem_of(builder.build(), collectives.allgather(4))
-    fabric = make_fabric(problem.topology, problem.costs)
+    fabric = make_fabric(problem)
     of_class = fabric.component[1].tolist()
     assert of_class[0] == of_class[1] != of_class[2] == of_class[3]
     assert fabric.fast_rate[1].tolist() == [1, 1, 1, 1]
@@ -357,7 +357,7 @@ def test_rarest_chunks_leave_a_source_once():
 def test_demand_of_arrays():
     """A demand needs no `Collective`: one chunk from rank 0 of a ring to all."""
     problem = problem_of(topologies.ring(4), collectives.allgather(4))
-    fabric = make_fabric(problem.topology, problem.costs)
+    fabric = make_fabric(problem)
     found = spread(fabric, Demand(np.ones(1, np.int64), np.array([0, 1]), np.zeros(1, np.int32)))
     assert len(found.chunk) == 3
 
