@@ -69,7 +69,7 @@ def test_the_sooner_of_two():
         lambda problem: list_schedule(*_folded(problem), deadline=PAST),
         lambda problem: Search(problem, Options(), PAST, gives_up=True).folded,
         lambda problem: find_shape(problem.topology, deadline=PAST),
-        lambda problem: suggest_for([1], lambda _: problem, give_up=PAST),
+        lambda problem: suggest_for([1], lambda _: problem, Options(), most=1, time_limit_s=20, give_up=PAST),
         lambda problem: find_symmetries(problem.with_clauses(name="not looked at yet"), PAST),
     ],
     ids=["fold", "list scheduler", "search", "shape", "suggestions", "symmetries"],
@@ -83,7 +83,7 @@ def test_long_work_is_given_up(problem, work):
 def test_chunks_are_not_chosen_late():
     """One a rank is taken, and no sketch, where the time for that is over."""
     problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
-    chosen, sketches = choose_with_sketches(problem, PAST, give_up=PAST)
+    chosen, sketches = choose_with_sketches(problem, Options(), PAST, give_up=PAST)
     assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
 
 

@@ -66,6 +66,11 @@ class Options:
         """Whether the sends of a schedule are kept in memory."""
         return self.spill_dir is None and self.keep != "summary"
 
+    def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
+        """Tell the caller what is going on."""
+        if self.progress is not None:
+            self.progress(doing, finish_us, bound_us)
+
     @property
     def of_solvers(self) -> dict[str, Any]:
         """Those of every solver."""
@@ -294,8 +299,7 @@ class Search:
 
     def report(self, doing: str) -> None:
         """Tell the caller what is going on."""
-        if self.options.progress is not None:
-            self.options.progress(self.prefix + doing, self.best_us, self.bound_us)
+        self.options.report(self.prefix + doing, self.best_us, self.bound_us)
 
     def record(
         self, name: str, solver: str, status: str, since: float, *, ticks: int | None = None, **found: Any

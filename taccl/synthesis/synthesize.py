@@ -314,16 +314,10 @@ def _with_chunks(
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_moves:
         compiling = Deadline(cancellation=limit.cancellation)  # in this thread Ctrl-C would be lost
         limit = limit.later(compiling.run(partial(compile_kernels, whole)))
-    chosen = choose_with_sketches(
-        problem,
-        limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s)),
-        give_up=limit.sooner(suggesting.give_up_share * limit.left_s),
-        suggests=options.backend == "auto" and sketch == "auto",
-        seed=options.seed,
-        progress=options.progress,
-        parameters=options.parameters,
-    )
-    return *chosen, limit
+    until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
+    give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
+    suggests = options.backend == "auto" and sketch == "auto"
+    return *choose_with_sketches(problem, options, until, give_up=give_up, suggests=suggests), limit
 
 
 class _Plan(NamedTuple):

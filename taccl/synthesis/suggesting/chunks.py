@@ -8,7 +8,7 @@ help, the best that is suggested says with which of them it finishes first; else
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,6 +23,7 @@ from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import baseline_us
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting.guided import is_unguided
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
@@ -54,22 +55,16 @@ def choose_chunks(
     parameters : SearchParameters
         ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
     """
-    until = Deadline.after(time_limit_s)
-    chosen, _ = choose_with_sketches(
-        problem, until, give_up=until, seed=seed, progress=progress, parameters=parameters
+    until, options = (
+        Deadline.after(time_limit_s),
+        Options(seed=seed, progress=progress, parameters=parameters),
     )
+    chosen, _ = choose_with_sketches(problem, options, until, give_up=until)
     return chosen
 
 
 def choose_with_sketches(
-    problem: Problem,
-    until: Deadline,
-    *,
-    give_up: Deadline,
-    suggests: bool = True,
-    seed: int = 0,
-    progress: Callable[[str, float | None, float | None], None] | None = None,
-    parameters: SearchParameters = DEFAULTS,
+    problem: Problem, options: Options, until: Deadline, *, give_up: Deadline, suggests: bool = True
 ) -> tuple[Problem, list[SketchProposal]]:
     """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits.
 
@@ -77,24 +72,24 @@ def choose_with_sketches(
     """
     if not problem.chunks_open:
         return problem, []
-    whole = replace(problem, chunks_open=False)
-    if problem.collective.is_met or effort(problem) > parameters.suggesting.most_moves:
+    whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
+    if problem.collective.is_met or effort(problem) > suggesting.most_moves:
         return whole, []
     try:
         check_reachable(problem)
     except SketchError:  # which whoever solves it explains
         return whole, []
-    suggesting = parameters.suggesting
-    problems = _cut_into(suggesting.counts, whole)
-    best, best_us = _soonest(problems, until, give_up, seed, progress, parameters)
+    most = (problem.size_bytes or 0) // problem.collective.size_chunks  # no chunks of less than a byte
+    problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
+    best, best_us = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
     late = effort(problem) * suggesting.suggest_s_per_move > until.left_s
-    if suggests and not late and is_unguided(problem, parameters):
+    if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
             found = suggest_for(
-                list(partitions), partitions.__getitem__, most=suggesting.sketches, time_limit_s=until.left_s,
-                seed=seed, progress=progress, give_up=give_up, parameters=parameters,
+                list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
+                time_limit_s=until.left_s, give_up=give_up,
             )  # fmt: skip
             if found and found[0].finish_us < best_us:
                 best = partitions[found[0].problem.collective.chunks_per_rank]
@@ -104,38 +99,24 @@ def choose_with_sketches(
     return _told(best), sketches
 
 
-def _cut_into(counts: Iterable[int], problem: Problem) -> dict[int, Problem]:
-    """The problem in each of these numbers of chunks a rank, but for chunks of less than a byte."""
-    most = (problem.size_bytes or 0) // problem.collective.size_chunks
-    return {count: cut(problem, count) for count in counts if count <= max(1, most)}
-
-
 def cut(problem: Problem, parts: int) -> Problem:
     """The problem with every chunk cut into parts, under the same clauses; what are defaults, anew."""
     if parts == 1:
         return problem
-    topology, size_bytes = problem.topology, problem.size_bytes
-    clauses = None if _is_default(problem) else problem.clauses
-    default = make_problem(topology, problem.collective, size_bytes=size_bytes)
+    default, size_bytes = _by_default(problem), problem.size_bytes
+    clauses = None if problem.clauses == default.clauses else problem.clauses
     notes = [note for note in problem.notes if note not in default.notes]  # padding differs
-    return make_problem(
-        topology, problem.collective.split(parts), size_bytes=size_bytes, clauses=clauses, notes=notes
-    )
+    finer = problem.collective.split(parts)
+    return make_problem(problem.topology, finer, size_bytes=size_bytes, clauses=clauses, notes=notes)
 
 
-def _is_default(problem: Problem) -> bool:
-    """Whether nobody said what a schedule must obey."""
-    made = make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
-    return problem.clauses == made.clauses
+def _by_default(problem: Problem) -> Problem:
+    """The problem as it is where nobody says what a schedule must obey."""
+    return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
 
 
 def _soonest(
-    problems: Mapping[int, Problem],
-    until: Deadline,
-    give_up: Deadline,
-    seed: int,
-    progress: Callable[[str, float | None, float | None], None] | None,
-    parameters: SearchParameters,
+    problems: Mapping[int, Problem], options: Options, until: Deadline, give_up: Deadline
 ) -> tuple[Problem, float]:
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
 
@@ -145,30 +126,30 @@ def _soonest(
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
     closer at what has few moves, and has nothing to compile first.
     """
-    suggesting, efforts = parameters.suggesting, list(map(effort, problems.values()))
+    suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_moves and all(map(suits, problems.values()))
     if compiles and sum(efforts) <= suggesting.most_moves:
         until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
     merging, merging_us = merged(best), math.inf
     if merging is not None:
-        merging_us = baseline_us("multiplying", merging, give_up, parameters)
+        merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
     for count, problem in problems.items():
-        if progress is not None:
-            progress(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None, None)
+        options.report(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None)
         found: list[Schedule | CompactSchedule | None] = []
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
-                found.append(schedule_large(problem, num_runs=1, seed=seed, deadline=until))
+                found.append(schedule_large(problem, num_runs=1, seed=options.seed, deadline=until))
             if not compiles or effort(problem) <= suggesting.few_moves:
-                found.append(quick_schedule(problem, seed, until, parameters))
+                found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
-    ring_us = baseline_us("ring", problems[1], give_up, parameters)
-    best, best_us = (problems[1], ring_us) if ring_us < best_us else (best, best_us)
+    ring_us = baseline_us("ring", problems[1], give_up, options.parameters)
+    if ring_us < best_us:
+        best, best_us = problems[1], ring_us
     if merging is not None and merging_us < suggesting.merging_pays * best_us:
         return merging, merging_us
     return best, best_us
@@ -182,7 +163,7 @@ def merged(problem: Problem) -> Problem | None:
     collective, costs, links = problem.collective, problem.costs, hold_columns(problem.topology).link
     waits = links[costs.hold_alpha > costs.hold_beta * int(costs.chunk_units.max(initial=1))]
     merging = problem.clauses.merging.union(waits.tolist())
-    if merging == problem.clauses.merging or not _is_default(problem):
+    if merging == problem.clauses.merging or problem.clauses != _by_default(problem).clauses:
         return None
     note = f"chunks merge into one send on {format_count(len(merging), 'link')}, as latency counts for more"
     notes = (*problem.notes, f"{note}; a sketch says otherwise (merging.links)")

@@ -133,15 +133,10 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
     # What a sketch cannot speak of, such as nodes of several sizes, is an InputError.
     with contextlib.suppress(InputError, OutOfTime):
         found = suggest_for(
-            [search.problem.collective.chunks_per_rank],
-            lambda _: search.problem,
-            most=suggesting.sketches,
+            [search.problem.collective.chunks_per_rank], lambda _: search.problem, search.options,
+            most=suggesting.sketches, give_up=give_up,
             time_limit_s=min(suggesting.most_suggest_s, suggesting.suggest_share * limit_s),
-            seed=search.options.seed,
-            progress=search.options.progress,
-            give_up=give_up,
-            parameters=search.parameters,
-        )
+        )  # fmt: skip
     if found:
         names = ", ".join(sketch.sketch.name for sketch in found)
         search.record("suggest", "taccl", "done", since, finish_us=found[0].finish_us, message=names)

@@ -31,14 +31,12 @@ from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.plans import Plan, Shape, Shift, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
-
-Progress = Callable[[str, float | None, float | None], None]
 
 
 @checked
@@ -120,21 +118,18 @@ def suggest_sketches(
     def cut(count: int) -> Problem:
         return make_problem(topology, made(count), size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
-    return suggest_for(
-        counts, cut, most=most, time_limit_s=time_limit_s, seed=seed, progress=progress, along=True
-    )
+    options = Options(seed=seed, progress=progress)
+    return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)
 
 
 def suggest_for(
     counts: Sequence[int],
     cut: Callable[[int], Problem],
+    options: Options,
     *,
-    most: int = 1,
-    time_limit_s: float = 20.0,
-    seed: int = 0,
-    progress: Progress | None = None,
+    most: int,
+    time_limit_s: float,
     give_up: Deadline = NEVER,
-    parameters: SearchParameters = DEFAULTS,
     along: bool = False,
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
@@ -146,33 +141,29 @@ def suggest_for(
     dimensions of a product are candidates where they are asked for: a search that is to improve the best
     candidate gets further from others, and tries them itself.
     """
-    suggesting = parameters.suggesting
+    suggesting = options.parameters.suggesting
     is_patient = give_up is NEVER
     if is_patient:
         bounds_s = suggesting.first_bound_s + (most - 1) * suggesting.bound_s
         give_up = Deadline.after(time_limit_s)
         time_limit_s -= min(bounds_s, suggesting.bounds_share * time_limit_s)
-    deadline = give_up.sooner(time_limit_s)
     per_rank = suggesting.first_partition if suggesting.first_partition in counts else min(counts)
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
-    trials = _Trials(counts, cut, shape, deadline, seed, progress, give_up, parameters)
+    trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up)
     capped = first.clauses.max_merge
     merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
     if shape.is_small(min(first.chunk_bytes)):
         merges = merges[::-1]
     ways = [(plan, max_merge) for plan in relay_plans(shape) for max_merge in merges]
-    tried = [
-        (trials.attempt(plan, per_rank, max_merge), place) for place, (plan, max_merge) in enumerate(ways)
-    ]
-    finish_us, place = min(tried)
-    _try_partitions(trials, *ways[place], per_rank, finish_us)
+    tried = [trials.attempt(*way, per_rank) for way in ways]
+    finish_us = min(tried)
+    _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
     if is_patient and not trials.found:
         trials.take_first(ways, per_rank)
-    if along and not deadline.has_passed:
+    if along and not trials.deadline.has_passed:
         _try_dimensions(trials, most)
-    proposals: list[SketchProposal] = []
     # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
@@ -180,10 +171,10 @@ def suggest_for(
             distinct[candidate.made] = candidate
         else:
             distinct.setdefault(candidate.made, candidate)
-    best = list(distinct.values())[:most]
+    best, proposals = list(distinct.values())[:most], []
     for place, candidate in enumerate(best):
         bound_s = suggesting.bound_s if place else suggesting.first_bound_s
-        limit_s = max(give_up.left_s, parameters.budget.least_bound_s) / (len(best) - place)
+        limit_s = max(give_up.left_s, options.parameters.budget.least_bound_s) / (len(best) - place)
         proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s))
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
 
@@ -212,55 +203,47 @@ class _Candidate:
 class _Trials:
     """Candidates for the problems of one topology and collective, one problem per partitioning."""
 
-    counts: Sequence[int]
     cut: Callable[[int], Problem]
     shape: Shape
+    options: Options
     deadline: Deadline
-    seed: int
-    progress: Progress | None
     give_up: Deadline
-    parameters: SearchParameters
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
     plain: dict[tuple[str, int, int], tuple[Sketch, Problem]] = field(default_factory=dict)
 
-    @property
-    def until(self) -> Deadline:
-        """The first candidate may take the time of the bounds, too."""
-        return self.deadline if self.found else self.give_up
-
-    def best_us(self) -> float:
-        """The first finish of all candidates; infinite without any."""
-        return min((each.schedule.finish_us for each in self.found), default=math.inf)
-
-    def attempt(self, plan: Plan, per_rank: int, max_merge: int) -> float:
+    def attempt(self, plan: Plan, max_merge: int, per_rank: int) -> float:
         """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
-        until = self.until
-        if self.progress is not None:
-            self.progress(
-                f"sketch {plan.name}, {per_rank} a rank", self.best_us() if self.found else None, None
-            )
+        until = (
+            self.deadline if self.found else self.give_up
+        )  # the first may take the time of the bounds, too
+        best_us = min((each.schedule.finish_us for each in self.found), default=None)
+        self.options.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
         try:
             until.check()
             problem = self.cut(per_rank)
             if plan.name not in self.fitting:
-                _, plain = self.without_symmetry(plan, per_rank, max_merge)
+                _, plain = self.without_symmetry(plan, max_merge, per_rank)
                 self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
             sketch = make_sketch(problem, self.shape, plan, max_merge, self.fitting[plan.name])
             applied = _applied(sketch, problem)
             until.check()
-            schedule = quick_schedule(applied, self.seed, until, self.parameters)
+            schedule = quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
             return math.inf
         if schedule is None:
             return math.inf
+        return self.take(sketch, plan, schedule)
+
+    def take(self, sketch: Sketch, plan: Plan, schedule: Schedule | CompactSchedule) -> float:
+        """Verify a schedule under a sketch, and keep both; its finish."""
         verify(schedule).raise_if_failed()
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
 
-    def without_symmetry(self, plan: Plan, per_rank: int, max_merge: int) -> tuple[Sketch, Problem]:
+    def without_symmetry(self, plan: Plan, max_merge: int, per_rank: int) -> tuple[Sketch, Problem]:
         """The sketch of a plan without symmetries to fold by, and the problem under it."""
-        key = plan.name, per_rank, max_merge
+        key = plan.name, max_merge, per_rank
         if key not in self.plain:
             problem = self.cut(per_rank)
             sketch = make_sketch(problem, self.shape, plan, max_merge)
@@ -271,13 +254,14 @@ class _Trials:
         """The first way that leads somewhere, without symmetries to fold by; for which there was no time."""
         for plan, max_merge in ways:
             with suppress(SketchError):  # a chunk has no way under this plan
-                sketch, applied = self.without_symmetry(plan, per_rank, max_merge)
-                quick = schedule_large(applied, num_runs=1, seed=self.seed) if suits(applied) else None
-                schedule = quick or quick_schedule(applied, self.seed, NEVER, self.parameters)
+                sketch, applied = self.without_symmetry(plan, max_merge, per_rank)
+                quick = (
+                    schedule_large(applied, num_runs=1, seed=self.options.seed) if suits(applied) else None
+                )
+                schedule = quick or quick_schedule(applied, self.options, NEVER)
                 if schedule is not None:
-                    verify(schedule).raise_if_failed()
                     self.fitting.setdefault(plan.name, ())
-                    self.found.append(_Candidate(sketch, plan, schedule))
+                    self.take(sketch, plan, schedule)
                     return
 
 
@@ -291,35 +275,34 @@ def _applied(sketch: Sketch, problem: Problem) -> Problem:
 
 
 def quick_schedule(
-    problem: Problem, seed: int, give_up: Deadline, parameters: SearchParameters
+    problem: Problem, options: Options, give_up: Deadline
 ) -> Schedule | CompactSchedule | None:
     """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
-    suggesting = parameters.suggesting
+    suggesting, seed = options.parameters.suggesting, options.seed
     if effort(problem) > suggesting.most_ranked_moves * timing_group(problem).counted:
         return schedule_large(problem, num_runs=1, seed=seed, deadline=give_up) if suits(problem) else None
-    options = Options(seed=seed, parameters=parameters)
-    search = Search(problem, options, give_up, gives_up=give_up is not NEVER)
+    search = Search(problem, replace(options, progress=None), give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
     search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
     return search.best
 
 
-def _try_partitions(trials: _Trials, plan: Plan, max_merge: int, start: int, best_us: float) -> None:
-    """Try a plan with more chunks per rank, or else fewer, while that helps."""
-    best, counts = start, sorted(trials.counts)
+def _try_partitions(
+    trials: _Trials, counts: Sequence[int], plan: Plan, max_merge: int, start: int, best_us: float
+) -> None:
+    """Try a plan with more chunks per rank, or, where that does not help, with fewer, while it does."""
+    counts, first_us = sorted(counts), best_us
     for further in ([k for k in counts if k > start], [k for k in reversed(counts) if k < start]):
-        for per_rank in further:
-            finish_us = trials.attempt(plan, per_rank, max_merge)
+        for per_rank in further if best_us == first_us else ():
+            finish_us = trials.attempt(plan, max_merge, per_rank)
             if finish_us >= best_us:
                 break
-            best, best_us = per_rank, finish_us
-        if best != start:  # more helped, so fewer will not
-            break
+            best_us = finish_us
 
 
 def _try_dimensions(trials: _Trials, most: int) -> None:
     """Give the best candidates a schedule along dimensions where one obeys the sketch and is sooner."""
-    most_transfers = trials.parameters.portfolio.balanced_transfers
+    most_transfers = trials.options.parameters.portfolio.balanced_transfers
     for each in sorted(trials.found, key=lambda each: each.rank)[:most]:
         problem, finish = each.schedule.problem, each.schedule.finish
         with suppress(InputError):  # no product, or its sketch forbids it
