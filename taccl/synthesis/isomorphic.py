@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from taccl.clauses import CLAUSES
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
-from taccl.synthesis.greedy import ListSchedule, Send
+from taccl.synthesis.greedy import unfold
+from taccl.synthesis.paper.routing import refold
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -67,41 +68,33 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     It is not where the two are folded by different symmetries. Once time is up nothing is folded: that is
     for what comes after.
     """
-    if found.best_fold is None:
+    if found.best is None or found.best_fold is None:
         return False
-    if search.deadline.has_passed and isinstance(found.best, Schedule):
+    producer, is_late = found.best.producer, search.deadline.has_passed
+    if is_late and isinstance(found.best, Schedule):
         best = found.best
-        whole = make_schedule(
-            search.problem,
-            chunk=[names.chunks[c] for c in best.chunk.tolist()],
-            link=[names.links[e] for e in best.link.tolist()],
-            start=best.start,
-            end=best.end,
-            group=best.group,
-            producer=best.producer,
-        )
-        return search.offer_whole(whole, producer=best.producer) is not None
-    group = search.folded.group
+    else:
+        best = unfold(found.folded, found.best_fold.sends, producer=producer)
+    whole = make_schedule(
+        search.problem,
+        chunk=[names.chunks[c] for c in best.chunk.tolist()],
+        link=[names.links[e] for e in best.link.tolist()],
+        start=best.start,
+        end=best.end,
+        group=best.group,
+        producer=producer,
+    )
+    if is_late:
+        return search.offer_whole(whole, producer=producer) is not None
     back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
     others = found.folded.group
     turned = [[names.ranks[g.ranks[r]] for r in back] for g in others.generators]
-    if not group.made_by(turned, others.order):
+    if not search.folded.group.made_by(turned, others.order):
         return False
-    number = {(move.chunk, move.link): m for m, move in enumerate(search.folded.moves)}
-    sends = []
-    for send in found.best_fold.sends:
-        moves = [found.folded.moves[m] for m in send.moves]
-        pairs = [(names.chunks[move.chunk], names.links[move.link]) for move in moves]
-        images = group.sends(pairs)
-        image = next((image for image in images if all(pair in number for pair in image)), None)
-        if image is None:
-            return False
-        renamed = tuple(number[pair] for pair in image)
-        link = search.folded.moves[renamed[0]].link_orbit
-        sends.append(Send(link, renamed, send.start_ticks, send.end_ticks))
-    schedule = ListSchedule(tuple(sends), found.best_fold.finish_ticks)
-    producer = found.best.producer if found.best is not None else ""
-    return search.offer(schedule, producer=producer) is not None
+    renamed = refold(search.folded, whole)
+    if sum(search.folded.num_members(m) for send in renamed.sends for m in send.moves) < len(whole):
+        return False  # this fold lacks some of its moves
+    return search.offer(renamed, producer=producer) is not None
 
 
 def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.greedy import ListSchedule, Send, unfold
+from taccl.synthesis.greedy import unfold
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.orbits import Move, Orbits, Place, with_moves
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.routing import needed_moves, refold
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -51,7 +51,7 @@ def overlap(search: Search, halves: Sequence[Search]) -> None:
         required=range(len(joint.orbits.moves)),
         upper_ticks=before.finish_ticks,
         lower_ticks=search.bound_ticks,
-        hint=_hint(joint, before),
+        hint=refold(joint.orbits, before, reducing=joint.reducing),  # the halves one after the other
         joins=joint.joins,
         reducing=joint.reducing,
         time_limit_s=search.deadline.left_s,
@@ -105,20 +105,3 @@ def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
     orbits = with_moves(empty, moves)
     joins = frozenset(p for p, (kind, _) in enumerate(kinds) if kind == "reduce")
     return _Joint(orbits, frozenset(range(num_reducing)), joins)
-
-
-def _hint(joint: _Joint, schedule: Schedule) -> ListSchedule:
-    """The halves one after the other, on the joint fold."""
-    number = {(move.chunk, move.link, m in joint.reducing): m for m, move in enumerate(joint.orbits.moves)}
-    groups: dict[int, list[int]] = {}
-    times: dict[int, tuple[int, int]] = {}
-    for t in schedule:
-        m = number.get((t.chunk, t.link, t.reduce))
-        if m is not None:
-            groups.setdefault(t.group, []).append(m)
-            times[t.group] = (t.start_ticks, t.end_ticks)
-    sends = [
-        Send(joint.orbits.moves[moves[0]].link_orbit, tuple(moves), *times[group])
-        for group, moves in groups.items()
-    ]
-    return ListSchedule(tuple(sends), schedule.finish_ticks)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from taccl.errors import InputError
 from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
 from taccl.synthesis.paper.orbits import Move, Orbits
+from taccl.synthesis.paper.routing import refold
 
 
 def order(orbits: Orbits, rule: str = "longest-path-first") -> ListSchedule | None:
@@ -56,17 +57,9 @@ def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSc
         for m, move in enumerate(orbits.moves)
     ]
     try:
-        timed = unfold(orbits, sends, producer="as routed")
+        return refold(orbits, unfold(orbits, sends, producer="as routed"))
     except ValueError:
         return None
-    times = {(t.chunk, t.link): (t.start_ticks, t.end_ticks) for t in timed}
-    kept = [
-        Send(send.link, send.moves, *times[move.chunk, move.link])
-        for send in sends
-        if ((move := orbits.moves[send.moves[0]]).chunk, move.link) in times
-    ]
-    kept.sort(key=lambda send: send.start_ticks)
-    return ListSchedule(tuple(kept), timed.finish_ticks)
 
 
 def _remaining(orbits: Orbits) -> list[int]:

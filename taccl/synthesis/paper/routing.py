@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import MilpModel
-from taccl.synthesis.greedy import ListSchedule
+from taccl.synthesis.greedy import ListSchedule, Send
 from taccl.synthesis.paper.orbits import Orbits
 from taccl.synthesis.paper.sequencing import Pair, Windows, pairs_apart
 
@@ -393,6 +394,19 @@ def _links_to(orbits: Orbits, entry: dict[int, int], p: int) -> int:
     if entry[p] in orbits.hops.starts_anew:
         return 1
     return 1 + max(_links_to(orbits, entry, a) for a in orbits.moves[entry[p]].srcs)
+
+
+def refold(orbits: Orbits, schedule: Schedule, *, reducing: Collection[int] = ()) -> ListSchedule:
+    """The sends on a fold that a schedule with its symmetry is made of; some moves may be `reducing`."""
+    number = {(move.chunk, move.link, m in reducing): m for m, move in enumerate(orbits.moves)}
+    moves: dict[int, list[int]] = defaultdict(list)
+    times: dict[int, tuple[int, int]] = {}
+    for t in schedule:
+        if (m := number.get((t.chunk, t.link, t.reduce))) is not None:
+            moves[t.group].append(m)
+            times[t.group] = t.start_ticks, t.end_ticks
+    sends = (Send(orbits.moves[some[0]].link_orbit, tuple(some), *times[g]) for g, some in moves.items())
+    return ListSchedule(tuple(sends), schedule.finish_ticks)
 
 
 def needed_moves(orbits: Orbits, schedule: ListSchedule) -> set[int]:
