@@ -10,7 +10,8 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
@@ -28,7 +30,7 @@ from taccl.synthesis.backends import package_versions
 from taccl.synthesis.greedy import ListSchedule, unfold
 from taccl.synthesis.paper.orbits import Orbits, fold
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.result import Moment, Result, Stage
 from taccl.units import format_size
 
@@ -297,6 +299,13 @@ class Search:
         if self.above is not None:
             self.above.allow(seconds)
 
+    @contextmanager
+    def keeping(self, seconds: float) -> Iterator[None]:
+        """Keep some of the time for what comes after."""
+        self.allow(-seconds)
+        yield
+        self.allow(seconds)
+
     def report(self, doing: str) -> None:
         """Tell the caller what is going on."""
         self.options.report(self.prefix + doing, self.best_us, self.bound_us)
@@ -308,6 +317,12 @@ class Search:
         if ticks is not None:
             found["bound_us"] = float(self.problem.costs.us(ticks))
         self.stages.append(Stage(self.prefix + name, solver, status, time.monotonic() - since, **found))
+
+    def look_for_bound(self) -> None:
+        """A lower bound in the part of the time that is meant for it, unless there is one."""
+        if self.bound is None and not self.interrupted:
+            since = time.monotonic()
+            self.prove(bound_within(self.problem, self.deadline, self.parameters.budget), since)
 
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep a bound that was found since then, and log it."""
@@ -376,6 +391,12 @@ class Search:
             return spill(best, options.spill_dir), [said]
         few = best.num_transfers <= self.parameters.large.most_expanded
         return best.expand() if few else best, []
+
+
+def bound_within(problem: Problem, limit: Deadline, budget: BudgetParameters) -> Certificate:
+    """A lower bound in the part of the time until a limit that is meant for it."""
+    limit_s = max(budget.least_bound_s, budget.most_bound_share * limit.left_s)
+    return lower_bound(problem, budget_s=budget.bound_share * limit.left_s, limit_s=limit_s)
 
 
 def _sends_alike(one: Schedule, other: Schedule) -> bool:

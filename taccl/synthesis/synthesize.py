@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
-from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
@@ -43,9 +42,9 @@ from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Moment, Result
-from taccl.synthesis.search import Options, Search
+from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -133,35 +132,38 @@ def synthesize(
     NoSolutionError, KeyboardInterrupt
         If nothing was found in time, or when Ctrl-C came.
     """
-    if problem.release_us or problem.due_us:
-        return _synthesize_released(
-            problem, backend=backend, time_limit_s=time_limit_s, threads=threads, seed=seed,
-            memory_limit_mb=memory_limit_mb, log=log, progress=progress, sketch=sketch, parameters=parameters,
-            policy=policy, in_network=in_network,
-        )  # fmt: skip
+    known_word(in_network, get_args(InNetworkUse), "in_network")
     options = Options(
         backend, sketch, threads or _cores(), seed, memory_limit_mb, log, progress, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy,
     )  # fmt: skip
     limit = Deadline(options.began_s + time_limit_s)
-    if backend == BALANCED:
-        problem = cut_balanced(problem, policy=policy)
-    known_word(in_network, get_args(InNetworkUse), "in_network")
+    if not (problem.release_us or problem.due_us):
+        return _search_anything(problem, in_network, options, limit)
+    options = replace(options, keep="schedule", spill_dir=None, to_file=False)
+    found = _search_anything(problem.without_moments(), in_network, options, limit)
+    return _begun_anew(problem, found, bound_within(problem, limit, parameters.budget))
+
+
+def _search_anything(problem: Problem, in_network: InNetworkUse, options: Options, limit: Deadline) -> Result:
+    """What is found where all is there from the start: by switches, servers or ranks."""
+    if options.backend == BALANCED:
+        problem = cut_balanced(problem, policy=options.policy)
     if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
-        return _with_switches(problem, in_network, options, limit)
+        return _search_with_switches(problem, in_network, options, limit)
     if problem.collective.update_us_per_mb is not None:
         return _served(problem, options, limit)
-    return _by_ranks(over_links(problem, shared=False), options, limit)
+    return _search_by_ranks(over_links(problem, shared=False), options, limit)
 
 
-def _with_switches(problem: Problem, use: InNetworkUse, options: Options, limit: Deadline) -> Result:
+def _search_with_switches(problem: Problem, use: InNetworkUse, options: Options, limit: Deadline) -> Result:
     """The best that switches do; with ``"auto"`` also of ranks, unless a bound says that they lose."""
     budget, since = options.parameters.budget, time.monotonic()
     found, ranks = by_switches(problem, use, limit), None
     tried: list[Any] = [] if found is None else [found]
     alone = over_links(problem, shared=False)
-    if use == "auto" and (found is None or found.finish > _bound(alone, limit, budget).bound):
-        ranks = _by_ranks(alone, options, limit)
+    if use == "auto" and (found is None or found.finish > bound_within(alone, limit, budget).bound):
+        ranks = _search_by_ranks(alone, options, limit)
         tried.append(ranks.schedule)
     if not tried:
         raise NoSolutionError(
@@ -178,7 +180,7 @@ def _with_switches(problem: Problem, use: InNetworkUse, options: Options, limit:
     if ranks is not None:
         told.append(f"ranks alone: {format_us(ranks.schedule.finish)}")
     allowed = over_links(best.problem, shared=True) if use == "only" else best.problem
-    search.prove(_bound(allowed, limit, budget), time.monotonic())
+    search.prove(bound_within(allowed, limit, budget), time.monotonic())
     return search.result("; ".join(told))
 
 
@@ -188,71 +190,74 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
     found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
     search = Search(found.problem, options, limit, best=found)
     search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
-    _prove(search)
+    search.look_for_bound()
     return search.result("servers that update sums, in the levels that finish first")
 
 
-def _by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
-    """What is found without switches that add."""
-    parameters, backend = options.parameters, options.backend
-    problem, proposals, limit = _with_chunks(problem, options, limit)
-    plan = _plan(problem, max(0.1, limit.left_s), proposals, options)
-    asked, (problem, apart) = problem, _feasible(problem, max(0.1, limit.left_s), parameters)
+def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
+    """What is found without switches that add: chunks and sketches chosen, then searched, then improved."""
+    parameters, backend, budget = options.parameters, options.backend, options.parameters.budget
+    asked, proposals, limit = _with_chunks(problem, options, limit)
+    left_s = max(0.1, limit.left_s)
+    is_large, choice = choose(asked, backend, left_s, parameters)
+    _check_options(asked, options, is_large, choice)
+    # Beside what else was asked for nothing is suggested, and nothing improved.
+    is_free = backend == "auto" and options.keeps_sends
+    is_long = left_s >= parameters.choice.compiling_s
+    may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
+    is_guided = bool(proposals) or (may_suggest and is_unguided(asked, parameters))
+    improving_s = 0.0
+    if is_long and is_free and suits_improvement(asked):
+        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
+    problem, apart = _feasible(asked, max(0.1, limit.left_s), parameters)
     if apart is not None:
         search = Search(problem, options, limit, best=apart)
-        _prove(search)
+        search.look_for_bound()
         return search.result(f"{apart.producer}: no rank can make a sum for all")
-    budget, competes = parameters.budget, backend in ("auto", "greedy")
     limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
     search = Search(problem, options, limit)
-    comes_first, most_s = is_small(problem), budget.improve_share * limit.left_s
+    competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
+    most_s, share = budget.improve_share * limit.left_s, parameters.portfolio.baseline_share
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
-    behind_s = max(plan.improving_s, min(moment_s, most_s))
     exchanging_s = exchange_s(problem, limit.left_s, parameters) if backend == "auto" else 0.0
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     try:
         if competes and comes_first:
-            offer_baselines(search, parameters.portfolio.baseline_share)
-        search.allow(-behind_s - exchanging_s)
-        if backend == BALANCED:
-            search_balanced(search, policy=options.policy)
-            _prove(search)
-        elif plan.is_guided:
-            _search_guided(search, plan.is_large, proposals)
-        else:
-            _search_plain(search, backend, plan.is_large)
-        search.allow(behind_s)
-        if competes and not comes_first:
-            offer_baselines(search, parameters.portfolio.baseline_share if plan.improving_s else 1.0)
-        if plan.improving_s:
-            stages.ruin_and_recreate(search)
+            offer_baselines(search, share)
+        with search.keeping(exchanging_s):
+            with search.keeping(max(improving_s, min(moment_s, most_s))):
+                if backend == BALANCED:
+                    search_balanced(search, policy=options.policy)
+                    search.look_for_bound()
+                elif is_guided:
+                    search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
+                else:
+                    _search_plain(search, backend, is_large=is_large)
+            if competes and not comes_first:
+                offer_baselines(search, share if improving_s else 1.0)
+            if improving_s:
+                stages.ruin_and_recreate(search)
         if exchanging_s:
-            search.allow(exchanging_s)
             offer_exchanged(search)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None:
             raise
-    found = search.result(plan.choice)
+    found = search.result(choice)
     if problem is asked or options.keep == "summary":
         return found
     schedule = replace(found.schedule, problem=asked)
     verify(schedule).raise_if_failed()
-    return replace(found, schedule=schedule, bound=_bound(asked, limit, budget))
+    return replace(found, schedule=schedule, bound=bound_within(asked, limit, budget))
 
 
-def _synthesize_released(problem: Problem, **options: Any) -> Result:
-    """The sends of a schedule in which all is there from the start, begun anew once it is.
+def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
+    """A schedule in which all is there from the start, its sends begun once it is.
 
     Raises `NoSolutionError` if something comes later than it is due.
     """
-    limit = Deadline.after(options["time_limit_s"])
-    found = synthesize(problem.without_moments(), **options)
     schedule = found.schedule
-    if not isinstance(schedule, Schedule):
-        schedule = schedule.expand()
-    bound = _bound(problem, limit, options["parameters"].budget)
-    timed = released(problem, schedule)
+    timed = released(problem, schedule if isinstance(schedule, Schedule) else schedule.expand())
     verdict = verify(timed)
     late = [each for each in verdict.violations if each.kind == "due"]
     if late:
@@ -320,49 +325,26 @@ def _with_chunks(
     return *choose_with_sketches(problem, options, until, give_up=give_up, suggests=suggests), limit
 
 
-class _Plan(NamedTuple):
-    """What is run and why; whether under sketches; and for how long what is found is improved at last."""
-
-    is_large: bool
-    choice: str
-    is_guided: bool
-    improving_s: float
-
-
-def _plan(
-    problem: Problem, time_limit_s: float, proposals: Sequence[SketchProposal], options: Options
-) -> _Plan:
-    """What is run; raises `InputError` for arguments that do not fit together."""
+def _check_options(problem: Problem, options: Options, is_large: bool, choice: str) -> None:
+    """Raise `InputError` for arguments that do not fit together, or what runs."""
     backend, sketch = options.backend, options.sketch
     if backend not in OWN_BACKENDS:
         require_known(backend, others=OWN_BACKENDS, where="backend")
     if isinstance(sketch, str) and sketch not in ("auto", "none"):
         raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-    parameters, is_given = options.parameters, bool(proposals)
-    is_large, choice = choose(problem, backend, time_limit_s, parameters)
     if options.spill_dir is not None and not is_large:
         raise InputError(
             f"only the compiled list scheduler spills, and what runs is {choice}; leave it out",
             where="spill_dir",
         )
-    # Beside what else was asked for nothing is suggested, and nothing improved.
-    is_alone = backend != "auto" or not options.keeps_sends
     if not isinstance(sketch, str):
         check_proposal(sketch, problem)
-        if is_alone:
+        if backend != "auto" or not options.keeps_sends:
             raise InputError(
                 "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
                 "and neither keep='summary' nor spill_dir",
                 where="sketch",
             )
-    is_long = time_limit_s >= parameters.choice.compiling_s
-    is_open = sketch == "auto" and not is_alone and (is_long or not is_large)
-    is_guided = is_given or (is_open and is_unguided(problem, parameters))
-    improving_s = 0.0
-    if is_long and not is_alone and suits_improvement(problem):
-        budget = parameters.budget
-        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * time_limit_s
-    return _Plan(is_large, choice, is_guided, improving_s)
 
 
 def _feasible(
@@ -395,45 +377,25 @@ def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None
     return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
 
 
-def _search_guided(search: Search, is_large: bool, proposals: Sequence[SketchProposal]) -> None:
-    """Search under suggested sketches, and without; what is large first without, for some of the time."""
-    is_first = is_large and not proposals
-    if is_first:
-        limit_s = search.parameters.suggesting.large_share * search.deadline.left_s
-        part = search.part(search.problem, "", search.deadline.sooner(limit_s), serves_above=True)
-        try:
-            search_large(part)
-        except NoSolutionError:  # in all of the time there may be one
-            is_first = False
-        search.bound, search.ran_out = part.bound, part.ran_out
-    if not is_first:
-        _prove(search)
-    if not (search.is_met or search.interrupted):
-        search_guided(search, _choose_and_search, proposals=proposals, is_searched=is_first)
+def _search_plain(search: Search, backend: str, *, is_large: bool | None = None) -> None:
+    """The compiled search; or the stages of a backend, on each half of a reduction.
 
-
-def _choose_and_search(search: Search, backend: str) -> None:
-    """Search a problem as it is, in the time that is left for it."""
-    is_large, _ = choose(search.problem, backend, search.deadline.left_s, search.parameters)
-    _search_plain(search, backend, is_large)
-
-
-def _search_plain(search: Search, backend: str, is_large: bool) -> None:
-    """The compiled search; or the stages of a backend, on each half of a reduction."""
+    - `is_large`: Which of the two; by default as `choose` says in the time that is left.
+    """
+    if is_large is None:
+        is_large, _ = choose(search.problem, backend, search.deadline.left_s, search.parameters)
     if is_large:
         search_large(search)
         return
     if backend in ("auto", "cpsat"):
         warm_up("ortools")
-    _prove(search)
+    search.look_for_bound()
     portfolio, search_half = search.parameters.portfolio, partial(_search_spreading, backend=backend)
     keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
-    apart_s = keeps_apart * portfolio.apart_share * search.deadline.left_s
-    search.allow(-apart_s)
-    searches = search_halves(search, search_half)
-    if len(searches) == 2 and backend == "auto" and not search.interrupted:
-        overlap(search, searches)
-    search.allow(apart_s)
+    with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
+        searches = search_halves(search, search_half)
+        if len(searches) == 2 and backend == "auto" and not search.interrupted:
+            overlap(search, searches)
     if keeps_apart:
         search_apart(search, search_half)
 
@@ -442,7 +404,7 @@ def _search_spreading(search: Search, *, backend: str) -> None:
     """The stages of a backend, on a problem whose chunks spread; after Ctrl-C the first schedule will do."""
     first = partial(stages.greedy, search, budget_s=0.0, max_runs=1)
     try:
-        _prove(search)
+        search.look_for_bound()
         if search.interrupted or search.problem.collective.is_met:  # or nothing is to be sent
             first()
         else:
@@ -460,19 +422,6 @@ def _search_spreading(search: Search, *, backend: str) -> None:
             bound_us=search.bound_us,
         )
     search.ran_out = search.deadline.has_passed and not search.is_met
-
-
-def _prove(search: Search) -> None:
-    """A lower bound in the part of the time that is meant for it, unless there is one."""
-    if search.bound is not None or search.interrupted:
-        return
-    since = time.monotonic()
-    search.prove(_bound(search.problem, search.deadline, search.parameters.budget), since)
-
-
-def _bound(problem: Problem, limit: Deadline, budget: BudgetParameters) -> Certificate:
-    limit_s = max(budget.least_bound_s, budget.most_bound_share * limit.left_s)
-    return lower_bound(problem, budget_s=budget.bound_share * limit.left_s, limit_s=limit_s)
 
 
 def _cores() -> int:

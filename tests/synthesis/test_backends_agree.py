@@ -13,7 +13,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InfeasibleError, SketchError, TopologyError
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis import synthesize as synthesizing
+from taccl.synthesis import search as searching
 from taccl.synthesis.backends import backends
 from taccl.synthesis.synthesize import synthesize
 from tests.fuzzing import cases
@@ -44,7 +44,7 @@ def _one_bound(monkeypatch) -> None:
             known[key] = lower_bound(problem)
         return known[key]
 
-    monkeypatch.setattr(synthesizing, "lower_bound", bound_of)
+    monkeypatch.setattr(searching, "lower_bound", bound_of)
 
 
 @cache

@@ -13,7 +13,7 @@ import taccl
 from taccl import collectives
 from taccl.cli import main
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis import synthesize as synthesizing
+from taccl.synthesis import search as searching
 from taccl.synthesis.result import Result, Stage
 from tests.foreign import OURS
 from tests.synthesis.small_problems import problem_of, ring, star
@@ -106,13 +106,13 @@ class TestStopped:
 
 def halve_bound(monkeypatch):
     """Make the bound one that no schedule meets."""
-    proven = synthesizing.lower_bound
+    proven = searching.lower_bound
 
     def half(problem, **options):
         bound = proven(problem, **options)
         return replace(bound, bound=bound.bound / 2)
 
-    monkeypatch.setattr(synthesizing, "lower_bound", half)
+    monkeypatch.setattr(searching, "lower_bound", half)
 
 
 class TestRepr:

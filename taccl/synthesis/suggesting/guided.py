@@ -17,7 +17,7 @@ from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.problem import Problem
 from taccl.synthesis.large import effort, suits
-from taccl.synthesis.large_search import have_compiled, offer_compiled
+from taccl.synthesis.large_search import have_compiled, offer_compiled, search_large
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -53,14 +53,28 @@ def search_guided(
     search: Search,
     search_plain: Callable[[Search, str], None],
     *,
-    proposals: Sequence[SketchProposal] = (),
-    is_searched: bool = False,
+    is_large: bool,
+    proposals: Sequence[SketchProposal],
 ) -> None:
-    """Search under the best suggested sketches, or proposals; and without, unless that `is_searched`.
+    """Search under the best suggested sketches, or proposals, and without.
 
-    `search_plain` is the search of a problem as it is, by a backend.
+    What is large, and has no proposals, is first searched without, for some of the time. `search_plain` is
+    the search of a problem as it is, by a backend.
     """
     suggesting, problem = search.parameters.suggesting, search.problem
+    is_searched = is_large and not proposals
+    if is_searched:
+        limit_s = suggesting.large_share * search.deadline.left_s
+        part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
+        try:
+            search_large(part)
+        except NoSolutionError:  # in all of the time there may be one
+            is_searched = False
+        search.bound, search.ran_out = part.bound, part.ran_out
+    if not is_searched:
+        search.look_for_bound()
+    if search.is_met or search.interrupted:
+        return
     limit_s = search.deadline.left_s
     run = partial(_search_part, search, search_plain)
     if not is_searched:
