@@ -93,7 +93,7 @@ def choose_num_chunks(
     return best
 
 
-def cut_balanced(problem: Problem, *, policy: Policy = "lp", most_transfers: int = MOST_TRANSFERS) -> Problem:
+def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     """The problem in as many chunks as finish soonest, where it leaves their number open."""
     dims = dimensions_of(problem, baseline=BALANCED)
     if not problem.chunks_open:

@@ -49,11 +49,10 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
 
     - `share`: Of the time that is left, which they may take.
     """
-    problem, since, portfolio = search.problem, time.monotonic(), search.parameters.portfolio
-    if not _may_compete(problem, search.parameters):
-        late = _balanced_s(problem, search.parameters) > max(
-            search.deadline.left_s, portfolio.balanced_least_s
-        )
+    problem, since, parameters = search.problem, time.monotonic(), search.parameters
+    portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
+    if longest_s == math.inf:
+        late = _balanced_s(problem, parameters) > max(search.deadline.left_s, portfolio.balanced_least_s)
         if not (search.is_met or search.interrupted or late):
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
@@ -62,10 +61,9 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         names = ["one-shot", *reversed(names)]
     names.insert(0, "multiplying")
     until = search.deadline.sooner(share * search.deadline.left_s)
-    longest_s = _each_s(problem, search.parameters)
     for name in names:
         begun, made = time.monotonic(), name in _made(problem)
-        takes_s = 0.0 if made else max(longest_s, _named_s(name, problem, search.parameters))
+        takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
         # What takes very little has its moment even where the search took all of the time.
         if search.is_met or takes_s > max(until.left_s, portfolio.baseline_least_s):
             continue
@@ -80,8 +78,9 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
 
 def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
     """About what `offer_baselines` takes for the first two that it offers; 0 where nothing is in time."""
-    if _may_compete(problem, parameters):
-        return _each_s(problem, parameters) + _named_s("multiplying", problem, parameters)
+    takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
+    if takes_s < math.inf:
+        return takes_s
     balanced_s = _balanced_s(problem, parameters)
     if balanced_s < left_s:
         with suppress(InputError):  # the topology has no dimensions
@@ -90,10 +89,37 @@ def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -
     return 0.0
 
 
-def _each_s(problem: Problem, parameters: SearchParameters) -> float:
-    """About what a baseline takes that names nothing."""
-    portfolio, num_links = parameters.portfolio, len(problem.topology.links)
-    return _arrivals(problem) * portfolio.baseline_s_per_arrival + num_links * portfolio.baseline_s_per_link
+def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
+    """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
+    is_late = _takes_s(name, problem, parameters) > limit.left_s
+    found = None if is_late else obeying(name, problem)
+    return math.inf if found is None else found.finish_us
+
+
+def obeying(name: str, problem: Problem) -> Schedule | None:
+    """A baseline of the problem's own chunks; None where it is not defined, or the sketch forbids it."""
+    with suppress(InputError):
+        found = _as_asked(name, problem)
+        if verify(found).ok:
+            return found
+    return None
+
+
+def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
+    """About what a baseline takes; infinity where too many chunks arrive for it to compete."""
+    portfolio, collective = parameters.portfolio, problem.collective
+    ending, starting = (
+        np.array([len(ranks) for ranks in ends.sets])[ends.of_chunk]
+        for ends in (collective.destination_sets, collective.origin_sets)
+    )
+    # Of chunks, or of contributions to their sums where these are more.
+    arrivals = int(np.maximum(ending, starting * collective.sums_up).sum())
+    if arrivals > portfolio.baseline_arrivals:
+        return math.inf
+    if name in _NAMED:
+        return min(int(starting @ ending), _MOST_NAMED) * portfolio.named_s_per_transfer
+    num_links = len(problem.topology.links)
+    return arrivals * portfolio.baseline_s_per_arrival + num_links * portfolio.baseline_s_per_link
 
 
 def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
@@ -104,50 +130,6 @@ def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
         return math.inf
     links_s = len(topology.links) * portfolio.baseline_s_per_link
     return transfers * portfolio.balanced_s_per_transfer + links_s
-
-
-def _may_compete(problem: Problem, parameters: SearchParameters) -> bool:
-    """Whether baselines do, and not only what is balanced over dimensions."""
-    return _arrivals(problem) <= parameters.portfolio.baseline_arrivals
-
-
-def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
-    """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
-    left_s = limit.left_s
-    takes_s = _named_s(name, problem, parameters) or _each_s(problem, parameters)
-    if _may_compete(problem, parameters) and takes_s <= left_s:
-        with suppress(InputError):  # it is not defined here
-            found = _as_asked(name, problem)
-            if verify(found).ok:
-                return found.finish_us
-    return math.inf
-
-
-def sums_apart(problem: Problem) -> Schedule | None:
-    """Every contribution sent to all that want the sum, where the sketch lets it."""
-    with suppress(InputError):  # it is not defined here
-        found = _as_asked("one-shot", problem)
-        if verify(found).ok:
-            return found
-    return None
-
-
-def _named_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
-    """About what takes a baseline that names what travels, of as many contributions as ranks want at most."""
-    if name not in _NAMED:
-        return 0.0
-    contributions = sum(len(chunk.origins) * len(chunk.destinations) for chunk in problem.collective.chunks)
-    return min(contributions, _MOST_NAMED) * parameters.portfolio.named_s_per_transfer
-
-
-def _arrivals(problem: Problem) -> int:
-    """Of chunks, or of contributions to their sums where these are more."""
-    collective = problem.collective
-    ending, starting = (
-        np.array([len(ranks) for ranks in ends.sets])[ends.of_chunk]
-        for ends in (collective.destination_sets, collective.origin_sets)
-    )
-    return int(np.maximum(ending, starting * collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

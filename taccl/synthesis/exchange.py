@@ -100,12 +100,10 @@ def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[in
     *others, (_, last) = sorted(coming)
     out, back = spreading.read_from.get(last), reduction.read_from[last]
     ends = [] if out is None else [links[out.link].srcs, links[out.link].dsts, links[back.link].srcs]
-    if out is None or ends != [(root,), (last,), (last,)] or not _may_add(schedule.problem, out):
+    if out is None or ends != [(root,), (last,), (last,)]:
+        return None
+    problem = schedule.problem
+    is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
+    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # contributions, too
         return None
     return max(back.start_ticks, others[-1][0] if others else 0), out, back
-
-
-def _may_add(problem: Problem, out: Transfer) -> bool:
-    """Whether the sketch lets a send carry contributions, too."""
-    is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
-    return not is_direct and problem.may_carry(out.link, out.chunk, reducing=True)

@@ -45,11 +45,6 @@ class Half:
     name: str
     problem: Problem
 
-    @property
-    def prefix(self) -> str:
-        """Before the names of the stages of its search."""
-        return f"{self.name}: " if self.name else ""
-
 
 def split(problem: Problem) -> tuple[Half, ...]:
     """The halves of a problem that combines, the reduction first; any other problem as it is.
@@ -94,22 +89,22 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
     if not halves[0].name:
         search_half(search)
         return [search]
-    times = search.parameters.halves
-    names = find_isomorphism(*(half.problem for half in halves)) if len(halves) == 2 else None
-    first_share = times.first_share if names is None else times.isomorphic_share
+    times, shares, names = search.parameters.halves, [1.0], None
+    if len(halves) == 2:
+        names = find_isomorphism(*(half.problem for half in halves))
+        shares = [times.first_share if names is None else times.isomorphic_share, times.second_share]
     searches: list[Search] = []
-    for half, share in zip(
-        halves, (first_share, times.second_share) if len(halves) == 2 else (1.0,), strict=True
-    ):
-        since = time.monotonic()
-        part = search.part(half.problem, half.prefix, search.deadline.sooner(share * search.deadline.left_s))
-        if searches and names is not None:
-            part.bound = searches[0].bound
-        if searches and names is not None and hand_over(searches[0], part, names):
-            part.record("renamed", "taccl", "done", since, finish_us=part.best_us, message="the other half's")
-        else:
-            search_half(part)
+    for half, share in zip(halves, shares, strict=True):
+        since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)
+        part = search.part(half.problem, f"{half.name}: ", limit)
         searches.append(part)
+        if part is not searches[0] and names is not None:
+            part.bound = searches[0].bound
+            if hand_over(searches[0], part, names):
+                said = "the other half's"
+                part.record("renamed", "taccl", "done", since, finish_us=part.best_us, message=said)
+                continue
+        search_half(part)
     search.ran_out = any(part.ran_out for part in searches)
     found = [part.best for part in searches if isinstance(part.best, Schedule)]
     if len(found) < len(halves):

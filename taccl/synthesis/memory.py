@@ -144,25 +144,18 @@ def check_memory(
     )
 
 
-def check_columns(
-    name: str,
-    num_ranks: int,
-    *,
-    memory_limit_mb: int | None = None,
-    share: float = DEFAULTS.large.memory_share,
-) -> None:
+def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> None:
     """Refuse what every rank receives from every rank where the bare columns have no room.
 
     To be called before topology and collective, named for the error, are built: for very many ranks that
     takes long. Raises `InputError` if a row of ten bytes for every pair of ranks is more than the limit.
     """
-    limit = _limit(memory_limit_mb, share)
-    needed = 10 * num_ranks * (num_ranks - 1)
-    if needed > limit:
+    limit, num_pairs = _limit(memory_limit_mb, DEFAULTS.large.memory_share), num_ranks * (num_ranks - 1)
+    if 10 * num_pairs > limit:
         raise InputError(
-            f"{name} takes {num_ranks * (num_ranks - 1):.2g} transfers at least, which need "
-            f"{_about(needed)}, more than the {_about(limit)} allowed; take fewer ranks, spill to "
-            "files (--spill), or take a fabric that looks alike from every rank and needs no list of them",
+            f"{name} takes {num_pairs:.2g} transfers at least, which need {_about(10 * num_pairs)}, more "
+            f"than the {_about(limit)} allowed; take fewer ranks, spill to files "
+            "(--spill), or take a fabric that looks alike from every rank and needs no list of them",
             where="memory_limit_mb",
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.schedule.schedule import Schedule
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 _PRODUCER = "both halves, overlapped"
 
 
-@dataclass(frozen=True, slots=True)
-class _Joint:
-    """Both halves on one fold: reducing moves first, then spreading ones."""
-
-    orbits: Orbits
-    reducing: frozenset[int]
-    joins: frozenset[int]
-
-
 def overlap(search: Search, halves: Sequence[Search]) -> None:
     """Look for a schedule in which reduction and spreading overlap better; it is offered, and recorded."""
     since = time.monotonic()
@@ -44,31 +35,32 @@ def overlap(search: Search, halves: Sequence[Search]) -> None:
     group, other = reduction.folded.group, spreading.folded.group
     if not group.made_by((g.ranks for g in other.generators), other.order):
         return
-    joint = _joint(search.problem, reduction, spreading)
+    orbits, num_reducing, joins = _joint(search.problem, reduction, spreading)
+    reducing = range(num_reducing)
     answer = jobshop.solve(
-        joint.orbits,
+        orbits,
         optional=(),
-        required=range(len(joint.orbits.moves)),
+        required=range(len(orbits.moves)),
         upper_ticks=before.finish_ticks,
         lower_ticks=search.bound_ticks,
-        hint=refold(joint.orbits, before, reducing=joint.reducing),  # the halves one after the other
-        joins=joint.joins,
-        reducing=joint.reducing,
+        hint=refold(orbits, before, reducing=reducing),  # the halves one after the other
+        joins=joins,
+        reducing=reducing,
         time_limit_s=search.deadline.left_s,
         **search.options.of_solvers,
     )
     search.note(answer.status)
     finish, message = None, answer.message
     if answer.schedule is not None:
-        whole = unfold(joint.orbits, answer.schedule.sends, producer=_PRODUCER, reducing=joint.reducing)
+        whole = unfold(orbits, answer.schedule.sends, producer=_PRODUCER, reducing=reducing)
         finish = search.offer_whole(whole, producer=_PRODUCER, proposed=True)
         message = message if finish is not None else "refused by the verifier"
     found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": message}
     search.record("overlap", "cpsat", answer.status, since, finish_us=finish, **found)
 
 
-def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
-    """The chosen moves of both halves on one fold of the combining problem."""
+def _joint(problem: Problem, reduction: Search, spreading: Search) -> tuple[Orbits, int, list[int]]:
+    """The moves of both halves on one fold of the sum; how many, the first, reduce; and places of sums."""
     moves: list[Move] = []
     places: dict[tuple[str, int, int], int] = {}
     kinds: list[tuple[str, Place]] = []
@@ -102,6 +94,5 @@ def _joint(problem: Problem, reduction: Search, spreading: Search) -> _Joint:
         ),
         single_path=(False,) * problem.collective.num_chunks,
     )
-    orbits = with_moves(empty, moves)
-    joins = frozenset(p for p, (kind, _) in enumerate(kinds) if kind == "reduce")
-    return _Joint(orbits, frozenset(range(num_reducing)), joins)
+    joins = [p for p, (kind, _) in enumerate(kinds) if kind == "reduce"]
+    return with_moves(empty, moves), num_reducing, joins

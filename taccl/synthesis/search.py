@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -283,7 +283,8 @@ class Search:
             at = at.above
         if at is not top or not top.most_earliest or isinstance(whole, CompactSchedule):
             return
-        if whole.carries is None and not any(map(partial(_sends_alike, whole), top.earliest)):
+        first, *others = (np.array([each.chunk, each.link, each.start]) for each in (whole, *top.earliest))
+        if whole.carries is None and not any(np.array_equal(first, each) for each in others):
             earliest = sorted((*top.earliest, whole), key=lambda each: each.finish_ticks)
             top.earliest = earliest[: top.most_earliest]
 
@@ -397,9 +398,3 @@ def bound_within(problem: Problem, limit: Deadline, budget: BudgetParameters) ->
     """A lower bound in the part of the time until a limit that is meant for it."""
     limit_s = max(budget.least_bound_s, budget.most_bound_share * limit.left_s)
     return lower_bound(problem, budget_s=budget.bound_share * limit.left_s, limit_s=limit_s)
-
-
-def _sends_alike(one: Schedule, other: Schedule) -> bool:
-    """Whether two schedules have the same sends at the same times."""
-    columns = "chunk", "link", "start"
-    return all(np.array_equal(getattr(one, each), getattr(other, each)) for each in columns)

@@ -18,7 +18,7 @@ from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.solver import Solution, solve
-from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule
+from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule, unfold
 from taccl.synthesis.heuristic.improvement import improve_schedule
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.large_search import offer_compiled
@@ -283,7 +283,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
         search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
         return None
     schedule, rule = ordered
-    found = _on_fold(search.folded, orbits, schedule)
+    found = routing.refold(search.folded, unfold(orbits, schedule.sends, producer=rule))
     finish = search.offer(found, producer=f"{solver} routing, {rule}", proposed=True)
     if solver == "cpsat":
         required = routing.needed_moves(search.folded, found)  # others may enter where the chunk already is
@@ -297,7 +297,8 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     answer = solve(model.model, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None
     if answer.values is not None:
-        merged = _on_fold(search.folded, orbits, contiguity_stage.merged(orbits, model, answer.values))
+        merged = contiguity_stage.merged(orbits, model, answer.values)
+        merged = routing.refold(search.folded, unfold(orbits, merged.sends, producer=rule))
         finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:
             found = merged
@@ -445,18 +446,3 @@ def _record(
     )
     found: dict[str, Any] = {"bound_us": answer.bound, "message": message, "model": run}
     search.record(name, solver, answer.status, since, finish_us=finish_us, **found)
-
-
-def _on_fold(whole: Orbits, part: Orbits, schedule: ListSchedule) -> ListSchedule:
-    """A schedule of a restricted fold in the move numbers of the whole fold."""
-    number = {(move.chunk, move.link): m for m, move in enumerate(whole.moves)}
-    sends = tuple(
-        Send(
-            send.link,
-            tuple(number[part.moves[m].chunk, part.moves[m].link] for m in send.moves),
-            send.start_ticks,
-            send.end_ticks,
-        )
-        for send in schedule.sends
-    )
-    return ListSchedule(sends, schedule.finish_ticks)

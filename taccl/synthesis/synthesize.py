@@ -33,7 +33,7 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import competing_s, is_small, offer_baselines, sums_apart
+from taccl.synthesis.competing import competing_s, is_small, obeying, offer_baselines
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
@@ -359,7 +359,7 @@ def _feasible(
     except (SketchError, TopologyError) as error:
         if is_possible(problem):
             rooted = rooted_anew(problem)
-            apart = sums_apart(problem) if rooted is None else None
+            apart = obeying("one-shot", problem) if rooted is None else None
             if rooted is not None or apart is not None:
                 return rooted or problem, apart
         if isinstance(error, TopologyError):
