@@ -6,13 +6,10 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from taccl.html import table as html_table
 from taccl.names import table
-
-if TYPE_CHECKING:
-    from taccl.solvers.registry import SolverInfo
+from taccl.solvers.registry import SolverInfo, solver_infos
 
 OWN_BACKENDS = ("auto", "greedy", "dimension-balanced")
 _HEAD = ("backend", "available", "version", "note")
@@ -47,8 +44,6 @@ class Backends:
 
 def backends() -> Backends:
     """Every backend by name: the portfolio, the list scheduler, and each solver that is known."""
-    from taccl.solvers.registry import SolverInfo, solver_infos
-
     version = _version("taccl")
     own = [
         SolverInfo("auto", True, version, "a portfolio of greedy, highs and cpsat", None, None),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -23,16 +23,14 @@ from taccl.baselines.cut import cut_chunks
 from taccl.baselines.passages import NUM_CHUNKS, Plan, plan_along
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, InputError
+from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, ticks_of
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.search import Search
 from taccl.topology.named import NamedFabric
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.search import Search
-    from taccl.topology.products import Dimensions
+from taccl.topology.products import Dimensions
 
 Policy = Literal["lp", "greedy"]
 #: The name of the backend.

@@ -6,23 +6,20 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
+from taccl.deadline import Deadline
 from taccl.errors import InputError
 from taccl.memo import kept
+from taccl.problem import Problem
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import search_balanced
+from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
-
-if TYPE_CHECKING:
-    from taccl.deadline import Deadline
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.parameters import SearchParameters
-    from taccl.synthesis.search import Search
 
 #: Baselines that switches and servers are searched by, and nobody else.
 _APART = ("in-network", "servers")

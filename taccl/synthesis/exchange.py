@@ -11,19 +11,15 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taccl.errors import InputError
+from taccl.problem import Problem
 from taccl.schedule.listing import listed
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule, Transfer
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.routes import Tree, read_trees
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Transfer
-    from taccl.synthesis.parameters import SearchParameters
-    from taccl.synthesis.search import Search
+from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.search import Search
 
 
 def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:

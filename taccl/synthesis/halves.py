@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
+from taccl.problem import Problem
 from taccl.schedule.combine import (
     concatenate,
     contributions_apart,
@@ -30,10 +31,7 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
 from taccl.synthesis.isomorphic import find_isomorphism, hand_over
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.synthesis.search import Search
+from taccl.synthesis.search import Search
 
 S = TypeVar("S", Schedule, CompactSchedule)
 

@@ -7,22 +7,17 @@ where one rank of a pair sends for both and the other receives. Then a half is s
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from taccl.clauses import CLAUSES
+from taccl.clauses import CLAUSES, Clause
+from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.greedy import unfold
 from taccl.synthesis.paper.routing import refold
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
-
-    from taccl.clauses import Clause
-    from taccl.problem import Problem
-    from taccl.synthesis.search import Search
+from taccl.synthesis.search import Search
 
 
 @dataclass(frozen=True, slots=True)

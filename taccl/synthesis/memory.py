@@ -7,23 +7,20 @@ schedule and its file take for each. What fits nowhere is refused with what woul
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.memo import kept
+from taccl.problem import Problem
 from taccl.synthesis.heuristic.guided import is_guided
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from taccl.problem import Problem
 
 _Ends: TypeAlias = "list[Sequence[int]]"
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.greedy import unfold
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.orbits import Move, Orbits, Place, with_moves
 from taccl.synthesis.paper.routing import needed_moves, refold
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.synthesis.search import Search
+from taccl.synthesis.search import Search
 
 _PRODUCER = "both halves, overlapped"
 

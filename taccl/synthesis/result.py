@@ -6,18 +6,16 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
 from taccl.errors import NumericsWarning
 from taccl.names import shown
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.units import format_gap, format_us
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.dimension_bound import DimensionBound
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
 
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")

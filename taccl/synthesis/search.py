@@ -21,10 +21,13 @@ import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import FallbackWarning
+from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule, ScheduleSummary
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.greedy import ListSchedule, unfold
@@ -32,15 +35,11 @@ from taccl.synthesis.paper.orbits import Orbits, fold
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.result import Moment, Result, Stage
+from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.units import format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from taccl.analysis.certificates.dimension_bound import DimensionBound
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.suggesting.proposals import SketchProposal
 
 logger = logging.getLogger(__name__)
 

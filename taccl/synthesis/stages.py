@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
+from taccl.solvers.model import MilpModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule, unfold
 from taccl.synthesis.heuristic.improvement import improve_schedule
@@ -24,14 +25,11 @@ from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
+from taccl.synthesis.paper.orbits import Orbits
 from taccl.synthesis.paper.sequencing import Windows, num_pairs
 from taccl.synthesis.result import ModelRun
+from taccl.synthesis.search import Search
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from taccl.solvers.model import MilpModel
-    from taccl.synthesis.paper.orbits import Orbits
-    from taccl.synthesis.search import Search
 
 
 def run(search: Search, backend: str, limit_s: float) -> None:

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from numpy.typing import NDArray
+
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.greedy import ListSchedule, send_of
+from taccl.synthesis.paper.orbits import Held, Orbits
 from taccl.synthesis.paper.routing import needed_moves
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
-
-    from taccl.synthesis.paper.orbits import Held, Orbits
 
 #: Every block of rows of the contiguity model.
 TAGS = (

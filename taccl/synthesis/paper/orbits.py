@@ -8,23 +8,19 @@ places to places. Symmetry is applied by substitution: what the members of an or
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import Distances
 from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline
+from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.problem import Problem
 
 #: Times to destinations that are looked at together.
 _BLOCK = 2**21

@@ -5,26 +5,24 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.memo import kept
+from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
+from taccl.topology.topology import Topology
 from taccl.units import format_size, format_us
-
-if TYPE_CHECKING:
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.suggesting.plans import Plan, Shape, Shift
-    from taccl.topology.topology import Topology
 
 #: For editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"

@@ -11,15 +11,13 @@ translations go over all links of its class, each once. Two loops, both from eve
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.kernels import compiled, inner
-
-if TYPE_CHECKING:
-    from taccl.schedule.pattern import ClassTicks
+from taccl.schedule.pattern import ClassTicks
 
 _RANDOM_MASK = (1 << 31) - 1
 

@@ -6,18 +6,14 @@ are busy from the start; what has farthest to go goes first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import InputError, TopologyError
 from taccl.schedule.pattern import ClassTicks, Pattern
 from taccl.topology.regular import CyclicProduct
+from taccl.topology.translations import Translations
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from taccl.topology.translations import Translations
 
 _BYTES_PER_HOP = 150
 

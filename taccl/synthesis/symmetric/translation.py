@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +27,8 @@ from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.synthesis.heuristic.speeds import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
 from taccl.synthesis.symmetric.offset_paths import route
+from taccl.topology.translations import LinkClass, Translations
 from taccl.units import format_size
-
-if TYPE_CHECKING:
-    from taccl.topology.translations import LinkClass, Translations
 
 _PRODUCER = "translation"
 _BYTES_PER_ROW = 100
