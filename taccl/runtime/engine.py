@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, Queue, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, OperationParts, StepAddress
 from taccl.runtime.report import Wait
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.program.execution import Memory
-    from taccl.program.program import Program, Slot, Step
+    from taccl.program.program import Program, Slot, Step, Threadblock
 
 #: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
 _LONGEST_SLEEP_S = 1e-3
@@ -46,12 +46,10 @@ class Stuck(NamedTuple):
 class _Move(NamedTuple):
     """A step with the memory that it touches."""
 
-    operation: str
+    step: Step
     parts: OperationParts
     src: NDArray[Any] | None
     dst: NDArray[Any] | None
-    rows: int
-    depends: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -59,10 +57,8 @@ class _Block:
     """A threadblock: its moves, where it is, and what it has under way."""
 
     t: int
+    threadblock: Threadblock
     moves: list[_Move]
-    channel: int
-    send_to: int | None
-    receive_from: int | None
     landing: NDArray[Any]
     slots: list[NDArray[Any]]
     position: int = 0
@@ -82,21 +78,15 @@ class Engine:
     def __init__(
         self, program: Program, rank: int, memory: Memory, communicator: Any, *, crowded: bool
     ) -> None:
-        self.rank, self.steps = rank, [block.steps for block in program.ranks[rank].threadblocks]
-        self.memory, self.communicator, self.crowded = memory, communicator, crowded
+        self.rank, self.memory, self.communicator, self.crowded = rank, memory, communicator, crowded
         self.capacity = PROTOCOLS[program.protocol]
         self.blocks: list[_Block] = []
         for t, threadblock in enumerate(program.ranks[rank].threadblocks):
             moves = [self._move(step) for step in threadblock.steps]
-            landing = max((m.rows for m in moves if m.parts.receives and m.parts.reads), default=0)
-            leaving = max((m.rows for m in moves if m.parts.sends), default=0)
-            self.blocks.append(
-                _Block(
-                    t, moves, threadblock.channel, threadblock.send_to, threadblock.receive_from,
-                    self._rows(landing),
-                    [self._rows(leaving) for _ in range(self.capacity if leaving else 0)],
-                )
-            )  # fmt: skip
+            landing = max((m.step.count for m in moves if m.parts.receives and m.parts.reads), default=0)
+            leaving = max((m.step.count for m in moves if m.parts.sends), default=0)
+            slots = [self._rows(leaving) for _ in range(self.capacity if leaving else 0)]
+            self.blocks.append(_Block(t, threadblock, moves, self._rows(landing), slots))
 
     def run(self, timeout_s: float) -> Stuck | None:
         """Run every threadblock to its end; what waits, if they are not done in time."""
@@ -155,8 +145,7 @@ class Engine:
             buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
             return buffer[slot.offset : slot.offset + step.count]
 
-        parts = OPERATIONS[step.operation]
-        return _Move(step.operation, parts, view(step.src), view(step.dst), step.count, step.depends)
+        return _Move(step, OPERATIONS[step.operation], view(step.src), view(step.dst))
 
     def _is_done(self, block: _Block) -> bool:
         return block.position == len(block.moves) and self._has_room(block, self.capacity)
@@ -170,8 +159,9 @@ class Engine:
                 if self._awaited(move) is not None or (move.parts.sends and not self._has_room(block, 1)):
                     return moved
                 if move.parts.receives:
-                    target = block.landing[: move.rows] if move.parts.reads else move.dst
-                    block.receiving = self.communicator.Irecv(target, block.receive_from, block.channel)
+                    target = block.landing[: move.step.count] if move.parts.reads else move.dst
+                    source, tag = block.threadblock.receive_from, block.threadblock.channel
+                    block.receiving = self.communicator.Irecv(target, source, tag)
             if block.receiving is not None:
                 if not block.receiving.Test():
                     return moved
@@ -181,7 +171,7 @@ class Engine:
         return moved
 
     def _awaited(self, move: _Move) -> tuple[int, int] | None:
-        for t, s in move.depends:
+        for t, s in move.step.depends:
             if self.blocks[t].position <= s:
                 return t, s
         return None
@@ -194,29 +184,28 @@ class Engine:
 
     def _finish(self, block: _Block, move: _Move) -> None:
         """Do a move for which everything is there."""
-        parts, src, dst = move.parts, move.src, move.dst
-        slot = block.slots[block.num_sent % self.capacity][: move.rows] if parts.sends else None
+        step, parts, src, dst = move
+        slot = block.slots[block.num_sent % self.capacity][: step.count] if parts.sends else None
         result = dst if parts.writes else slot
         if result is not None and src is not None:
             if parts.receives and parts.reads:
-                np.add(block.landing[: move.rows], src, out=result)
-            elif move.operation == "reduce":
+                np.add(block.landing[: step.count], src, out=result)
+            elif step.operation == "reduce":
                 result += src
             elif parts.reads:
                 result[...] = src
         if slot is not None:
             if parts.writes:
                 slot[...] = dst
-            block.sending.append(self.communicator.Issend(slot, block.send_to, block.channel))
+            target, tag = block.threadblock.send_to, block.threadblock.channel
+            block.sending.append(self.communicator.Issend(slot, target, tag))
             block.num_sent += 1
         block.position += 1
 
     def _wait(self, block: _Block) -> Wait:
-        sends, receives = (Queue(*ends, block.channel) for ends in (
-            (self.rank, block.send_to or 0), (block.receive_from or 0, self.rank)
-        ))  # fmt: skip
+        sends = block.threadblock.sends_into(self.rank)
         if block.position == len(block.moves):
-            s = max(s for s, step in enumerate(self.steps[block.t]) if OPERATIONS[step.operation].sends)
+            s = max(s for s, move in enumerate(block.moves) if move.parts.sends)
             reason = f"what was sent to be received {sends}"
         else:
             s, move = block.position, block.moves[block.position]
@@ -226,8 +215,8 @@ class Engine:
             elif move.parts.sends and block.receiving is None:
                 reason = f"room {sends}"
             else:
-                reason = f"a chunk {receives}"
-        return Wait(StepAddress(self.rank, block.t, s), str(self.steps[block.t][s]), reason)
+                reason = f"a chunk {block.threadblock.receives_from(self.rank)}"
+        return Wait(StepAddress(self.rank, block.t, s), str(block.moves[s].step), reason)
 
     def _pause(self, looks: int) -> None:
         """Leave the core to others, the longer the longer nothing has moved."""

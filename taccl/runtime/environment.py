@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import PackagePath
 
 INSTALL = "pip install 'taccl[mpi]'"
 
@@ -62,12 +65,9 @@ def find_mpiexec() -> Path:
 
 def find_library() -> Path:
     """MPICH's library in this environment."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    with contextlib.suppress(PackageNotFoundError):
-        for file in distribution("mpich").files or []:
-            if file.name.startswith("libmpi.so."):
-                return Path(str(file.locate())).resolve()
+    for file in _mpich_files():
+        if file.name.startswith("libmpi.so."):
+            return Path(str(file.locate())).resolve()
     raise ExecutionError(f"found no MPICH in {sys.prefix}; {INSTALL}, or name its libmpi.so")
 
 
@@ -84,11 +84,15 @@ def import_mpi() -> Any:
 
 
 def _candidates() -> list[Path]:
+    own = [Path(str(file.locate())).resolve() for file in _mpich_files() if file.name == "mpiexec"]
+    return [*own, Path(sys.executable).parent / "mpiexec", Path(sys.prefix) / "bin" / "mpiexec"]
+
+
+def _mpich_files() -> Iterable[PackagePath]:
+    """What MPICH's package installed; nothing where it is not there."""
     from importlib.metadata import PackageNotFoundError, distribution
 
-    beside = [Path(sys.executable).parent / "mpiexec", Path(sys.prefix) / "bin" / "mpiexec"]
     try:
-        files = distribution("mpich").files or []
+        return distribution("mpich").files or ()
     except PackageNotFoundError:
-        return beside
-    return [Path(str(file.locate())).resolve() for file in files if file.name == "mpiexec"] + beside
+        return ()

@@ -84,15 +84,13 @@ def launched(
         folder = Path(name)
         path = folder / "job.json"
         path.write_text(json.dumps(request), encoding="utf-8")
-        ranks: _Ranks | None = None
         others = segments()
-        try:
-            with held(folder):
-                ranks = _Ranks(_start(start, path, worker, environment or {}), folder, others)
-                return ranks.attend(timeout_s, note)
-        finally:
-            if ranks is not None:
-                ranks.end()
+        with held(folder):
+            process = _start(start, path, worker, environment or {})
+            try:
+                return _attend(process, folder, timeout_s, note)
+            finally:
+                _end(process, folder, others)
 
 
 def _start(
@@ -120,77 +118,65 @@ def _start(
         raise ExecutionError(f"{start[0]} cannot be started ({error.strerror or error})") from None
 
 
-class _Ranks:
-    """The launcher's process, what rank 0 says, and what must be gone in the end."""
-
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, others: set[str]) -> None:
-        self.process, self.folder, self.others = process, folder, others
-
-    def attend(self, timeout_s: float, note: Callable[[str], None]) -> dict[str, Any]:
-        """What rank 0 reports in the end."""
-        patience_s, heard_at = _START_S, time.monotonic()
-        with open(self.folder / _SAID, "rb") as stream:
-            part = b""
-            while True:
-                has_ended = self.process.poll() is not None  # first, so that its last words are heard
-                *lines, part = (part + stream.read()).split(b"\n")
-                for line in lines:
-                    report = self._heard(_parsed(line), note)
-                    if report is not None:
-                        return report
-                    patience_s, heard_at = timeout_s + 2 * GRACE_S, time.monotonic()
-                if lines:
-                    continue
-                if has_ended:
-                    raise ExecutionError(
-                        f"the ranks ended with exit code {self.process.returncode} and no report"
-                        f"{self._complaints()}"
-                    )
-                if time.monotonic() - heard_at > patience_s:
-                    raise ExecutionError(
-                        f"the ranks have not said anything for {patience_s:g} s, and were ended"
-                        f"{self._complaints()}"
-                    )
-                time.sleep(_POLL_S)
-
-    def end(self) -> None:
-        """End every process that is left, and wait until all are gone."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(_TERMINATE_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        end_all(self.folder)
-        self._remove_segments()
-
-    def _heard(self, message: dict[str, Any], note: Callable[[str], None]) -> dict[str, Any] | None:
-        if "note" in message:
-            note(message["note"])
-        if "error" in message:
-            raise ExecutionError(f"the ranks cannot start: {message['error']}")
-        if "report" not in message:
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_KILL_S)
-        report: dict[str, Any] = message["report"]
-        return report
-
-    def _remove_segments(self) -> None:
-        """Remove what ranks shared memory by and left: a rank that is killed early has told nobody of it.
-
-        What another job has just made is for a moment in nobody's memory, so that it takes two looks.
-        """
-        if left := segments(unused=True) - self.others:
+def _attend(
+    process: subprocess.Popen[bytes], folder: Path, timeout_s: float, note: Callable[[str], None]
+) -> dict[str, Any]:
+    """What rank 0 reports in the end."""
+    patience_s, heard_at = _START_S, time.monotonic()
+    with open(folder / _SAID, "rb") as stream:
+        part = b""
+        while True:
+            has_ended = process.poll() is not None  # first, so that its last words are heard
+            *lines, part = (part + stream.read()).split(b"\n")
+            for message in map(_parsed, lines):
+                if "note" in message:
+                    note(message["note"])
+                if "error" in message:
+                    raise ExecutionError(f"the ranks cannot start: {message['error']}")
+                if "report" in message:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_KILL_S)
+                    report: dict[str, Any] = message["report"]
+                    return report
+                patience_s, heard_at = timeout_s + 2 * GRACE_S, time.monotonic()
+            if lines:
+                continue
+            if has_ended:
+                raise ExecutionError(
+                    f"the ranks ended with exit code {process.returncode} and no report{_complaints(folder)}"
+                )
+            if time.monotonic() - heard_at > patience_s:
+                raise ExecutionError(
+                    f"the ranks have not said anything for {patience_s:g} s, and were ended"
+                    f"{_complaints(folder)}"
+                )
             time.sleep(_POLL_S)
-            remove_segments(left & segments(unused=True))
 
-    def _complaints(self) -> str:
-        """The last lines that any rank wrote on stderr."""
-        text = (self.folder / _COMPLAINED).read_text(encoding="utf-8", errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return "".join(f"\n  {line}" for line in lines[-_NUM_STDERR_LINES:])
+
+def _end(process: subprocess.Popen[bytes], folder: Path, others: set[str]) -> None:
+    """End every process that is left, wait until all are gone, and remove what they shared memory by.
+
+    A rank that is killed early has told nobody of it. What another job has just made is for a moment in
+    nobody's memory, so that it takes two looks.
+    """
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    end_all(folder)
+    if left := segments(unused=True) - others:
+        time.sleep(_POLL_S)
+        remove_segments(left & segments(unused=True))
+
+
+def _complaints(folder: Path) -> str:
+    """The last lines that any rank wrote on stderr."""
+    text = (folder / _COMPLAINED).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(f"\n  {line}" for line in lines[-_NUM_STDERR_LINES:])
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
