@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.errors import ExportError
+from taccl.errors import ExportError, InputError
+from taccl.schedule.precedence import check_indices
 from taccl.schedule.schedule import Schedule
 
 
@@ -24,12 +25,10 @@ def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
     """
     problem = schedule.problem
     topology = problem.topology
-    for name, column, count in (
-        ("chunk", schedule.chunk, problem.collective.num_chunks),
-        ("link", schedule.link, len(topology.links)),
-    ):
-        if len(column) and not (column.min() >= 0 and column.max() < count):
-            raise ExportError(f"found a {name} outside 0-{count - 1}; verify the schedule to see where")
+    try:
+        check_indices(problem, schedule.chunk, schedule.link)
+    except InputError as error:
+        raise ExportError(error.message) from None
     pairs = [[(src, dst) for src in e.srcs for dst in e.dsts] for e in topology.links]
     first = np.cumsum([0, *map(len, pairs)])
     every = np.array([pair for each in pairs for pair in each], dtype=np.int64).reshape(-1, 2)

@@ -9,8 +9,8 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.costs import hold_columns
-from taccl.errors import InputError
 from taccl.names import shown as as_shown
+from taccl.schedule.precedence import check_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Bars:
 def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bars:
     """The bars of a schedule."""
     problem = schedule.problem
-    _check_indices(schedule)
+    check_indices(problem, schedule.chunk, schedule.link)
     send = _sends(schedule)
     row, start, end, index, names = _rows(problem, by, send)
     us = 1 / problem.costs.ticks_per_us
@@ -83,26 +83,13 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
 
 def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
     """(num_resources,) the part of the time until the finish in which each resource is held."""
-    _check_indices(schedule)
+    check_indices(schedule.problem, schedule.chunk, schedule.link)
     row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
     finish = schedule.finish_ticks
     if not finish:
         return np.zeros(len(names))
     shares: NDArray[np.float64] = np.bincount(row, weights=end - start, minlength=len(names)) / finish
     return shares
-
-
-def _check_indices(schedule: Schedule) -> None:
-    problem = schedule.problem
-    for name, column, count in (
-        ("chunk", schedule.chunk, problem.collective.num_chunks),
-        ("link", schedule.link, len(problem.topology.links)),
-    ):
-        if len(column) and not (int(column.min()) >= 0 and int(column.max()) < count):
-            raise InputError(
-                f"a transfer names a {name} that does not exist; there are {count}; taccl.verify says which",
-                where="schedule",
-            )
 
 
 def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:

@@ -155,11 +155,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
     - `problem`: That of the schedule, but for when things are there and due.
     - `schedule`: Whose sends and what each of them carries are kept.
     """
-    order = Precedence(
-        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
-    )  # fmt: skip
-    tasks = Tasks.of_sends(order)
+    order, tasks = _unordered(problem, schedule)
     due = {(chunk, rank): int(us * problem.costs.ticks_per_us) for chunk, rank, us in problem.due_us}
     latest = [sum(tasks.duration)] * len(tasks.duration)
     for s, transfers in enumerate(order.transfers):
@@ -181,16 +177,20 @@ def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
 
     Raises `ValueError` if some wait for each other, as where ranks exchange partial sums.
     """
-    problem = schedule.problem
-    order = Precedence(
-        problem, problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
-    )  # fmt: skip
-    tasks = Tasks.of_sends(order)
+    order, tasks = _unordered(schedule.problem, schedule)
     urgency = [-tail for tail in tasks.tails()]
     if not longest_first:
         urgency = order.start + [0] * (order.num_events - order.num_sends)
-    return _started(problem, schedule, order, tasks.starts([(each,) for each in urgency]))
+    return _started(schedule.problem, schedule, order, tasks.starts([(each,) for each in urgency]))
+
+
+def _unordered(problem: Problem, schedule: Schedule) -> tuple[Precedence, Tasks]:
+    """The order of a schedule, and its sends with what they wait for but their turns."""
+    order = Precedence(
+        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
+        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
+    )  # fmt: skip
+    return order, Tasks.of_sends(order)
 
 
 def _started(problem: Problem, schedule: Schedule, order: Precedence, start: Sequence[int]) -> Schedule:

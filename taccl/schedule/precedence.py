@@ -129,10 +129,7 @@ class Precedence:
         contributions: Sequence[Collection[int]] | None = None,
     ) -> None:
         self.problem, self.own, self._places, self._impose = problem, own, places, impose
-        num_chunks, num_links = own.collective.num_chunks, len(own.topology.links)
-        for name, indices, count in (("chunk", chunk, num_chunks), ("link", link, num_links)):
-            if len(indices) and not (indices.min() >= 0 and indices.max() < count):
-                raise _wrong(f"found a {name} outside 0-{count - 1}")
+        check_indices(own, chunk, link)
         _, first, send = np.unique(group, return_index=True, return_inverse=True)
         timed = [] if end is None else [("start", start), ("end", end)]
         for name, column in (("link", link), ("reduce", reduce), *timed):
@@ -181,17 +178,9 @@ class Precedence:
         return total
 
     def _wait(
-        self,
-        source: int,
-        target: int,
-        cause: int,
-        after: int = 0,
-        *,
-        lead: int = 0,
-        extra: int = 0,
-        tile: int = 0,
+        self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0
     ) -> None:
-        self.waits.append((source, target, after, lead, extra, cause, tile))
+        self.waits.append((source, target, after, lead, extra, cause, 0))
 
     def _join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
         """A new event, when `after` ticks have passed since each (source, after)."""
@@ -238,8 +227,9 @@ class Precedence:
                 receives, end[send], start[send] + held
             )
 
-        own = (start[send],) * 2 if self._places else span(self.own, self.own_units, start, end)
-        own_begin, own_until = own
+        own_begin = own_until = start[send]
+        if not self._places:
+            own_begin, own_until = span(self.own, self.own_units, start, end)
         begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
         if not len(send):
             return resource, send, begin, until
@@ -425,6 +415,16 @@ class Precedence:
         if reducing or (collective.combining and root is not None):
             return {root}
         return set(collective.starts[chunk])
+
+
+def check_indices(problem: Problem, chunk: NDArray[np.integer], link: NDArray[np.integer]) -> None:
+    """Raise `InputError` if some transfer is of a chunk or over a link that does not exist."""
+    for name, column, count in (
+        ("chunk", chunk, problem.collective.num_chunks),
+        ("link", link, len(problem.topology.links)),
+    ):
+        if len(column) and not (column.min() >= 0 and column.max() < count):
+            raise _wrong(f"found a {name} outside 0-{count - 1}")
 
 
 def _absent(rank: int, chunk: int) -> InputError:

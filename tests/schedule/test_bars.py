@@ -99,5 +99,5 @@ def test_unknown_options_are_refused(exchange, option, value):
 def test_transfers_of_nothing_are_refused(exchange, column):
     """A chunk or a link that does not exist is an error that says so."""
     wrong = dataclasses.replace(exchange, **{column: np.full(3, 9, dtype=np.int32)})
-    with pytest.raises(InputError, match=f"names a {column} that does not exist"):
+    with pytest.raises(InputError, match=f"found a {column} outside 0-"):
         bars_of(wrong)
