@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.measure.model import LATENCIES, PARAMETERS, times_us
+from taccl.measure.model import LATENCIES, PARAMETERS, Parameter, Work, times_us
 from taccl.measure.ranges import NOISE, lines, protocols_at, reassigned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.measure.model import Parameter, Work
 
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
 _DETERMINED = 0.5
@@ -32,7 +27,7 @@ _LEAST_SHARE = 1e-4
 _STEP = 1e-7
 
 #: The protocol of each size of each series.
-Protocols: TypeAlias = "Sequence[NDArray[np.int64]]"
+Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +63,13 @@ class Estimate:
 
 def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estimate:
     """The likeliest parameters of all series; those that the data do not determine are at their priors."""
-    task = _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
-    protocols = tuple(_first_protocols(each) for each in observed)
+    task = _task(observed, priors)
+    protocols = tuple(map(_first_protocols, observed))
     free = np.ones(len(priors), bool)
-    if not any(shows_latency(each) for each in observed):
+    if not any(map(shows_latency, observed)):
         free &= [each.name not in LATENCIES for each in priors]
-    logs = min(
-        (task.solve(protocols, free, start) for start in _starts(task)),
-        key=lambda logs: task.cost(protocols, logs),
-    )
+    fitted = [task.solve(protocols, free, start) for start in _starts(task)]
+    logs = min(fitted, key=lambda logs: task.cost(protocols, logs))
     for _ in range(_MAX_ROUNDS):
         again = tuple(_again(each, old, logs) for each, old in zip(observed, protocols, strict=True))
         if all(np.array_equal(a, b) for a, b in zip(again, protocols, strict=True)):
@@ -102,8 +95,12 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
 
 def refit(observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate) -> Estimate:
     """The same parameters free, and the same protocols, on other times."""
-    task = _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
-    return Estimate(task.solve(found.protocols, found.free, found.logs), found.free, found.protocols)
+    logs = _task(observed, priors).solve(found.protocols, found.free, found.logs)
+    return replace(found, logs=logs)
+
+
+def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Task:
+    return _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
 
 
 def _first_protocols(each: Observed) -> NDArray[np.int64]:
@@ -119,9 +116,8 @@ def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) ->
     if each.work.streams:
         return old
     predicted = times_us(each.work, each.size_bytes, logs).copy()
-    predicted[[p for p in range(3) if p not in old]] = (
-        1e30  # what no line of the data is for is not brought in by its prior
-    )
+    # What no line of the data is for is not brought in by its prior.
+    predicted[np.setdiff1d(range(3), old)] = 1e30
     return reassigned(predicted, each.times_us)
 
 
@@ -130,10 +126,8 @@ def shows_latency(each: Observed) -> bool:
     if each.work.streams or len(each.size_bytes) < 2:
         return False
     last = min(2, len(each.size_bytes) - 1)
-    grown = np.log(each.times_us[last] / each.times_us[0]) / np.log(
-        each.size_bytes[last] / each.size_bytes[0]
-    )
-    return bool(grown < _FLAT)
+    slower, larger = (np.log(grown[last] / grown[0]) for grown in (each.times_us, each.size_bytes))
+    return bool(slower / larger < _FLAT)
 
 
 def _starts(task: _Task) -> Iterable[NDArray[np.float64]]:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl.arguments import Bytes, Count, Natural, checked
 from taccl.errors import FormatError, InputError
-from taccl.measure.estimate import Observed, estimate, refit, shows_latency
+from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine
-from taccl.measure.model import COLLECTIVES, priors, times_us, work_of
-from taccl.measure.series import Series
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.arguments import Bytes, Count, Natural
-    from taccl.measure.estimate import Estimate
-    from taccl.measure.model import Parameter
-    from taccl.measure.series import Log
+from taccl.measure.model import COLLECTIVES, Parameter, priors, times_us, work_of
+from taccl.measure.series import Log, Series
 
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
@@ -144,13 +135,7 @@ class Fit:
             "p90_error": float(np.percentile(self.errors, 90)),
             "max_error": max(self.errors),
             "left_out_median_error": self.left_out_median_error,
-            "parameters": {
-                p.name: {
-                    "value": p.value, "low": p.low, "high": p.high, "unit": p.unit, "source": p.source,
-                    "determined": p.determined,
-                }
-                for p in self.parameters
-            },
+            "parameters": {each.pop("name"): each for each in map(asdict, self.parameters)},
             "series": [
                 {
                     "title": each.series.title, "source": each.series.source,
@@ -196,26 +181,24 @@ def fit(
     if not logs:
         raise InputError("found no log; give at least one file", where="logs")
     if collective is not None and collective not in COLLECTIVES:
-        raise InputError(
-            f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}", where="collective"
-        )
+        said = f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}"
+        raise InputError(said, where="collective")
     read = [read_log(log, collective=collective, in_place=in_place) for log in logs]
     _check_one_machine(read)
     machine = find_machine(topology)
     before = priors(machine.node_gb_per_s, machine.network_gb_per_s, f"profile nominal of {machine.name}")
     series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
     kept = tuple(joined(series))
-    observed = [
-        Observed(
-            work_of(each, machine.ranks_per_nic), np.array(each.size_bytes, float), np.array(each.times_us)
-        )
-        for each in kept
-    ]
+    observed = []
+    for each in kept:
+        sizes, times = np.array(each.size_bytes, float), np.array(each.times_us)
+        observed.append(Observed(work_of(each, machine.ranks_per_nic), sizes, times))
     found = estimate(observed, before)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
-        predicted = _under(found, seen, protocols)
-        errors += list(np.abs(predicted / seen.times_us - 1))
+        every = times_us(seen.work, seen.size_bytes, found.logs)
+        predicted = every[protocols, np.arange(len(protocols))]
+        errors += np.abs(predicted / seen.times_us - 1).tolist()
         fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))
     taken = (0, 1, 2)
     if any(map(shows_latency, observed)):
@@ -223,8 +206,7 @@ def fit(
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
     return Fit(
-        machine.name, _parameters(observed, before, found, source, seed), tuple(fitted),
-        tuple(map(float, errors)),
+        machine.name, _parameters(observed, before, found, source, seed), tuple(fitted), tuple(errors),
         tuple(_left_out(observed, before)), rows, taken,
     )  # fmt: skip
 
@@ -233,9 +215,9 @@ def _check_one_machine(logs: Sequence[Log]) -> None:
     first = next((log for log in logs if log.gpus), None)
     for log in logs:
         if first is not None and log.gpus and log.gpus != first.gpus:
+            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
             said = (
-                f"found {', '.join(sorted(log.gpus))}, but {first.path} is of "
-                f"{', '.join(sorted(first.gpus))}; expected logs of one machine: fit them apart"
+                f"found {here}, but {first.path} is of {there}; expected logs of one machine: fit them apart"
             )
             raise FormatError(said, where=log.path)
 
@@ -257,10 +239,6 @@ def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
     return each.on(n, m)
 
 
-def _under(found: Estimate, seen: Observed, protocols: NDArray[np.int64]) -> NDArray[np.float64]:
-    return times_us(seen.work, seen.size_bytes, found.logs)[protocols, np.arange(len(protocols))]
-
-
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
     """Errors at each tenth of the sizes, under a fit to the other sizes that knows nothing of them."""
     if min(len(each.size_bytes) for each in observed) < 3:
@@ -275,7 +253,7 @@ def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list
         for index, (each, away) in enumerate(zip(observed, out, strict=True)):
             sizes, times = each.size_bytes[away], each.times_us[away]
             predicted = found.predicted_like_us(index, kept[index], sizes)
-            errors += list(map(float, np.abs(predicted / times - 1)))
+            errors += np.abs(predicted / times - 1).tolist()
     return errors
 
 
@@ -286,9 +264,8 @@ def _parameters(
     random = np.random.default_rng(seed)
     samples = []
     for _ in range(_RESAMPLES):
-        rows = [
-            np.sort(random.integers(len(each.size_bytes), size=len(each.size_bytes))) for each in observed
-        ]
+        counts = [len(each.size_bytes) for each in observed]
+        rows = [np.sort(random.integers(count, size=count)) for count in counts]
         drawn = [each.part(chosen) for each, chosen in zip(observed, rows, strict=True)]
         protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
         samples.append(refit(drawn, before, replace(found, protocols=protocols)).logs)

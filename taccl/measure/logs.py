@@ -10,20 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taccl.errors import FormatError
-from taccl.measure.rows import Row, columns_of, nccl_row, plain
-from taccl.measure.series import POINT_TO_POINT, Log, Series
+from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
+from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.reading import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from taccl.measure.rows import Columns
-    from taccl.measure.series import Counted
 
 #: Common words count where the name of a test is sure to be meant.
 _SURE = r"(?=_perf|[^#]*latency test)"
@@ -82,9 +77,8 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
     reports = list(_reports(text))
-    if reports:
-        series = _of_reports(reports, where)
-    else:
+    series = _of_reports(reports, where)
+    if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
     if not series:

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.measure.series import POINT_TO_POINT
-from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE, TREE_SHARE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from taccl.measure.series import Series
-    from taccl.topology.tuning import Protocol
+from taccl.measure.series import POINT_TO_POINT, Series
+from taccl.topology.tuning import LAUNCH, LAUNCH_US, PROTOCOLS, SOURCE, TREE_SHARE, Protocol
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce", "alltoall", POINT_TO_POINT)
 
@@ -37,26 +32,21 @@ class Parameter(NamedTuple):
     source: str
 
 
-#: Networks differ far more than NVLinks do; a share of bandwidth is hard to tell from a switch of algorithm.
-_SPREADS = {
-    "launch": 0.8, "node": 0.7, "network": 1.2, "latency": 0.8, "node_bandwidth": 0.3,
-    "network_bandwidth": 1.0, "share": 2.0,
-}  # fmt: skip
 LATENCIES = ("launch_us", "node_latency", "network_latency", "ll_latency", "ll128_latency", "simple_latency")
 PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll128_share")
 
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
     """Every parameter as it is before anything was measured, in the order of `PARAMETERS`."""
-    scale = (SOURCE, "times")
+    # Networks differ far more than NVLinks; a share of bandwidth is hard to tell from a switch of algorithm.
     rows = [
-        ("launch_us", LAUNCH_US, _SPREADS["launch"], "us", LAUNCH),
-        ("node_latency", 1.0, _SPREADS["node"], scale[1], scale[0]),
-        ("network_latency", 1.0, _SPREADS["network"], scale[1], scale[0]),
-        *((f"{p.name}_latency", 1.0, _SPREADS["latency"], scale[1], scale[0]) for p in PROTOCOLS),
-        ("node_gb_per_s", node_gb_per_s, _SPREADS["node_bandwidth"], "GB/s", rates_source),
-        ("network_gb_per_s", network_gb_per_s, _SPREADS["network_bandwidth"], "GB/s", rates_source),
-        *((f"{p.name}_share", p.bandwidth_share, _SPREADS["share"], "of it", SOURCE) for p in PROTOCOLS[:-1]),
+        ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
+        ("node_latency", 1.0, 0.7, "times", SOURCE),
+        ("network_latency", 1.0, 1.2, "times", SOURCE),
+        *((f"{p.name}_latency", 1.0, 0.8, "times", SOURCE) for p in PROTOCOLS),
+        ("node_gb_per_s", node_gb_per_s, 0.3, "GB/s", rates_source),
+        ("network_gb_per_s", network_gb_per_s, 1.0, "GB/s", rates_source),
+        *((f"{p.name}_share", p.bandwidth_share, 2.0, "of it", SOURCE) for p in PROTOCOLS[:-1]),
     ]
     return tuple(Parameter(*row) for row in rows)
 
@@ -144,10 +134,8 @@ def times_us(work: Work, size_bytes: NDArray[np.float64], logs: NDArray[np.float
     """Times by protocol and size, (..., 3, sizes), by logarithms of parameters; the faster algorithm's."""
     values = np.exp(logs)
     launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
-    scales, shares = (
-        values[..., None, 3:6],
-        np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1),
-    )
+    scales = values[..., None, 3:6]
+    shares = np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1)
     us_per_byte = np.maximum(work.node_volume / in_node, work.network_volume / across) / 1000
     if work.streams:
         slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes

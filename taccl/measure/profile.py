@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import exp, log
 from typing import TYPE_CHECKING, Any
 
 from taccl.measure.machine import find_machine
 from taccl.reading import toml_document
 from taccl.topology.profiles import find_profile
-from taccl.topology.tuning import PROTOCOLS, SOURCE
+from taccl.topology.tuning import PROTOCOLS, SOURCE, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from taccl.measure.fit import Fit, FittedParameter, FittedSeries
-    from taccl.topology.tuning import Protocol
 
 
 def profile_toml(fit: Fit, name: str) -> str:
@@ -22,18 +20,17 @@ def profile_toml(fit: Fit, name: str) -> str:
     machine = find_machine(fit.machine)
     found = {each.name: each for each in fit.parameters}
     constants = {}
+    ll = PROTOCOLS[0]
     for constant in find_profile(fit.machine, "nominal").constants:
-        between, ll = constant.name.startswith("internode"), PROTOCOLS[0]
         kind, _, cost = constant.name.partition("_")
+        where, hop, promised = "node", ll.ring_hop_us, machine.node_gb_per_s
+        if constant.name.startswith("internode"):
+            where, hop, promised = "network", ll.ring_network_us, machine.network_gb_per_s
         value = float(constant.value)
         if kind != "nic" and cost.endswith("beta_us_per_mb"):
-            rate = found["network_gb_per_s" if between else "node_gb_per_s"]
-            promised = machine.network_gb_per_s if between else machine.node_gb_per_s
-            told = _measured([rate], value * promised, inverse=True)
+            told = _measured([found[f"{where}_gb_per_s"]], value * promised, inverse=True)
         elif kind != "nic" and cost == "alpha_us":
-            scale = found["network_latency" if between else "node_latency"]
-            hop = ll.ring_network_us if between else ll.ring_hop_us
-            told = _measured([scale, found["ll_latency"]], hop)
+            told = _measured([found[f"{where}_latency"], found["ll_latency"]], hop)
         else:
             told = {"value": _number(value), "source": constant.source}
         constants[constant.name] = told

@@ -19,33 +19,23 @@ def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.sqrt(1 + (relative / NOISE) ** 2) - 1
 
 
-def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64], most: int = 3) -> NDArray[np.int64]:
+def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
     """Of each size, the index of its protocol (0 ll, 1 ll128, 2 simple), sizes ascending.
 
-    Times are cut into at most `most` ranges, each a line of latency and bandwidth, as few as explain them
-    (dynamic programming over all cuts). One range is simple; two are ll and simple.
+    Times are cut into at most three ranges, each a line of latency and bandwidth, as few as explain them. One
+    range is simple; two are ll and simple.
     """
     n = len(size_bytes)
     cost = _costs_of_lines(size_bytes, times_us)
-    best, cuts = cost[0], [np.zeros(n + 1, int)]
-    totals = [best[n]]
-    for _ in range(1, min(most, n)):
-        ways = best[:n, None] + cost  # the last range begins at the row
-        cuts.append(np.argmin(ways, axis=0))
-        best = np.min(ways, axis=0)
-        totals.append(best[n])
-    count = int(np.argmin([total + _PRICE * k for k, total in enumerate(totals)])) + 1
-    names = {1: (2,), 2: (0, 2), 3: (0, 1, 2)}[count]
-    found, end = np.zeros(n, np.int64), n
-    for k in range(count - 1, -1, -1):
-        begin = int(cuts[k][end]) if k else 0
-        found[begin:end] = names[k]
-        end = begin
-    return found
+    first, second = np.triu_indices(n + 1)
+    named = (second < n) & ((first > 0) | (second == 0))
+    num_further = (first > 0).astype(int) + (second > first)
+    totals = cost[0, first] + cost[first, second] + cost[second, n] + _PRICE * num_further
+    return _cut_at(np.where(named, totals, np.inf), n)
 
 
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What errors of the best line cost from each size up to before each; inf where there is no size.
+    """What errors of the best line cost from each size up to before each; 0 where there is no size.
 
     Neither term of a line is below 0. All ranges are solved at once, by reweighted least squares.
     """
@@ -73,9 +63,8 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
         )
         errors = inside * (np.stack([latency, slope], axis=1) @ rows - 1)
         weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
-    costs = np.full((n, n + 1), np.inf)
-    costs[begins, ends] = robust(errors).sum(axis=1)
-    costs[begins[short], ends[short]] = np.inf
+    costs = np.zeros((n + 1, n + 1))
+    costs[begins, ends] = np.where(short, np.inf, robust(errors).sum(axis=1))
     return costs
 
 
@@ -87,12 +76,14 @@ def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64])
     first, second = np.triu_indices(n + 1)
     totals = sums[0, first] + sums[1, second] - sums[1, first] + sums[2, n] - sums[2, second]
     lengths = np.stack([first, second - first, n - second])
-    totals = np.where(((lengths > 0) & (lengths < min(_LEAST, n))).any(axis=0), np.inf, totals)
-    at = int(np.argmin(totals))
-    found = np.full(n, 2)
-    found[: second[at]] = 1
-    found[: first[at]] = 0
-    return found
+    short = ((lengths > 0) & (lengths < min(_LEAST, n))).any(axis=0)
+    return _cut_at(np.where(short, np.inf, totals), n)
+
+
+def _cut_at(totals: NDArray[np.float64], n: int) -> NDArray[np.int64]:
+    """The protocol of each of `n` sizes: cut twice, of all cuts where the total is least."""
+    cuts = np.transpose(np.triu_indices(n + 1))[np.argmin(totals)]
+    return np.searchsorted(cuts, np.arange(n), side="right")
 
 
 def protocols_at(

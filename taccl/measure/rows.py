@@ -54,13 +54,6 @@ class Row(NamedTuple):
     reduces: bool | None = None
     is_bus: bool = False
 
-    def checked(self, where: str) -> Row:
-        """The row; `FormatError` if something was sent in no time."""
-        if self.size_bytes and not 0 < self.time_us < 1e15:
-            said = f"found a time of {self.time_us:g} us for {self.size_bytes} bytes; expected more than 0"
-            raise FormatError(f"{said}; correct or remove it", where=where)
-        return self
-
 
 def plain(line: str) -> str:
     """The line without colours, and the spaces at its end."""
@@ -173,5 +166,14 @@ def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: 
 
 
 def _best(rows: list[Row], where: str) -> Row | None:
-    """The first of some readings that agrees with itself, else the first."""
-    return next((row for row in rows if row.agrees), rows[0]).checked(where) if rows else None
+    """The first of some readings that agrees with itself, else the first.
+
+    Raises `FormatError` if something was sent in no time.
+    """
+    if not rows:
+        return None
+    best = next((row for row in rows if row.agrees), rows[0])
+    if best.size_bytes and not 0 < best.time_us < 1e15:
+        said = f"found a time of {best.time_us:g} us for {best.size_bytes} bytes; expected more than 0"
+        raise FormatError(f"{said}; correct or remove it", where=where)
+    return best
