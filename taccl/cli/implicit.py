@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.options import settle_size
@@ -16,8 +17,6 @@ from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.units import format_count, format_size, format_us, parse_size
 
 if TYPE_CHECKING:
-    import argparse
-
     from taccl.synthesis.symmetric.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
@@ -31,15 +30,12 @@ _WORTH_A_SEARCH = 0.1
 
 def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None:
     """Raise `InputError` for a named fabric of more ranks than any schedule has room for, at once."""
-    fabric = _fabric(options)
-    if fabric is None or options.spill is not None:
-        return
-    if options.collective in IMPLICIT_COLLECTIVES:
-        from taccl.synthesis.memory import check_columns
+    from taccl.synthesis.memory import check_columns
 
-        check_columns(
-            f"{options.collective} on {fabric.name}", fabric.num_ranks, memory_limit_mb=memory_limit_mb
-        )
+    fabric = _fabric(options)
+    if fabric is not None and options.spill is None and options.collective in IMPLICIT_COLLECTIVES:
+        what = f"{options.collective} on {fabric.name}"
+        check_columns(what, fabric.num_ranks, memory_limit_mb=memory_limit_mb)
 
 
 def implicit_answer(options: argparse.Namespace) -> Answer | None:
@@ -49,11 +45,10 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
         return None
     balanced = options.backend == "dimension-balanced"
     try:
-        chunks = options.chunks_per_rank or (_num_chunks(options, fabric) if balanced else 1)
+        chunks, chunk_bytes = _cut(options, fabric)
         result = taccl.synthesize_implicit(
-            fabric, options.collective, chunk_size=_chunk_bytes(options, fabric.num_ranks, chunks),
-            chunks_per_rank=chunks, seed=options.seed, policy=options.policy,
-            backend="dimension-balanced" if balanced else "auto",
+            fabric, options.collective, chunk_size=chunk_bytes, chunks_per_rank=chunks, seed=options.seed,
+            policy=options.policy, backend="dimension-balanced" if balanced else "auto",
         )  # fmt: skip
     except InputError:
         if balanced:
@@ -66,7 +61,16 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
             "bound; a schedule that lists every transfer is looked for instead"
         )
         return None
-    values, text = _values(result, options), _text(result)
+    text = _text(result)
+    stage = {
+        "name": "translation" if result.dimension_bound is None else "dimensions", "solver": "taccl",
+        "status": "done", "seconds": result.seconds, "finish_us": result.finish_us, "bound": None,
+        "message": "",
+    }  # fmt: skip
+    values = {
+        **result.to_dict(), "implicit": True, "backend": options.backend, "verified": True,
+        "num_chunks": result.schedule.num_ranks * chunks, "stages": [stage], "seed": options.seed,
+    }  # fmt: skip
     if options.output is not None:
         from taccl.formats.files import write_whole
 
@@ -93,52 +97,34 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
     return fabric if fabric.num_ranks >= (_MANY_BALANCED if balanced else _MANY_RANKS) else None
 
 
-def _num_chunks(options: argparse.Namespace, fabric: NamedFabric) -> int:
-    """How many chunks of a size are best along dimensions; one of a size of its own."""
+def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
+    """How many chunks of a rank, and the bytes of each; along dimensions as many as are best."""
     from taccl.synthesis.balanced import choose_num_chunks
 
+    count = options.chunks_per_rank
     if options.chunk_size is not None:
-        return 1
+        return count or 1, parse_size(options.chunk_size, where="--chunk-size")
     settle_size(options)
     size_bytes = parse_size(options.size, where="--size")
-    return choose_num_chunks(taccl.dimensions(fabric), options.collective, size_bytes, policy=options.policy)
-
-
-def _chunk_bytes(options: argparse.Namespace, num_ranks: int, chunks_per_rank: int) -> int:
-    if options.chunk_size is not None:
-        return parse_size(options.chunk_size, where="--chunk-size")
-    settle_size(options)
-    return -(-parse_size(options.size, where="--size") // (num_ranks * chunks_per_rank))
+    if count is None and options.backend == "dimension-balanced":
+        dims = taccl.dimensions(fabric)
+        count = choose_num_chunks(dims, options.collective, size_bytes, policy=options.policy)
+    return count or 1, -(-size_bytes // (fabric.num_ranks * (count or 1)))
 
 
 def _text(result: ImplicitResult) -> str:
     schedule = result.schedule
-    rows_repeated = (
-        f"{format_count(schedule.num_transfers, 'transfer')}, implicit: "
-        f"{format_count(schedule.num_rows, 'row')} that "
-        f"{format_count(schedule.num_ranks, 'translation')} repeat; verified"
-    )
+    transfers = format_count(schedule.num_transfers, "transfer")
+    rows_of_one = format_count(schedule.num_rows, "row")
+    repeated = f"{rows_of_one} that {format_count(schedule.num_ranks, 'translation')} repeat"
     chunks = format_count(schedule.chunks_per_rank, "chunk")
     rows = [
         ("finish", f"{schedule.timing}, {schedule.bandwidth_text}"),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
         ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
         *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
-        ("schedule", rows_repeated),
+        ("schedule", f"{transfers}, implicit: {repeated}; verified"),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),
     ]
     title = f"{schedule.collective} on {schedule.host.name}, {format_size(schedule.size_bytes)}"
     return "\n".join([title, table(rows, indent="  ")])
-
-
-def _values(result: ImplicitResult, options: argparse.Namespace) -> dict[str, Any]:
-    name = "translation" if result.dimension_bound is None else "dimensions"
-    stage = {
-        "name": name, "solver": "taccl", "status": "done", "seconds": result.seconds,
-        "finish_us": result.finish_us, "bound": None, "message": "",
-    }  # fmt: skip
-    return {
-        **result.to_dict(), "implicit": True, "backend": options.backend, "verified": True,
-        "num_chunks": result.schedule.num_ranks * result.schedule.chunks_per_rank, "stages": [stage],
-        "seed": options.seed,
-    }  # fmt: skip

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import taccl
+from taccl.cli.output import picked, say
 from taccl.cli.things import (
+    held_by,
     is_file,
     kind_of,
     names_topology,
@@ -21,7 +24,6 @@ from taccl.names import did_you_mean, matching
 from taccl.units import format_size, format_us, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from taccl.problem import Problem
@@ -32,12 +34,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def number(kind: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:
-    """A function that reads a number for argparse, or says what was `expected` of it."""
+def reader(make: Callable[[str], T], fits: Callable[[T], object], expected: str) -> Callable[[str], T]:
+    """A function that reads a word for argparse, or says what was `expected` of it."""
 
     def read(word: str) -> T:
         try:
-            found = kind(word)
+            found = make(word)
         except ValueError:
             pass
         else:
@@ -52,10 +54,11 @@ def _digits(word: str) -> int:
     return int(word if word.isascii() and word.isdigit() and len(word) <= 18 else "")
 
 
-positive = number(_digits, lambda n: n > 0, "a positive whole number")
-at_least_zero = number(_digits, lambda n: n >= 0, "a whole number of at least 0")
-jitter = number(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
-seconds = number(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
+positive = reader(_digits, lambda n: n > 0, "a positive whole number")
+at_least_zero = reader(_digits, lambda n: n >= 0, "a whole number of at least 0")
+jitter = reader(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
+_ranks = reader(lambda text: tuple(map(int, text.split(","))), bool, "ranks such as 0,4")
 
 
 def several(read: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -82,13 +85,6 @@ def _collective(word: str) -> str:
         near = did_you_mean(word, known)
         raise argparse.ArgumentTypeError(f"found {word!r}; expected one of {', '.join(known)}{near}")
     return name
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(rank) for rank in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected ranks such as 0,4") from None
 
 
 #: Protocols are compared by baselines where so few chunks arrive, and by bounds up to so many.
@@ -158,39 +154,34 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     add_options(group, "--chunk-size", "--time-unit-us")
 
 
-def schedule_from_options(options: argparse.Namespace) -> Schedule:
-    """The schedule in the file that `add_schedule` declares."""
-    return schedule_in(options.file, options)
-
-
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
-    """The schedule in a file, of whichever tool."""
-    from taccl.cli.programs import holds_program
+    """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
     from taccl.formats.registry import format_of_content
 
-    given = {name: getattr(options, name) for name in ("topology", "chunk_size", "time_unit_us")}
+    given = picked(options, "topology", "chunk_size", "time_unit_us")
     if format_of_content(file).name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
             given["topology"] = topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given)
-    if holds_program(file):
-        raise InputError(
-            "found a program; make a schedule of it first: "
-            f"taccl convert {file} OUT.json --topology T --size S",
-            where=file,
-        )
-    for name, value in given.items():
-        if value is not None:
-            said = "found a schedule of taccl's own, whose file says it; leave the option out"
-            raise InputError(said, where=flag_of(name))
+    if held_by(file) == "program":
+        remedy = f"taccl convert {file} OUT.json --topology T --size S"
+        raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
+    refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
     return taccl.load(file)
 
 
 def flag_of(name: str) -> str:
     """The option as it is typed, by its name among the options."""
     return "--" + name.replace("_", "-")
+
+
+def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Raise `InputError` for the first of some options that was given, and has nothing to say."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise InputError(why, where=flag_of(name))
 
 
 def add_problem_options(parser: argparse.ArgumentParser, *, collective_required: bool = True) -> None:
@@ -235,28 +226,20 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         )
     sketch = sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
-    if sketch is None:
-        settle_size(options)
-    return _under_best_protocol(_problem_on(topology, sketch, options, reachable=reachable), options)
-
-
-def _problem_on(
-    topology: Topology, sketch: Sketch | None, options: argparse.Namespace, *, reachable: bool
-) -> Problem:
-    """The problem of the options on a topology."""
-    size, chunk_size = options.size, options.chunk_size
-    cut = {name: getattr(options, name) for name in ("chunks_per_rank", "root", "roots")}
+    cut = picked(options, "chunks_per_rank", "root", "roots")
     if sketch is not None:
-        return resized(sketch, options, topology).apply(
-            topology, options.collective, chunk_size=chunk_size, size=size, **cut, reachable=reachable
+        problem = resized(sketch, options, topology).apply(
+            topology, options.collective, **picked(options, "chunk_size", "size"), **cut, reachable=reachable
         )
-    return taccl.make_problem(
-        topology,
-        options.collective,
-        size_bytes=None if size is None else parse_size(size, where="--size"),
-        chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
-        **cut,
-    )
+    else:
+        settle_size(options)
+        size, chunk_size = options.size, options.chunk_size
+        problem = taccl.make_problem(
+            topology, options.collective, **cut,
+            size_bytes=None if size is None else parse_size(size, where="--size"),
+            chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
+        )  # fmt: skip
+    return _under_best_protocol(problem, options)
 
 
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
@@ -267,8 +250,6 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
         return problem
-    from taccl.cli.output import say
-
     arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
     if arrivals > _BOUNDED_ARRIVALS:
         taken = problem.topology.protocol
@@ -299,8 +280,6 @@ def settle_topology(options: argparse.Namespace) -> None:
 
 def settle_size(options: argparse.Namespace) -> None:
     """Take the usual size where there is no sketch and no option that says one, and say so."""
-    from taccl.cli.output import say
-
     if options.size is None and options.chunk_size is None:
         options.size = _USUAL_SIZE
         say(f"note: found neither --size nor --chunk-size; {_USUAL_SIZE} is taken")
@@ -308,18 +287,14 @@ def settle_size(options: argparse.Namespace) -> None:
 
 def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
     """The topology of the options; of a machine, with the nodes and the profile of the sketch."""
-    return under_protocol(_topology_for(options, sketch), options.protocol)
-
-
-def _topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology:
-    nodes, profile = options.nodes, options.profile
+    nodes, profile, protocol = options.nodes, options.profile, options.protocol
     if options.topology is None:
         assert sketch is not None
-        return sketch.topology(nodes=nodes, profile=profile)
+        return under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
     is_machine = not is_file(options.topology) and options.topology in taccl.topologies.machine_names()
     if sketch is not None and is_machine:
         nodes, profile = nodes or sketch.nodes, profile or sketch.profile or None
-    return topology_from_word(options.topology, nodes=nodes, profile=profile)
+    return topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
 
 
 def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
@@ -338,12 +313,16 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
             said = f"an upstream topology file has no {name}s; leave --{name} out"
             raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and kind_of(options.sketch) == "upstream sketch"
-    names = (
-        "collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots",
-    )  # fmt: skip
-    return load_problem(
-        sketch_from_word(options.sketch) or taccl.Sketch(),
-        options.topology,
-        cost_model=options.cost_model or ("upstream" if both else "physical"),
-        **{name: getattr(options, name) for name in names},
+    given = picked(
+        options,
+        "collective",
+        "nodes",
+        "chunk_size",
+        "size",
+        "time_unit_us",
+        "chunks_per_rank",
+        "root",
+        "roots",
     )
+    given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
+    return load_problem(sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)

@@ -49,17 +49,19 @@ class Answer:
             object.__setattr__(self, "exit_code", 1)
 
 
+def picked(thing: object, *names: str) -> dict[str, Any]:
+    """Some attributes of a thing, by name."""
+    return {name: getattr(thing, name) for name in names}
+
+
 def explained(error: Exception, *, where: str | None = None) -> Answer:
     """What an error says to a person, with its exit code; `where` replaces the error's own."""
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             where = where or getattr(error, "where", None)
             return failed(getattr(error, "message", str(error)), code, where=where)
-    return failed(
-        f"a fault of taccl's own ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
-        "and report it",
-        _EXIT_OWN_FAULT,
-    )
+    said = f"a fault of taccl's own ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
+    return failed(f"{said}and report it", _EXIT_OWN_FAULT)
 
 
 def failed(message: str, code: int, *, where: str | None = None) -> Answer:
@@ -87,8 +89,8 @@ def written_to(answer: Answer, path: str, write: Callable[[], None]) -> Answer:
     try:
         write()
     except InputError as error:
-        values = {"error": error.message, "where": error.where, "exit_code": EXIT_BAD_INPUT}
-        return replace(answer, values=answer.values | values, exit_code=EXIT_BAD_INPUT, complaint=str(error))
+        bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
+        return replace(bad, text=answer.text, values=answer.values | bad.values)
     return replace(answer, text=f"{answer.text}\n\nwritten to {shown(path)}")
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import io
+import json
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, positive
+from taccl.cli.options import add_options, positive, reader
 from taccl.cli.output import Answer, add_output, check_output, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
 
 
 _ENDINGS = (".csv", ".json", ".parquet")
+#: Reads words with commas between.
+words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
 
 
 def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
@@ -79,71 +80,48 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     return answer if path is None else with_content(answer, path, _content(found, rows, path), options)
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Words with commas between, for argparse."""
-    found = tuple(word.strip() for word in text.split(","))
-    if not all(found):
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected words with commas between")
-    return found
-
-
 def _content(found: pd.DataFrame, rows: list[dict[str, Any]], path: str) -> str | bytes:
     ending = Path(path).suffix.lower()
     if ending == ".csv":
         return str(found.to_csv(index=False))
     if ending == ".json":
-        import json
-
         return json.dumps(rows, indent=1, allow_nan=False) + "\n"
-    buffer = io.BytesIO()
-    found.to_parquet(buffer, index=False)
-    return buffer.getvalue()
+    return bytes(found.to_parquet(index=False))
 
 
 def _text(rows: list[dict[str, Any]]) -> str:
     """What tells runs apart, and how good each is; a reason where there is no schedule."""
+    first = rows[0]
     may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
     launched = ["predicted_us"] if any(row["predicted_us"] != row["finish_us"] for row in rows) else []
-
-    def cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
-        return tuple(_shown(name, row[name]) for name in names)
-
-    heads = [[_HEADS.get(name, name) for name in names] for names in (labels, launched)]
-    lines = [(*heads[0], "backend", "finish", *heads[1], *_FIGURES)]
-    lines += [
-        (*cells(row, labels), row["backend"], *cells(row, ["finish_us", *launched]), *_figures(row))
-        for row in rows
-    ]
-    one = {n: rows[0][n] for n in ("collective", "topology", "sketch", "size_bytes")}
-    title = f"{one['collective']} on {shown(str(one['topology']), 100)}"
-    title += f", sketch {one['sketch']}" if "sketch" not in labels and one["sketch"] != "none" else ""
-    title += f", {format_size(one['size_bytes'])}" if "size_bytes" not in labels and one["size_bytes"] else ""
+    columns = [*labels, "backend", "finish_us", *launched, "gap", "algbw_gb_per_s", "seconds"]
+    lines = [(*(_COLUMNS.get(name, (name,))[0] for name in columns), "status")]
+    for row in rows:
+        status = row["status"] + (" (cached)" if row["from_cache"] else "")
+        lines.append((*(_shown(name, row[name]) for name in columns), status))
+    title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
+    if "sketch" not in labels and first["sketch"] != "none":
+        title += f", sketch {first['sketch']}"
+    if "size_bytes" not in labels and first["size_bytes"]:
+        title += f", {format_size(first['size_bytes'])}"
     reasons = dict.fromkeys(
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
     return "\n".join([shown(title), table(lines, indent="  "), *(f"  {shown(each)}" for each in reasons)])
 
 
-_HEADS = {"size_bytes": "size", "predicted_us": "predicted", "chunks_per_rank": "chunks/rank"}
-_FIGURES = ("gap", "GB/s", "seconds", "status")
-
-
-def _figures(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        "-" if row["gap"] is None else f"{row['gap']:.2%}",
-        "-" if row["algbw_gb_per_s"] is None else f"{row['algbw_gb_per_s']:.4g}",
-        "-" if row["seconds"] is None else f"{row['seconds']:.2f}",
-        row["status"] + (" (cached)" if row["from_cache"] else ""),
-    )
+#: The heads of columns, and how their values are shown.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
+    "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
+    "gap": ("gap", "{:.2%}".format), "algbw_gb_per_s": ("GB/s", "{:.4g}".format),
+    "seconds": ("seconds", "{:.2f}".format),
+}  # fmt: skip
 
 
 def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if name == "size_bytes":
-        return format_size(value)
-    return format_us(value) if name.endswith("_us") else str(value)
+    return "-" if value is None else _COLUMNS.get(name, (name, str))[1](value)
 
 
 def _seeds(text: str) -> Sequence[int]:

@@ -9,6 +9,7 @@ import taccl
 from taccl.errors import FormatError, InputError, TopologyError
 
 if TYPE_CHECKING:
+    from taccl.formats.table import FileFormat
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
@@ -81,17 +82,14 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
-    from taccl.formats.registry import FOREIGN_TOPOLOGIES, format_of_content
+    from taccl.formats.registry import FOREIGN_TOPOLOGIES
     from taccl.reading import parse, read_text
     from taccl.topology.files import MAX_FILE_BYTES
 
-    try:
-        name = format_of_content(word).name
-    except FormatError:  # as a sketch is in no table of formats; whatever else is wrong shows below
-        name = ""
-    if name in FOREIGN_TOPOLOGIES:
+    known = format_in(word)  # none of a sketch; whatever else is wrong shows below
+    if known is not None and known.name in FOREIGN_TOPOLOGIES:
         return "topology"
-    if name == "taccl-schedule":
+    if known is not None and known.name == "taccl-schedule":
         return "schedule"
     fields = set(parse(read_text(word, MAX_FILE_BYTES), source=word))
     if {"format", "transfers"} & fields:
@@ -103,6 +101,24 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if fields & _FIELDS_OF_TOPOLOGIES:
         return "topology"
     return "sketch" if fields & _FIELDS_OF_SKETCHES else unclear
+
+
+def format_in(word: str | None) -> FileFormat | None:
+    """The format that a file's content tells; None of files in none of the table's, and of other words."""
+    from taccl.formats.registry import format_of_content
+
+    if word is None or not is_file(word):
+        return None
+    try:
+        return format_of_content(word)
+    except FormatError:
+        return None
+
+
+def held_by(word: str | None) -> str:
+    """What a file holds by its format; empty where that is not known."""
+    found = format_in(word)
+    return "" if found is None else found.holds
 
 
 def sketch_from_word(word: str | None) -> Sketch | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
 import taccl
 from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
@@ -11,11 +11,6 @@ from taccl.cli.output import Answer, add_output, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
 from taccl.units import format_us
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from taccl.baselines.nccl import Considered
 
 EXAMPLES = (
     "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
@@ -34,7 +29,7 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
-    from taccl.cli.text import result_text
+    from taccl.cli.text import result_answer
     from taccl.synthesis.result import Result
 
     if options.list:
@@ -52,21 +47,18 @@ def run(options: Namespace) -> Answer:
     taccl.verify(schedule).raise_if_failed()
     bound = taccl.lower_bound(schedule.problem, divisible=False)
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
-    text, values = result_text(result), result.to_dict()
+    answer = result_answer(result)
     if matching(options.name, ["nccl"]):
         choices = taccl.baselines.nccl_choices(problem)
-        values["considered"] = [each._asdict() for each in choices]
-        text += f"\n\n{_considered(choices)}"
-    return with_file(Answer(text, values), schedule, options)
-
-
-def _considered(choices: tuple[Considered, ...]) -> str:
-    """Every algorithm and protocol as a table, and what is missing."""
-    rows = [("considered", "protocol", "channels", "latency", "GB/s", "time by NCCL's model")]
-    rows += [
-        (each.algorithm, each.protocol or "-", str(each.channels), format_us(each.latency_us),
-         f"{each.gb_per_s:.4g}", format_us(each.time_us))
-        for each in choices
-    ]  # fmt: skip
-    absent = "nvls" not in {each.algorithm for each in choices}
-    return table(rows) + "\nnvls: none, as no switch here adds up all ranks' data" * absent
+        head = ("considered", "protocol", "channels", "latency", "GB/s", "time by NCCL's model")
+        considered = [
+            (each.algorithm, each.protocol or "-", str(each.channels), format_us(each.latency_us),
+             f"{each.gb_per_s:.4g}", format_us(each.time_us))
+            for each in choices
+        ]  # fmt: skip
+        text = f"{answer.text}\n\n{table([head, *considered])}"
+        if "nvls" not in {each.algorithm for each in choices}:
+            text += "\nnvls: none, as no switch here adds up all ranks' data"
+        values = answer.values | {"considered": [each._asdict() for each in choices]}
+        answer = Answer(text, values)
+    return with_file(answer, schedule, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,19 @@ import taccl
 from taccl.cli.options import (
     add_problem_options,
     add_sketch,
-    flag_of,
     need_collective,
     problem_from_options,
+    refuse,
     schedule_in,
 )
-from taccl.cli.output import Answer
-from taccl.cli.programs import followed, following_text, following_values, held_by, load_program
-from taccl.errors import InputError
+from taccl.cli.output import Answer, picked
+from taccl.cli.programs import followed, following_values, program_in
+from taccl.cli.things import held_by
+from taccl.names import table
+from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
 #: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
@@ -50,29 +52,58 @@ def run(options: Namespace) -> Answer:
         if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
             problem = merged(problem) or problem
         return _bounded(problem, options)
-    for name in ("collective", "chunks_per_rank", "root", "roots", "cost_model", *_OF_NOUN[noun]):
-        if getattr(options, name) is not None:
-            said = f"found a {noun}, which says it itself; leave it out"
-            raise InputError(said, where=flag_of(name))
-    if noun == "program":
-        program = load_program(options.sketch)
+    said = ("collective", "chunks_per_rank", "root", "roots", "cost_model", *_OF_NOUN[noun])
+    refuse(options, said, f"found a {noun}, which says it itself; leave it out")
+    program = program_in(options.sketch)
+    if program is not None:
         schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
     else:
         schedule = schedule_in(options.sketch, options)
-    answer = _bounded(schedule.problem, options)
-    values = answer.values | {noun: following_values(schedule)}
-    return replace(answer, text=f"{answer.text}\n  {following_text(schedule, noun)}", values=values)
+    answer, values = _bounded(schedule.problem, options), following_values(schedule)
+    text = (
+        f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the "
+        f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
+    )
+    return replace(answer, text=text, values=answer.values | {noun: values})
 
 
 def _bounded(problem: Problem, options: Namespace) -> Answer:
-    from taccl.cli.text import bound_text, bound_values
+    """A lower bound, what limits, and what the sketch and whole chunks have to do with it."""
+    from taccl.cli.text import note_lines, rate_text, title_of
 
     prices = taccl.prices(problem)
-    granted = taccl.lower_bound(problem, in_network=True) if _shares_sums(problem) else None
-    proven = prices.bound.check() if options.check else None
-    complaint = "the witness does not prove the bound" if proven is False else ""
-    values = bound_values(prices, granted, proven=proven)
-    return Answer(bound_text(prices, granted, proven=proven), values, complaint)
+    bound, problem = prices.bound, prices.bound.problem
+    in_switches = taccl.lower_bound(problem, in_network=True) if _shares_sums(problem) else None
+    proven = bound.check() if options.check else None
+    limit = f", so {rate_text(bound.algbw_gb_per_s)} GB/s at most" if bound.algbw_gb_per_s else ""
+    rows = [
+        ("bound", f"{format_us(bound.bound)} for {bound.scope}{limit}"),
+        ("limited by", bound.limits),
+        ("kind", bound.kind),
+        ("without sketch", f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"),
+        ("every cut", f"{_brief(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
+    ]
+    if in_switches is not None:
+        rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce what passes them"))
+    if proven is not None:
+        rows.append(("checked", f"the witness {'proves' if proven else 'does not prove'} the bound"))
+    certificates = picked(prices, "bound", "without_sketch", "divisible")
+    values = {
+        **bound.to_dict(),
+        "prices": {name: each.to_dict() for name, each in certificates.items()}
+        | picked(prices, "sketch", "chunks"),
+        "in_switches": None if in_switches is None else in_switches.to_dict(), "checked": proven,
+        "collective": problem.collective.name, "topology": problem.topology.name,
+        "sketch": problem.clauses.name or None, "cost_model": problem.topology.cost_model,
+        "size_bytes": problem.size_bytes, "num_ranks": problem.topology.num_ranks,
+        "num_chunks": problem.collective.num_chunks, "notes": list(problem.notes),
+    }  # fmt: skip
+    text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
+    return Answer(text, values, "the witness does not prove the bound" if proven is False else "")
+
+
+def _brief(bound: Certificate) -> str:
+    return f"{format_us(bound.bound)} ({bound.kind})"
 
 
 def _shares_sums(problem: Problem) -> bool:

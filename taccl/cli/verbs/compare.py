@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import ArgumentParser, Namespace
 
 import taccl
 from taccl.cli.options import add_problem_options, add_sketch, problem_from_options
+from taccl.cli.output import Answer
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-    from taccl.cli.output import Answer
 
 EXAMPLES = (
     "taccl compare ndv2/sk1 --collective allgather --backends greedy,highs -o table.csv",

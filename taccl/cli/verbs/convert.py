@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from typing import TYPE_CHECKING
 
-from taccl.cli.options import add_options
-from taccl.cli.output import Answer
+from taccl.cli.options import add_options, reader
+from taccl.cli.output import Answer, picked
 from taccl.cli.things import topology_from_word
 from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
 from taccl.names import shown, table
-
-if TYPE_CHECKING:
-    from taccl.formats.table import FileFormat
 
 EXAMPLES = (
     "taccl convert schedule.json program.xml --set instances=2",
@@ -29,8 +25,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--to", metavar="FORMAT", help="the format of OUT (default: by its ending)")
     verb.add_argument("--list", action="store_true", help="list the formats")
     add_options(verb, "--overwrite", help="replace OUT if it exists")
+    setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
     help = "an option of the format of OUT, or of IN; more than once for several"
-    verb.add_argument("--set", action="append", default=[], type=_setting, metavar="NAME=VALUE", help=help)
+    verb.add_argument("--set", action="append", default=[], type=setting, metavar="NAME=VALUE", help=help)
     verb.add_argument("-o", "--output", metavar="OUT", help="the same as OUT")
     group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
     add_options(group, "--topology", help="where it is to run, timed anew")
@@ -43,18 +40,17 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Write a file in another format, and say what is lost."""
     from taccl.formats.registry import convert, format_named, format_of_content, format_of_name
-    from taccl.formats.table import FORMATS
 
     if options.list:
-        return _listed(FORMATS)
+        return _listed()
     if None not in (options.target, options.output):
         raise InputError("found OUT and --output; give one of them", where="--output")
     target = options.output or options.target
     for where, given in (("IN", options.file), ("OUT", target)):
         if given is None:
             raise InputError("found none; give a file, or --list to see the formats", where=where)
-    names = ("topology", "size", "chunk_size", "time_unit_us")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    asked = picked(options, "topology", "size", "chunk_size", "time_unit_us")
+    given = {name: value for name, value in asked.items() if value is not None}
     if options.topology is not None:
         given["topology"] = topology_from_word(options.topology, nodes=options.nodes)
     elif options.nodes is not None:
@@ -64,19 +60,16 @@ def run(options: argparse.Namespace) -> Answer:
     writing = format_of_name(target) if options.to is None else format_named(options.to, where="to")
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
-        raise InputError(
-            "found a program; to make a schedule of it, give what it runs on and a size, e.g. "
-            "--topology dgx2 --nodes 2 --size 1MB",
-            where="--topology",
-        )
+        example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
+        raise InputError(f"found a program; to make a schedule of it, {example}", where="--topology")
     # A program takes them on its way to a schedule; other files when they are read.
     load_options, on_the_way = ({}, given) if of_program else (given, {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         try:
             done = convert(
-                options.file, target, from_=getattr(options, "from"), to=options.to,
-                overwrite=options.overwrite, load_options=load_options, **{**on_the_way, **dict(options.set)},
+                options.file, target, from_=source, to=options.to, overwrite=options.overwrite,
+                load_options=load_options, **{**on_the_way, **dict(options.set)},
             )  # fmt: skip
         except ExportError as error:
             remedy = "; here such options are given as --set NAME=VALUE" if "=" in str(error) else ""
@@ -91,21 +84,18 @@ def run(options: argparse.Namespace) -> Answer:
     return Answer("\n".join(lines), {**values, "notes": list(done.notes)})
 
 
-def _listed(formats: tuple[FileFormat, ...]) -> Answer:
-    rows: list[tuple[str, ...]] = [("format", "holds", "read", "written", "endings", "")]
+def _listed() -> Answer:
+    """Every format, what it holds, and whether it is read and written."""
+    from taccl.formats.table import FORMATS
+
+    rows = [("format", "holds", "read", "written", "endings", "")]
     values = []
-    for each in formats:
-        is_read, is_written = bool(each.load), bool(each.dump)
-        rows.append(
-            (each.name, each.holds, *("yes" if can else "no" for can in (is_read, is_written)),
-             " ".join(each.extensions) or "-", each.description)
-        )  # fmt: skip
-        values.append(
-            {
-                "name": each.name, "holds": each.holds, "read": is_read, "written": is_written,
-                "extensions": list(each.extensions), "description": each.description,
-            }
-        )  # fmt: skip
+    for each in FORMATS:
+        told = picked(each, "name", "holds") | {"read": bool(each.load), "written": bool(each.dump)}
+        values.append({**told, "extensions": list(each.extensions), "description": each.description})
+        read, written = ("yes" if way else "no" for way in (each.load, each.dump))
+        endings = " ".join(each.extensions) or "-"
+        rows.append((each.name, each.holds, read, written, endings, each.description))
     return Answer(table(rows), {"formats": values})
 
 
@@ -114,7 +104,7 @@ def _setting(word: str) -> tuple[str, bool | int | str]:
     name, equals, value = word.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"found {word!r}; expected NAME=VALUE, e.g. instances=2")
+        raise ValueError("it names nothing")
     if value.lower() in ("true", "false"):
         return name, value.lower() == "true"
     if value.isascii() and value.isdigit() and len(value) < 19:

@@ -6,7 +6,7 @@ import argparse
 
 import taccl
 from taccl.cli.options import add_options
-from taccl.cli.output import Answer, add_output, check_output, notes_shown, with_content
+from taccl.cli.output import Answer, add_output, check_output, notes_shown, picked, with_content
 from taccl.names import shown, table
 
 EXAMPLES = (
@@ -44,10 +44,8 @@ def run(options: argparse.Namespace) -> Answer:
         check_writable(options.plot, overwrite=options.overwrite)
     with notes_shown() as note:
         note("reading and fitting")
-        found = taccl.fit(
-            options.logs, options.topology, nodes=options.nodes, collective=options.collective,
-            in_place=options.in_place, seed=options.seed,
-        )  # fmt: skip
+        given = picked(options, "nodes", "collective", "in_place", "seed")
+        found = taccl.fit(options.logs, options.topology, **given)
     complaint = "" if options.accept else found.complaint
     answer = Answer(_text(found), found.to_dict(), complaint)
     if complaint:
@@ -64,8 +62,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _text(found: taccl.Fit) -> str:
-    values = found.to_dict()
-    left = found.left_out_median_error
+    values, left = found.to_dict(), found.left_out_median_error
     errors = [
         ("median error", f"{found.median_error:.1%}"),
         ("90th percentile", f"{values['p90_error']:.1%}"),

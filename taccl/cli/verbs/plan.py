@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.options import add_options, positive, resized, topology_for
-from taccl.cli.output import Answer, say
+from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
 from taccl.names import shown
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
@@ -50,7 +49,7 @@ def add(verb: ArgumentParser) -> None:
     help = "by which messages are sent (default auto: in each range the one that promises least)"
     add_options(group, "--protocol", help=help)
     help = "cut every chunk into so many parts, or auto: as many as the links need (default 1)"
-    group.add_argument("--instances", type=_instances, default=1, metavar="N", help=help)
+    group.add_argument("--instances", type=_auto_or_number, default=1, metavar="N", help=help)
 
 
 def run(options: Namespace) -> Answer:
@@ -62,15 +61,13 @@ def run(options: Namespace) -> Answer:
         check_folder(options.output, overwrite=options.overwrite)
     asked, options.protocol = options.protocol, "auto"
     topology, sketches = _topology_and_sketches(options)
-    lowering = {name: getattr(options, name) for name in ("in_place", "instances")}
+    lowering = picked(options, "in_place", "instances")
     if asked != "auto" and not topology.protocols:  # costs are the same for all
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
     found = taccl.plan(
         topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
-        time_limit_s=options.time_limit, progress=say,
-        **{name: getattr(options, name)
-           for name in ("sizes", "root", "backend", "threads", "seed", "max_ranges")},
-        protocol=asked, lowering=lowering,
+        **picked(options, "sizes", "root", "backend", "threads", "seed", "max_ranges"),
+        time_limit_s=options.time_limit, progress=say, protocol=asked, lowering=lowering,
     )  # fmt: skip
     if found.stopped != "done":
         why = "Ctrl-C" if found.stopped == "interrupted" else "the time limit"
@@ -87,8 +84,7 @@ def run(options: Namespace) -> Answer:
     return Answer("\n".join(lines), {**values, "files": paths})
 
 
-def _instances(word: str) -> int | str:
-    """A number, or auto."""
+def _auto_or_number(word: str) -> int | str:
     return word if word == "auto" else positive(word)
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, add_schedule, flag_of, schedule_from_options, sizes
+from taccl.cli.options import add_options, add_schedule, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, add_output, check_output, notes_shown
-from taccl.cli.things import is_file, kind_of, names_topology, topology_from_word
+from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown
 
 if TYPE_CHECKING:
-    import argparse
-
     from matplotlib.axes import Axes
 
 #: What may be drawn, with the options that no other picture has.
-_WHATS = {
-    "gantt": ("by",),
-    "topology": ("nodes",),
-    "bandwidth": ("sizes", "measured"),
-    "progress": (),
-}
+_WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "measured"), "progress": ()}
 
 EXAMPLES = (
     "taccl plot schedule.json --by rank -o gantt.svg",
@@ -49,10 +42,10 @@ def run(options: argparse.Namespace) -> Answer:
     format_of(options.output)
     check_output(options)
     for what, names in _WHATS.items():
-        for name in names:
-            if getattr(options, name) is not None and options.what != what:
-                said = f"found it with --what {options.what}; it is for --what {what}: leave it out"
-                raise InputError(said, where=flag_of(name))
+        if what != options.what:
+            refuse(
+                options, names, f"found it with --what {options.what}; it is for --what {what}: leave it out"
+            )
     with notes_shown() as note:
         note(f"drawing {options.what}")
         save(_drawn(options), options.output, overwrite=options.overwrite)
@@ -61,51 +54,40 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _drawn(options: argparse.Namespace) -> Axes:
     import taccl.plot as plots
+    from taccl.plot.gantt import draw_bars, rows_height
     from taccl.plot.layout import height_of
-    from taccl.plot.style import figure
+    from taccl.plot.progress import draw_moments, moments_in
+    from taccl.plot.style import figure, title_of
+    from taccl.schedule.bars import bars_of
 
-    if options.what == "topology" and _names_topology(options.file):
+    if (
+        options.what == "topology"
+        and held_by(options.file) != "schedule"
+        and "topology" in kind_of(options.file)
+    ):
         found = topology_from_word(options.file, nodes=options.nodes)
         return plots.topology(found, ax=figure(height=height_of(found)))
-    if options.nodes is not None:
-        raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
+    refuse(options, ("nodes",), "found a schedule, whose nodes are fixed; leave it out")
     if not is_file(options.file) and names_topology(options.file):
         raise InputError(
             f"found a topology; a picture of --what {options.what} is of a schedule: give one "
             "(of `taccl synthesize -o`), or --what topology",
             where=options.file,
         )
-    schedule = schedule_from_options(options)
+    schedule = schedule_in(options.file, options)
     if options.what == "topology":
         found = schedule.problem.topology
         return plots.topology(found, schedule, ax=figure(height=height_of(found)))
     if options.what == "bandwidth":
-        return plots.bandwidth(
-            schedule, sizes=options.sizes, measured=options.measured or (), ax=figure(height=5.2)
-        )
+        measured = options.measured or ()
+        return plots.bandwidth(schedule, sizes=options.sizes, measured=measured, ax=figure(height=5.2))
     details = details_of(options.file)
     if options.what == "progress":
-        from taccl.plot.progress import draw_moments, moments_in
-        from taccl.plot.style import title_of
-
         return draw_moments(moments_in(details), title_of(schedule.problem), ax=figure(height=4.0))
-    from taccl.plot.gantt import draw_bars, rows_height
-    from taccl.schedule.bars import bars_of
-
     by: Any = options.by or "link"
     bars = bars_of(schedule, by)
     ax = figure(height=rows_height(len(bars.rows)))
     return draw_bars(schedule, bars, by, bound_us=details.get("bound_us"), ax=ax)
-
-
-def _names_topology(word: str) -> bool:
-    from taccl.formats.registry import format_of_content
-
-    if is_file(word):
-        with contextlib.suppress(InputError):  # none of those formats: perhaps a topology of taccl's own
-            if format_of_content(word).name == "upstream-algorithm":
-                return False
-    return "topology" in kind_of(word)
 
 
 def details_of(file: str) -> dict[str, Any]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from taccl.cli.options import add_options, positive
-from taccl.cli.output import Answer, add_output, check_output, is_first_rank, notes_shown, with_content
+from taccl.cli.options import add_options, positive, refuse
+from taccl.cli.output import (
+    Answer,
+    add_output,
+    check_output,
+    is_first_rank,
+    notes_shown,
+    picked,
+    with_content,
+)
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
     import taccl
-    from taccl.placement.tuning import Tuning
 
 EXAMPLES = (
     "taccl probe -n 8 -o probe.json",
@@ -57,10 +63,8 @@ def run(options: argparse.Namespace) -> Answer:
         if options.mpiexec is not None:
             said = "found a command; start taccl itself by it: mpiexec ... taccl probe -o FILE"
             raise InputError(said, where="--mpiexec")
-        found = probe(
-            ranks=options.ranks, rounds=options.rounds, size=options.size, path=options.output,
-            repetitions=options.repetitions, overwrite=options.overwrite, note=note,
-        )  # fmt: skip
+        given = picked(options, "ranks", "rounds", "size", "repetitions", "overwrite")
+        found = probe(**given, path=options.output, note=note)
     values = {name: value for name, value in found.to_dict().items() if name not in ("format", "version")}
     return Answer(f"{_text(found)}\n\nwritten to {shown(options.output)}", values)
 
@@ -68,48 +72,33 @@ def run(options: argparse.Namespace) -> Answer:
 def _tuned(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
     from taccl.placement.tuning import measure_collectives
 
-    if options.rounds is not None or (options.ranks is not None and options.mpiexec is not None):
-        where, said = (
-            ("--rounds", "which are of pairs") if options.rounds else ("--ranks", "beside --mpiexec")
-        )
-        raise InputError(f"found {getattr(options, where[2:])}, {said}; leave it out", where=where)
-    found = measure_collectives(
-        options.ranks, launcher=_words(options.mpiexec), size=options.size,
-        repetitions=options.repetitions, note=note,
-    )  # fmt: skip
-    values = {"library": found.library, "ranks": found.num_ranks, "sizes": list(found.sizes)}
-    answer = Answer(_tuned_text(found), values | {"times_us": found.times_us})
-    return with_content(answer, options.output, found.rules(), options)
-
-
-def _words(command: str | None) -> list[str]:
+    refuse(options, ("rounds",), f"found {options.rounds}, which are of pairs; leave it out")
+    if options.mpiexec is not None:
+        refuse(options, ("ranks",), f"found {options.ranks}, beside --mpiexec; leave it out")
+    command = options.mpiexec or ""
     try:
-        return shlex.split(command or "")
+        launcher = shlex.split(command)
     except ValueError as error:
-        raise InputError(f"found {shown(command or '', 60)} ({error}); close it", where="--mpiexec") from None
-
-
-def _tuned_text(found: Tuning) -> str:
+        raise InputError(f"found {shown(command, 60)} ({error}); close it", where="--mpiexec") from None
+    given = picked(options, "size", "repetitions")
+    found = measure_collectives(options.ranks, launcher=launcher, **given, note=note)
     rows = [["", "", *map(format_size, found.sizes)]]
     for kind, times in found.times_us.items():
         rows += [[kind, name, *map(format_us, us)] for name, us in times.items()]
-    choices = [
-        f"  {each.collective} from {format_size(each.least_bytes)} on: {each.algorithm}"
-        for each in found.choices
-    ]
+    choices = [f"  {c.collective} from {format_size(c.least_bytes)} on: {c.algorithm}" for c in found.choices]
     head = f"{found.library} on {found.num_ranks} ranks, median of the slowest rank"
-    return "\n".join([head, table(rows, indent="  "), *choices])
+    text = "\n".join([head, table(rows, indent="  "), *choices])
+    values = {"library": found.library, "ranks": found.num_ranks, "sizes": list(found.sizes)}
+    answer = Answer(text, values | {"times_us": found.times_us})
+    return with_content(answer, options.output, found.rules(), options)
 
 
 def _text(found: taccl.Probe) -> str:
-    topology = found.topology()
-    rows = [
-        ("directions differ by", f"{found.asymmetry:.1%} (median)"),
-        ("spread of a pair", "" if found.latency_spread is None else f"{found.latency_spread:.1%} (median)"),
-        *(
-            ("shared way out", f"ranks {', '.join(map(str, r))}: {rate:.3g} GB/s")
-            for r, rate in found.uplinks
-        ),
-        ("topology", "; ".join(topology.notes)),
-    ]
-    return f"{found}\n{table([row for row in rows if row[1]], indent='  ')}"
+    rows = [("directions differ by", f"{found.asymmetry:.1%} (median)")]
+    if found.latency_spread is not None:
+        rows.append(("spread of a pair", f"{found.latency_spread:.1%} (median)"))
+    for ranks, rate in found.uplinks:
+        rows.append(("shared way out", f"ranks {', '.join(map(str, ranks))}: {rate:.3g} GB/s"))
+    if notes := found.topology().notes:
+        rows.append(("topology", "; ".join(notes)))
+    return f"{found}\n{table(rows, indent='  ')}"

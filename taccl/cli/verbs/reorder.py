@@ -6,10 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_options, number
-from taccl.cli.output import Answer, add_output, check_output, progress_shown, with_content, written_to
-from taccl.cli.things import is_file, topology_from_word
-from taccl.errors import FormatError, InputError
+from taccl.cli.options import add_options, reader, refuse
+from taccl.cli.output import Answer, add_output, check_output, progress_shown, with_content
+from taccl.cli.things import format_in, is_file, topology_from_word
+from taccl.errors import InputError
 from taccl.names import table
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ EXAMPLES = (
 #: Files beside the placement itself.
 _FILES = ("hostfile", "rankfile", "openmpi_rules", "mpich_selection", "nccl_tuner", "plot")
 
-_times = number(float, lambda x: 1 <= x < 1e6, "a number of at least 1")
-_rate = number(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
+_times = reader(float, lambda x: 1 <= x < 1e6, "a number of at least 1")
+_rate = reader(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -92,38 +92,28 @@ def run(options: argparse.Namespace) -> Answer:
         answer = with_content(answer, path, content, options)
     if options.plot is not None:
         from taccl.placement.pictures import matrices
-        from taccl.plot.style import save
+        from taccl.plot.style import render
 
-        answer = written_to(
-            answer, options.plot, lambda: save(matrices(found), options.plot, overwrite=options.overwrite)
-        )
+        picture = render(matrices(found), format_of(options.plot))
+        answer = with_content(answer, options.plot, picture, options)
     return answer
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     """The topology, and the host of every slot of it; none where nobody names them."""
-    from taccl.formats.registry import format_of_content
     from taccl.placement.files import read_hosts
     from taccl.placement.matrices import load_probe
 
-    given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
-    given = {name: value for name, value in given.items() if value is not None}
     named: list[str] = []
-    is_probe = False
-    if is_file(options.topology):
-        try:
-            is_probe = format_of_content(options.topology).name in ("taccl-probe", "pair-matrix")
-        except FormatError:  # a topology of taccl's own
-            is_probe = False
-    if is_probe:
+    known = format_in(options.topology)
+    if known is not None and known.name in ("taccl-probe", "pair-matrix"):
         probe = load_probe(options.topology)
+        given = {"oversubscription": options.oversubscription, "bandwidth_gb_per_s": options.bandwidth}
+        given = {name: value for name, value in given.items() if value is not None}
         topology, named = probe.topology(name=options.topology, **given), list(probe.hosts)
-    elif given:
-        said = "found a topology, which says it itself; leave it out"
-        raise InputError(
-            said, where="--oversubscription" if len(given) > 1 else f"--{[*given][0].split('_')[0]}"
-        )
     else:
+        said = "found a topology, which says it itself; leave it out"
+        refuse(options, ("oversubscription", "bandwidth"), said)
         topology = topology_from_word(options.topology, nodes=options.nodes)
     if options.hosts is not None:
         named = read_hosts(options.hosts)

@@ -6,8 +6,8 @@ import argparse
 import shlex
 
 import taccl
-from taccl.cli.options import add_schedule, schedule_from_options, seconds
-from taccl.cli.output import Answer, add_output, check_output, notes_shown
+from taccl.cli.options import add_schedule, schedule_in, seconds
+from taccl.cli.output import Answer, add_output, check_output, notes_shown, picked
 from taccl.names import shown
 from taccl.units import format_count
 
@@ -29,12 +29,11 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
-    from taccl.cli.text import picked
     from taccl.cli.verbs.plot import details_of
     from taccl.plot.report.page import report
 
     check_output(options)
-    schedule = schedule_from_options(options)
+    schedule = schedule_in(options.file, options)
     with notes_shown() as note:
         note("verifying, timing and drawing")
         report(
@@ -43,8 +42,8 @@ def run(options: argparse.Namespace) -> Answer:
             budget_s=options.budget, measured=options.measured,
         )  # fmt: skip
     verification = taccl.verify(schedule)
-    values = {"file": options.output, "ok": verification.ok}
-    values |= picked(schedule, "finish_us", "launch_us", "predicted_us")
+    figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
+    values = {"file": options.output, "ok": verification.ok, **figures}
     broken = "" if verification.ok else format_count(len(verification.violations), "rule")
     complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
     return Answer(f"written to {shown(options.output)}", values, complaint)

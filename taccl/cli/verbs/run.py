@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.options import add_options, positive, seconds
-from taccl.cli.output import Answer, is_first_rank, notes_shown
+from taccl.cli.output import Answer, is_first_rank, notes_shown, picked
+from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.program.program import Program
-    from taccl.runtime.job import Job
     from taccl.runtime.report import Execution, Times
 
 #: Rounding is no fault up to so many times the relative error of one operation; ours.
@@ -55,21 +55,26 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Execute a schedule or a program with MPI ranks, and compare it with MPI's own collective."""
     from taccl.runtime.execute import execute_job
+    from taccl.runtime.job import make_job
 
     is_first = is_first_rank()
+    given = picked(options, "dtype", "repetitions", "timeout_s", "seed", "ranks")
     with notes_shown(wanted=is_first) as note:
         if options.topology is not None:
             return _run_step(options, note)
-        execution = execute_job(lambda: _job(options), note)
+        execution = execute_job(lambda: make_job(_program(options), options.size, **given), note)
     complaint = "" if execution.ok else f"{shown(options.file)}: {execution.failure()}"
-    return Answer(_text(execution), _values(execution), complaint)
+    values = {
+        "ok": execution.ok, **execution.to_dict(), "times": _figures(execution, execution.times),
+        "mpi_times": _figures(execution, execution.mpi_times), "failure": execution.failure(),
+    }  # fmt: skip
+    return Answer(_text(execution), values, complaint)
 
 
 def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answer:
     """Transform and schedule a step, and execute it with ranks of this machine."""
     import numpy as np
 
-    from taccl.cli.things import topology_from_word
     from taccl.formats.registry import read
     from taccl.runtime.environment import launched_by
     from taccl.runtime.step import execute_step
@@ -85,34 +90,23 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
         said = f"is for steps of operations, and found a {type(program).__name__.lower()}; leave it out"
         raise InputError(said, where="--topology")
     note("transforming and scheduling")
-    step = autotransform(
-        program, topology_from_word(options.topology), time_limit_s=options.step_s, note=note
-    )
-    difference = execute_step(
-        step, reference=program, seed=options.seed or 0, timeout_s=options.timeout_s, note=note
-    )
+    topology = topology_from_word(options.topology)
+    step = autotransform(program, topology, time_limit_s=options.step_s, note=note)
+    given = picked(options, "seed", "timeout_s")
+    difference = execute_step(step, reference=program, **given, note=note)
     eps = max(float(np.finfo(dtype_of(each)).eps) for each in program.tensors.values())
     most, says = _MOST_EPS * eps, f"within {difference:.2g} of its largest value"
-    lines = [
-        repr(step), repr(step.workload),
-        f"  {'correct' if difference <= most else 'wrong'}: every output is {says} (at most {most:.2g}) of "
-        "what the untransformed program gives",
-    ]  # fmt: skip
+    ok = difference <= most
+    text = (
+        f"{step!r}\n{step.workload!r}\n  {'correct' if ok else 'wrong'}: every output is {says} (at most "
+        f"{most:.2g}) of what the untransformed program gives"
+    )
     values = {
-        "ok": difference <= most, "difference": difference, "most": most, "finish_us": step.finish_us,
+        "ok": ok, "difference": difference, "most": most, "finish_us": step.finish_us,
         "num_ranks": program.num_ranks, "program": repr(step.workload),
     }  # fmt: skip
     wrong = f"{shown(options.file)}: some output is only {says} of what it should be"
-    return Answer("\n".join(lines), values, "" if difference <= most else wrong)
-
-
-def _job(options: argparse.Namespace) -> Job:
-    from taccl.runtime.job import make_job
-
-    return make_job(
-        _program(options), options.size, dtype=options.dtype, repetitions=options.repetitions,
-        timeout_s=options.timeout_s, seed=options.seed, ranks=options.ranks,
-    )  # fmt: skip
+    return Answer(text, values, "" if ok else wrong)
 
 
 def _program(options: argparse.Namespace) -> Program:
@@ -135,20 +129,16 @@ def _program(options: argparse.Namespace) -> Program:
         kind = type(found).__name__.lower()
         raise InputError(f"found a {kind}; expected a schedule or a program; {said}", where=options.file)
     if options.in_place and not found.in_place:
-        raise InputError(
-            f"the program in {options.file} is out of place; leave it out, or give the schedule",
-            where="--in-place",
-        )
+        said = f"the program in {options.file} is out of place; leave it out, or give the schedule"
+        raise InputError(said, where="--in-place")
     return found
 
 
 def _text(execution: Execution) -> str:
     place = "in place" if execution.in_place else "out of place"
-    lines = [
-        f"{execution.program}, {place}: {format_count(execution.num_ranks, 'rank')} on "
-        f"{format_count(execution.num_hosts, 'machine')}, {format_size(execution.size_bytes)} of "
-        f"{execution.dtype}"
-    ]
+    ranks, machines = format_count(execution.num_ranks, "rank"), format_count(execution.num_hosts, "machine")
+    size = f"{format_size(execution.size_bytes)} of {execution.dtype}"
+    lines = [f"{execution.program}, {place}: {ranks} on {machines}, {size}"]
     if execution.times is not None and execution.ok:
         lines.append(_verdict(execution))
     rows: list[tuple[str, ...]] = [("", "median", "fastest", "algorithm", "bus")]
@@ -179,19 +169,7 @@ def _verdict(execution: Execution) -> str:
     return f"  correct: in all {runs} every output agrees {how} with {execution.compared_with}"
 
 
-def _values(execution: Execution) -> dict[str, Any]:
-    return {
-        "ok": execution.ok,
-        **execution.to_dict(),
-        "times": _figures(execution, execution.times),
-        "mpi_times": _figures(execution, execution.mpi_times),
-        "failure": execution.failure(),
-    }
-
-
 def _figures(execution: Execution, times: Times | None) -> dict[str, Any] | None:
-    from taccl.cli.text import picked
-
     if times is None:
         return None
     rates = {f"{name}_gb_per_s": getattr(execution, f"{name}_gb_per_s")(times) for name in ("algbw", "busbw")}

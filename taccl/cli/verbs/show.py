@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, number
-from taccl.cli.output import Answer
-from taccl.cli.programs import holds_program, load_program, program_text, program_values
-from taccl.cli.things import is_file, kind_of, topology_from_word
+from taccl.cli.options import add_options, reader, refuse
+from taccl.cli.output import Answer, picked
+from taccl.cli.programs import program_answer, program_in
+from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
 from taccl.errors import InputError
+from taccl.names import shown, table
+from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
-    import argparse
-
-    from taccl.cli.things import Kind
+    from taccl.topology.topology import Topology
 
 EXAMPLES = (
     "taccl show schedule.json --transfers 40",
@@ -28,52 +29,97 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--nodes", help="number of nodes")
     add_options(verb, "--profile", help="which constants of a machine, by name or in a file")
     add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
-    rows = number(int, lambda n: n >= -1, "a number of rows, or -1 for all")
+    rows = reader(int, lambda n: n >= -1, "a number of rows, or -1 for all")
     help = "rows of transfers, or of a program's steps (default 20, -1: all)"
     verb.add_argument("--transfers", type=rows, default=20, metavar="N", help=help)
 
 
 def run(options: argparse.Namespace) -> Answer:
     """Show a schedule, a program, a sketch, or a topology with its constants' sources."""
-    if holds_program(options.thing):
-        for name in ("nodes", "profile", "protocol"):
-            if getattr(options, name) is not None:
-                raise InputError("found a program, which has none; leave it out", where=f"--{name}")
-        program = load_program(options.thing)
+    program = program_in(options.thing)
+    if program is not None:
+        refuse(options, ("nodes", "profile", "protocol"), "found a program, which has none; leave it out")
         limit = program.num_steps if options.transfers < 0 else options.transfers
-        return Answer(program_text(program, limit=limit), program_values(program))
+        return program_answer(program, limit=limit)
     try:
         return _shown(options, kind_of(options.thing))
     except InputError as error:
         if error.where != "topology" or is_file(options.thing):
             raise
-        raise InputError(
-            f"{error.message}; there is no such file and no such shipped sketch either", where="THING"
-        ) from None
+        said = f"{error.message}; there is no such file and no such shipped sketch either"
+        raise InputError(said, where="THING") from None
 
 
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
-    from taccl.cli import text
-
+    if "topology" in kind:
+        given = picked(options, "nodes", "profile", "protocol")
+        return _of_topology(topology_from_word(options.thing, **given))
     for name in ("profile", "protocol"):
-        if getattr(options, name) is not None and "topology" not in kind:
-            raise InputError(f"found a {kind}, which has no {name}s; leave it out", where=f"--{name}")
-    if options.nodes is not None and kind == "schedule":
-        raise InputError("found a schedule, whose nodes are fixed; leave it out", where="--nodes")
+        refuse(options, (name,), f"found a {kind}, which has no {name}s; leave it out")
     if kind == "schedule":
-        from taccl.formats.native import load_schedule, read_document
+        refuse(options, ("nodes",), "found a schedule, whose nodes are fixed; leave it out")
+        return _of_schedule(options.thing, limit=options.transfers)
+    sketch = taccl.load_sketch(options.thing)
+    if options.nodes is not None:
+        sketch = sketch.with_nodes(options.nodes)
+    return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
 
-        document = read_document(options.thing)
-        schedule = load_schedule(document, where=options.thing)
-        found = document.get("result") or {}
-        said = text.schedule_text(schedule, found, limit=options.transfers)
-        return Answer(said, text.schedule_values(schedule, found))
-    if kind in ("sketch", "upstream sketch"):
-        sketch = taccl.load_sketch(options.thing)
-        if options.nodes is not None:
-            sketch = sketch.with_nodes(options.nodes)
-        return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
-    topology = topology_from_word(
-        options.thing, nodes=options.nodes, profile=options.profile, protocol=options.protocol
-    )
-    return Answer(text.topology_text(topology), text.topology_values(topology))
+
+def _of_schedule(file: str, *, limit: int) -> Answer:
+    """A schedule's figures and first transfers, and how it was found, as far as the file says."""
+    from taccl.cli.text import finish_text, note_lines, title_of, transfers_text
+    from taccl.formats.native import load_schedule, read_document
+    from taccl.synthesis.result import schedule_figures
+
+    document = read_document(file)
+    schedule = load_schedule(document, where=file)
+    found = document.get("result") or {}
+    rows = [
+        ("finish", finish_text(schedule)),
+        ("schedule", transfers_text(schedule)),
+        ("producer", schedule.producer or "not known"),
+    ]
+    if found.get("bound_us") is not None:
+        rows.append(("bound", f"{format_us(found['bound_us'])}, gap {format_gap(found.get('gap'))}"))
+    rows.append(("digest", schedule.digest()))
+    lines = [title_of(schedule.problem), table(rows, indent="  ")]
+    if limit:
+        lines += ["", schedule.table(limit=limit)]
+    notes = schedule.problem.notes
+    values = {"kind": "schedule", **schedule_figures(schedule), "notes": list(notes), "result": found or None}
+    return Answer("\n".join(lines + note_lines(notes)), values)
+
+
+def _of_topology(topology: Topology) -> Answer:
+    """A topology's links by cost, its switches, and its constants with their sources."""
+    from taccl.cli.text import note_lines
+    from taccl.topology.profiles import profile_of
+
+    protocols = topology.protocols
+    others = f" (of {', '.join(protocols)})" if set(protocols) - {topology.protocol} else ""
+    rows = [
+        ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+        ("resources", f"{len(topology.resources)}, held by {format_count(len(topology.links), 'link')}"),
+        ("switches", str(len(topology.switches))),
+        ("alpha", "occupies the link" if topology.alpha_meaning == "occupies" else "pipelined"),
+        ("cost model", topology.cost_model),
+        ("profile", topology.profile or "none"),
+        ("protocol", topology.protocol + others),
+        ("launch", format_us(topology.launch_us) if topology.launch_us else ""),
+    ]
+    links = [("links", "where", "alpha us", "beta us/MB", "GB/s"), *topology.link_kinds]
+    lines = [shown(topology.name), table([row for row in rows if row[1]], indent="  ")]
+    lines += ["", table(links, indent="  ")]
+    profile = profile_of(topology)
+    constants, ranges = ((), ()) if profile is None else (profile.told(), profile.ranges)
+    if profile is not None:
+        cells = [(c.name, f"{float(c.value):g}", c.source) for c in constants]
+        lines += ["", table([("constant", "value", "source"), *cells], indent="  ")]
+    if ranges:
+        lines += ["", *(f"  seen: {each.told()}" for each in ranges)]
+    values = {
+        "kind": "topology", **topology.to_dict(),
+        "constants": {c.name: {"value": float(c.value), "source": c.source} for c in constants},
+        "ranges": [each.model_dump() for each in ranges], "notes": list(topology.notes),
+    }  # fmt: skip
+    return Answer("\n".join(lines + note_lines(topology.notes)), values)

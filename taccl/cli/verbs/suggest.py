@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.options import add_options, add_size, positive, resized, settle_size
-from taccl.cli.output import Answer, progress_shown
+from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
 from taccl.names import shown, table
@@ -54,9 +53,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Suggest sketches for a topology, a collective and a size; or check one that you write."""
-    topology = topology_from_word(
-        options.topology, nodes=options.nodes, profile=options.profile, protocol=options.protocol
-    )
+    topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
     if options.check is not None:
         return _checked(options, topology)
     settle_size(options)
@@ -64,16 +61,15 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError("found a file; expected a folder, which is made if it is missing", where="--output")
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
-            topology, options.collective, options.size, chunk_size=options.chunk_size,
-            chunks_per_rank=options.chunks_per_rank, root=options.root, most=options.most,
-            time_limit_s=options.time_limit, seed=options.seed, progress=progress,
+            topology, options.collective, options.size, time_limit_s=options.time_limit, progress=progress,
+            **picked(options, "chunk_size", "chunks_per_rank", "root", "most", "seed"),
         )  # fmt: skip
     if not found:
         raise NoSolutionError("no sketch could be scheduled in time; give more time, or fewer chunks")
     if options.best:
         return Answer(found[0].to_toml().rstrip(), _values(topology, found[:1]))
     rival = _rival(found[0].problem)
-    text = _text(topology, options.collective, found, rival)
+    text = _text(topology, found, rival)
     if options.output is not None:
         files = _write(found, Path(options.output), overwrite=options.overwrite)
         text += "\n\n" + "\n".join(f"written to {shown(str(file))}" for file in files)
@@ -87,12 +83,13 @@ def _rival(problem: Problem) -> Schedule | None:
         return None
     size = problem.size_bytes
     chunk_bytes = problem.chunk_bytes[0] if size is None else None
-    with suppress(InputError):
+    try:
         free = taccl.make_problem(
             problem.topology, problem.collective, size_bytes=size, chunk_bytes=chunk_bytes
         )
         return taccl.baselines.baseline("best", free, cut=False)
-    return None
+    except InputError:
+        return None
 
 
 def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
@@ -105,16 +102,13 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
         chunks_per_rank=options.chunks_per_rank or sketch.chunks.per_rank,
     )  # fmt: skip
     report = taccl.check_sketch(
-        sketch, topology, collective, chunk_size=options.chunk_size, size=options.size,
-        time_limit_s=options.time_limit,
-    )  # fmt: skip
+        sketch, topology, collective, **picked(options, "chunk_size", "size"), time_limit_s=options.time_limit
+    )
     complaint = "" if report.usable else "the sketch cannot be used as it is"
     return Answer(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
 
 
-def _text(
-    topology: Topology, collective: str, found: Sequence[taccl.SketchProposal], rival: Schedule | None
-) -> str:
+def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
     from taccl.synthesis.suggesting.plans import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
@@ -125,7 +119,8 @@ def _text(
          str(each.sketch.chunks.per_rank), each.why)
         for each in found
     ]  # fmt: skip
-    title = f"{collective} on {shown(topology.name)}" + (f", {format_size(size)}" if size else "")
+    title = f"{found[0].problem.collective.name} on {shown(topology.name)}"
+    title += f", {format_size(size)}" if size else ""
     facts = [("symmetries", shifts)]
     if rival is not None:
         sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
@@ -134,8 +129,6 @@ def _text(
 
 
 def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[str, Any]:
-    from taccl.cli.text import picked
-
     return {
         "topology": topology.name,
         "collective": found[0].problem.collective.name,
@@ -158,16 +151,13 @@ def _write(found: Sequence[taccl.SketchProposal], folder: Path, *, overwrite: bo
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"the folder cannot be made ({reason}); give another path", where=str(folder)
-        ) from None
+        said = f"the folder cannot be made ({getattr(error, 'strerror', None) or error}); give another path"
+        raise InputError(said, where=str(folder)) from None
     files = [folder / f"{place}-{each.sketch.name}.toml" for place, each in enumerate(found, 1)]
     for file in files:
         check_writable(file, overwrite=overwrite)
     for file, each in zip(files, found, strict=True):
         write_whole(file, each.to_toml(), overwrite=overwrite)
-    write_whole(
-        folder / "sketch.schema.json", json.dumps(sketch_json_schema(), indent=2) + "\n", overwrite=True
-    )
+    schema = json.dumps(sketch_json_schema(), indent=2) + "\n"
+    write_whole(folder / "sketch.schema.json", schema, overwrite=True)
     return files

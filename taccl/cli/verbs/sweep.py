@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import taccl
 from taccl.cli.options import add_options, positive, resized, several, size, sizes
+from taccl.cli.output import Answer, picked
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
-
-if TYPE_CHECKING:
-    from taccl.cli.output import Answer
-    from taccl.sketch.sketch import Sketch
-    from taccl.topology.topology import Topology
 
 EXAMPLES = (
     "taccl sweep ndv2 --nodes 2 --collective allgather --sketches ndv2/sk1,ndv2/sk2 --sizes 1KB:1MB",
@@ -38,25 +33,13 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Show what is found for every combination of sketches, sizes and backends."""
     check_table(options)
-    topology = topology_from_word(
-        options.topology, nodes=options.nodes, profile=options.profile, protocol=options.protocol
-    )
+    topology = topology_from_word(options.topology, **picked(options, "nodes", "profile", "protocol"))
+    sketches = [sketch_from_word(None if word == "none" else word) for word in options.sketches]
     found = taccl.sweep(
-        topology,
-        options.collective,
-        sketches=[_sketch(word, options, topology) for word in options.sketches],
-        sizes=options.sizes,
-        chunks_per_rank=options.chunks_per_rank,
-        root=options.root,
-        full=True,
-        **run_options(options),
-    )
+        topology, options.collective, **picked(options, "sizes", "chunks_per_rank", "root"), full=True,
+        sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
+    )  # fmt: skip
     return table_answer(found, options)
-
-
-def _sketch(word: str, options: argparse.Namespace, topology: Topology) -> Sketch | None:
-    sketch = None if word == "none" else sketch_from_word(word)
-    return None if sketch is None else resized(sketch, options, topology)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

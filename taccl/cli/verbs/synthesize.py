@@ -47,7 +47,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Find a schedule, verify it, and say how good it is."""
-    from taccl.cli.text import result_text
+    from taccl.cli.text import result_answer
 
     check_output(options)
     settle_topology(options)
@@ -82,4 +82,4 @@ def run(options: argparse.Namespace) -> Answer:
         say("warning: stopped by Ctrl-C; this is the best schedule so far")
     elif result.stopped == "time limit":
         say("warning: stopped by the time limit; this is the best schedule so far")
-    return with_file(Answer(result_text(result), result.to_dict()), result.schedule, options)
+    return with_file(result_answer(result), result.schedule, options)
