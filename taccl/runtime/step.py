@@ -20,7 +20,6 @@ from taccl.formats.native import dump_schedule, load_schedule
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import gathered, patiently
 from taccl.runtime.worker import serve
-from taccl.workload.exchange import parts_of
 from taccl.workload.files import from_dict, to_dict
 from taccl.workload.meaning import Part, given_parts, places, taken
 from taccl.workload.replay import StepRank, moments
@@ -94,7 +93,7 @@ def _execute_on_rank(
     asked = request()
     workload, reference = from_dict(asked["workload"]), from_dict(asked["reference"])
     schedule, rank, ranks = load_schedule(asked["schedule"]), communicator.rank, communicator.size
-    step = Step(workload, schedule.problem.topology, (), schedule, parts_of(workload), None)
+    step = Step(workload, schedule.problem.topology, (), schedule, None)
     watchdog.expect("the step", asked["timeout_s"])
     mine = StepRank(step, rank, given_parts(workload, None, seed=asked["seed"]))
     pending = []

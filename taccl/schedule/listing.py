@@ -169,7 +169,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
     start = tasks.starts(
         [(by, -tail, task) for task, (by, tail) in enumerate(zip(latest, tasks.tails(), strict=True))]
     )
-    return _started(problem, schedule, order, start)
+    return started(problem, schedule, order, start)
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
@@ -181,7 +181,7 @@ def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
     urgency = [-tail for tail in tasks.tails()]
     if not longest_first:
         urgency = order.start + [0] * (order.num_events - order.num_sends)
-    return _started(schedule.problem, schedule, order, tasks.starts([(each,) for each in urgency]))
+    return started(schedule.problem, schedule, order, tasks.starts([(each,) for each in urgency]))
 
 
 def _unordered(problem: Problem, schedule: Schedule) -> tuple[Precedence, Tasks]:
@@ -193,7 +193,7 @@ def _unordered(problem: Problem, schedule: Schedule) -> tuple[Precedence, Tasks]
     return order, Tasks.of_sends(order)
 
 
-def _started(problem: Problem, schedule: Schedule, order: Precedence, start: Sequence[int]) -> Schedule:
+def started(problem: Problem, schedule: Schedule, order: Precedence, start: Sequence[int]) -> Schedule:
     """The sends of a schedule at other times."""
     return make_schedule(
         problem, chunk=schedule.chunk, link=schedule.link, start=[start[s] for s in order.send],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -62,38 +62,26 @@ class Part:
         return range(self.first, self.first + self.count)
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Sends of all parts; in the order of their groups one part after another could run.
-
-    - `chunk`, `link`, `group`: (num_transfers,) int64.
-    - `reduce`: (num_transfers,) bool.
-    """
-
-    problem: Problem
-    parts: tuple[Part, ...]
-    chunk: np.ndarray
-    link: np.ndarray
-    reduce: np.ndarray
-    group: np.ndarray
-
-
 def parts_of(workload: Workload) -> tuple[Part, ...]:
     """The parts of all collectives, tile by tile where they overlap."""
     parts: list[Part] = []
     first = 0
-    sent = [(operation, tile) for operation, tile, _ in workload.tiles if operation.is_collective]
-    counts = {each: _collective(each, workload.num_ranks).num_chunks for each in {each for each, _ in sent}}
-    room = MOST_CHUNKS // max(1, sum(counts[each] for each, _ in sent))
-    for operation, tile in sent:
-        count, cut = counts[operation], workload.tiling(operation.name)
-        share = count if operation.kind != "alltoall" else workload.num_ranks**2
-        num_bytes = workload.tensors[operation.name].num_bytes
+    counts = {
+        each.name: _collective(each, workload.num_ranks).num_chunks
+        for each in workload.operations
+        if each.is_collective
+    }
+    sent = [(name, tile) for name, tile in workload.tiles if name in counts]
+    room = MOST_CHUNKS // max(1, sum(counts[name] for name, _ in sent))
+    for name, tile in sent:
+        count, cut = counts[name], workload.tiling(name)
+        share = count if workload.operation[name].kind != "alltoall" else workload.num_ranks**2
+        num_bytes = workload.tensors[name].num_bytes
         least_bytes, most = _TILE_PIECES if cut.overlap else _PIECES
         pieces = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
         size = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
         for piece in range(pieces):
-            parts.append(Part(operation.name, tile, piece, pieces, first, count, size))
+            parts.append(Part(name, tile, piece, pieces, first, count, size))
             first += count
     return tuple(parts)
 
@@ -111,27 +99,33 @@ def problem_of(
     return make_problem(topology, collectives.together(every), chunk_bytes=sizes)
 
 
-def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Exchange:
-    """All sends of the collectives of a step.
+def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:
+    """All sends of the collectives of a step, in an order in which one part after another could run.
+
+    Ticks are no more than places in that order.
 
     - `workload`, `topology`: Of one number of ranks.
     - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: rings, and pairwise sends of an
       alltoall.
     """
     parts = parts_of(workload)
-    problem, columns = problem_of(workload, topology, parts), list[list[np.ndarray]]([[], [], [], []])
-    groups, times = 0, Counter(part.operation for part in parts)
+    problem, times = problem_of(workload, topology, parts), Counter(part.operation for part in parts)
+    columns, groups = defaultdict[str, list[np.ndarray]](list), 0
     for part in parts:
         operation = workload.operation[part.operation]
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             one = replace(operation, kind=kind)
             found = _template(one, problem, part.chunk_bytes, times[part.operation], algorithm)
-            added = (found.chunk + part.first, found.link, found.reduce, found.group + groups)
-            for column, values in zip(columns, added, strict=True):
-                column.append(values)
+            columns["chunk"].append(found.chunk + part.first)
+            columns["link"].append(found.link)
+            columns["group"].append(found.group + groups)
+            columns["reduce"].append(found.reduce)
             groups += found.num_sends
-    return Exchange(problem, parts, *map(np.concatenate, columns))
+    chunk, link, group, reduce = map(np.concatenate, columns.values())
+    return make_schedule(
+        problem, chunk=chunk, link=link, start=group, end=group + 1, group=group, reduce=reduce
+    )
 
 
 def _collective(operation: Operation, num_ranks: int) -> Collective:

@@ -21,6 +21,7 @@ from taccl.program.lower import lower
 from taccl.program.program import OPERATIONS
 from taccl.schedule.schedule import make_schedule
 from taccl.workload.exchange import problem_of
+from taccl.workload.step import Made
 
 if TYPE_CHECKING:
     import os
@@ -78,7 +79,7 @@ def lower_step(step: Step, operation: str) -> Program:
         does = OPERATIONS[each.operation]
         read = touched(each.src, each.count, "input", where.inputs) if does.reads else []
         written = touched(each.dst, each.count, "output", where.outputs) if does.writes else []
-        sources = (key for part in read for key in step.reads[part.operation, part.tile])
+        sources = (key for part in read for key in step.workload.tiles[part.operation, part.tile])
         needs = (f"{name}.{tile}" for name, tile in sources if name in step.workload.operation)
         gives = (f"{part.operation}.{part.tile}" for part in written)
         return replace(each, needs=tuple(dict.fromkeys(needs)), gives=tuple(dict.fromkeys(gives)))
@@ -119,9 +120,9 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
     schedule = _schedule(step)
 
     def waits(name: str, tile: int, rank: int, begin_us: Fraction, end_us: Fraction) -> Computed:
-        read = [step.made_of[*each, rank] for each in step.reads[name, tile] if (*each, rank) in step.made_of]
-        after, chunks = (frozenset[int]().union(*(each[i] for each in read)) for i in range(2))
-        return Computed(f"tile {tile} of {name}", rank, begin_us, end_us, after, chunks)
+        keys = ((*each, rank) for each in step.workload.tiles[name, tile])
+        read = Made.of_all(step.made_of[key] for key in keys if key in step.made_of)
+        return Computed(f"tile {tile} of {name}", rank, begin_us, end_us, *read)
 
     computed = [
         waits(each.operation, each.tile, each.rank, each.start_us, each.end_us) for each in step.tiles

@@ -56,26 +56,49 @@ def run_workload(
     WorkloadError
         If an input is missing, or has another shape.
     """
-    ranks = range(workload.num_ranks)
-    made = {name: [parts] for name, parts in given_parts(workload, inputs, seed=seed).items()}  # by tile
-    for operation, number, reads in workload.tiles:
-
-        def read(name: str, rank: int, reads: tuple[tuple[str, int], ...] = reads) -> Part:
-            parts = [made[name][tile][rank] for source, tile in reads if source == name]
-            return join(parts, workload.tiling(name).axis)
-
-        parts = [[read(name, rank) for name in operation.inputs] for rank in ranks]
-        wanted = [places_of_tile(workload, operation, rank, number) for rank in ranks]
+    given = given_parts(workload, inputs, seed=seed)
+    ranks = [RankTiles(workload, rank, given) for rank in range(workload.num_ranks)]
+    for name, number in workload.tiles:
+        operation = workload.operation[name]
         if operation.is_collective:
-            whole = _whole(workload.operands(operation)[0], [mine for (mine,) in parts])
-            found = [Part(taken(whole, sent_from(workload, operation, here)), here) for here in wanted]
-        else:
-            found = [calculated(workload, operation, parts[rank], rank, wanted[rank]) for rank in ranks]
-        made.setdefault(operation.name, []).append(found)
-    return {
-        name: [join([parts[rank] for parts in tiles], workload.tiling(name).axis).array for rank in ranks]
-        for name, tiles in made.items()
-    }
+            whole = _whole(workload.operands(operation)[0], [each.read(name, number)[0] for each in ranks])
+        for each in ranks:
+            if operation.is_collective:
+                here = places_of_tile(workload, operation, each.rank, number)
+                each.made[name, number] = Part(taken(whole, sent_from(workload, operation, here)), here)
+            else:
+                each.tile(name, number)
+    return {name: [each.tensor(name).array for each in ranks] for name in workload.tensors}
+
+
+class RankTiles:
+    """What one rank has: inputs, what collectives bring (`made`), and tiles of both, made when asked for."""
+
+    def __init__(self, workload: Workload, rank: int, inputs: Mapping[str, Sequence[Part]]) -> None:
+        self.workload, self.rank = workload, rank
+        self.made = {(name, 0): parts[rank] for name, parts in inputs.items()}
+
+    def tensor(self, name: str) -> Part:
+        """All that the rank has of a tensor."""
+        cut = self.workload.tiling(name)
+        return join([self.tile(name, number) for number in range(cut.tiles)], cut.axis)
+
+    def tile(self, name: str, number: int) -> Part:
+        """A tile of what an operation makes."""
+        if (name, number) not in self.made:
+            operation = self.workload.operation[name]
+            wanted = places_of_tile(self.workload, operation, self.rank, number)
+            read = self.read(name, number)
+            self.made[name, number] = _calculated(self.workload, operation, read, self.rank, wanted)
+        return self.made[name, number]
+
+    def read(self, name: str, number: int) -> list[Part]:
+        """What the rank has of each input of an operation for one tile of it."""
+        keys = self.workload.tiles[name, number]
+        return [
+            join([self.tile(*key) for key in keys if key[0] == source], self.workload.tiling(source).axis)
+            for source in self.workload.operation[name].inputs
+        ]
 
 
 def given_parts(
@@ -181,7 +204,7 @@ def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Place
     return (*wanted[:axis], (wanted[axis] - by) % length, *wanted[axis + 1 :])
 
 
-def calculated(
+def _calculated(
     workload: Workload, operation: Operation, parts: Sequence[Part], rank: int, wanted: Places
 ) -> Part:
     """What an operation that moves nothing makes at one rank at some places.

@@ -41,6 +41,13 @@ _OPTIONS = {
 _COSTS = ("cost_us", "flops", "memory_bytes")
 
 
+def refuse_first(where: str, *faults: tuple[object, str]) -> None:
+    """Raise `WorkloadError` for the first fault that there is: whether, and what is said of it."""
+    for is_there, said in faults:
+        if is_there:
+            raise WorkloadError(said, where=where)
+
+
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """An array that ranks have together.
@@ -78,18 +85,15 @@ class Tensor:
         length = shape[axis] if axis is not None and axis < count else 0
         layouts, types = "replicated, partial, or sliced(0) with some axis", ", ".join(DTYPE_BYTES)
         pad = f"does not divide into {num_ranks} equal slices; choose another axis, or pad it"
-        for is_wrong, said in (
+        outside = axis is not None and not length
+        refuse_first(
+            self.name,
             (self.dtype not in DTYPE_BYTES, f"found dtype {self.dtype!r}; expected one of {types}"),
             (min(shape, default=1) < 1, f"found shape {shape}; every axis needs a length of 1 or more"),
             (not is_known, f"found layout {self.layout!r}; expected {layouts}"),
-            (
-                axis is not None and not length,
-                f"found {self.layout} of {count} axes; name an axis that it has",
-            ),
+            (outside, f"found {self.layout} of {count} axes; name an axis that it has"),
             (length % num_ranks, f"axis {axis} of length {length} {pad}"),
-        ):
-            if is_wrong:
-                raise WorkloadError(said, where=self.name)
+        )
         return self
 
     def __str__(self) -> str:
@@ -158,21 +162,16 @@ class Operation:
         absent = next((name for name in needed if getattr(self, name) is None), "")
         costs = {name: getattr(self, name) for name in _COSTS if getattr(self, name) is not None}
         bad = next((f"{name} {us}" for name, us in costs.items() if not 0 <= us < math.inf), "")
-        for is_wrong, said in (
+        no_share = kind == "dropout" and not 0 <= (self.value or 0) < 1
+        said = f"{kind} takes what the topology says it takes; leave its cost out"
+        refuse_first(
+            self.name,
             (count != takes, f"found {count} inputs; {kind} takes {takes}"),
             (absent, f"{kind} needs {absent}; give it"),
-            (
-                kind == "dropout" and not 0 <= (self.value or 0) < 1,
-                f"found a share of {self.value}; expected 0 <= value < 1",
-            ),
+            (no_share, f"found a share of {self.value}; expected 0 <= value < 1"),
             (bad, f"found {bad}; expected a number of 0 or more"),
-            (
-                self.is_collective and costs,
-                f"{kind} takes what the topology says it takes; leave its cost out",
-            ),
-        ):
-            if is_wrong:
-                raise WorkloadError(said, where=self.name)
+            (self.is_collective and costs, said),
+        )
         return self
 
     def __str__(self) -> str:

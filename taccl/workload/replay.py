@@ -14,10 +14,9 @@ from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.meaning import (
     Part,
-    calculated,
+    RankTiles,
     dtype_of,
     given_parts,
-    join,
     places,
     places_of_tile,
     sent_from,
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from taccl.arguments import Natural
     from taccl.schedule.schedule import Transfer
     from taccl.workload.exchange import Part as Chunks
-    from taccl.workload.operations import Operation
     from taccl.workload.step import Step
 
     Array = NDArray[Any]
@@ -83,12 +81,12 @@ def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
         yield number, is_start, transfers[number]
 
 
-class StepRank:
-    """What one rank has: its inputs, chunks, and the tiles made of them, each when it is first asked for."""
+class StepRank(RankTiles):
+    """What one rank has, and the chunks that have come to it."""
 
     def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Part]]) -> None:
-        self.step, self.workload, self.rank = step, step.workload, rank
-        self.made = {(name, 0): parts[rank] for name, parts in inputs.items()}
+        super().__init__(step.workload, rank, inputs)
+        self.step = step
         self.chunks: dict[int, Array] = {}
         self.part_of = [part for part in step.parts for _ in part.chunks]
         self.whole: dict[tuple[str, int], Array] = {}
@@ -115,41 +113,26 @@ class StepRank:
         chunk = transfer.chunk
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
-    def tensor(self, name: str) -> Part:
-        """All that the rank has of a tensor."""
-        cut = self.workload.tiling(name)
-        return join([self.tile(name, number) for number in range(cut.tiles)], cut.axis)
-
     def tile(self, name: str, number: int) -> Part:
-        """A tile of what an operation makes."""
+        """A tile of what an operation makes; of a collective as its chunks bring it."""
         key = (name, number)
-        if key not in self.made:
-            operation = self.workload.operation[name]
+        if key not in self.made and (operation := self.workload.operation[name]).is_collective:
             wanted = places_of_tile(self.workload, operation, self.rank, number)
-            if operation.is_collective:
-                out = self.workload.tensors[name]
-                whole = np.empty(out.shape, dtype=dtype_of(out))
-                assert self.step.schedule is not None
-                ends = self.step.schedule.problem.collective.chunks
-                for chunk in self.step.chunks[key]:
-                    if self.rank in ends[chunk].destinations:
-                        whole.reshape(-1)[self._places(self.part_of[chunk], chunk)[1]] = self.held(chunk)
-                self.made[key] = Part(whole[np.ix_(*wanted)] if wanted else whole, wanted)
-            else:
-                parts = [self._read(operation, each, number) for each in operation.inputs]
-                self.made[key] = calculated(self.workload, operation, parts, self.rank, wanted)
-        return self.made[key]
-
-    def _read(self, operation: Operation, name: str, number: int) -> Part:
-        parts = [self.tile(*key) for key in self.step.reads[operation.name, number] if key[0] == name]
-        return join(parts, self.workload.tiling(name).axis)
+            out = self.workload.tensors[name]
+            whole = np.empty(out.shape, dtype=dtype_of(out))
+            assert self.step.schedule is not None
+            ends = self.step.schedule.problem.collective.chunks
+            for chunk in self.step.chunks[key]:
+                if self.rank in ends[chunk].destinations:
+                    whole.reshape(-1)[self._places(self.part_of[chunk], chunk)[1]] = self.held(chunk)
+            self.made[key] = Part(whole[np.ix_(*wanted)] if wanted else whole, wanted)
+        return super().tile(name, number)
 
     def _source(self, part: Chunks) -> Array:
         """What the rank has of a collective's input, flat at its places of the whole array."""
         key = (part.operation, part.tile)
         if key not in self.whole:
-            operation = self.workload.operation[part.operation]
-            mine = self._read(operation, operation.inputs[0], part.tile)
+            (mine,) = self.read(part.operation, part.tile)
             tensor = self.workload.tensors[part.operation]
             whole = np.empty(tensor.shape, dtype=dtype_of(tensor))
             whole[np.ix_(*mine.places) if mine.places else ()] = mine.array

@@ -13,15 +13,12 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.schedule.listing import Tasks
+from taccl.schedule.listing import Tasks, started
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import make_schedule
 from taccl.workload.costs import RATES, tile_us
-from taccl.workload.exchange import sends_of
+from taccl.workload.exchange import parts_of, sends_of
 from taccl.workload.step import ComputeTile, Step
 
 if TYPE_CHECKING:
@@ -30,8 +27,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
-    from taccl.workload.exchange import Exchange
-    from taccl.workload.workload import Tile, Workload
+    from taccl.workload.workload import Workload
 
 #: Ticks a microsecond where nothing is sent.
 _TICKS_PER_US = 10**6
@@ -95,14 +91,11 @@ def schedule_workload(
     if order == "in-sequence":
         workload, communication_share = replace(workload, overlaps=()), 0.0
     has_sends = any(operation.is_collective for operation in workload.operations)
-    exchange = sends_of(workload, topology, algorithm) if has_sends else None
-    tasks = _StepTasks(workload, topology, rates, communication_share, exchange)
+    sends = sends_of(workload, topology, algorithm) if has_sends else None
+    tasks = _StepTasks(workload, topology, rates, communication_share, sends)
     start = tasks.best_starts(order)
-    return Step(
-        workload, topology, tuple(tasks.computed_tiles(start)),
-        None if exchange is None else tasks.sent(start, exchange),
-        () if exchange is None else exchange.parts, rates, communication_share,
-    )  # fmt: skip
+    schedule = None if sends is None else tasks.sent(start, sends)
+    return Step(workload, topology, tuple(tasks.computed_tiles(start)), schedule, rates, communication_share)
 
 
 class _StepTasks:
@@ -114,7 +107,7 @@ class _StepTasks:
         topology: Topology,
         rates: Rates | None,
         share: float,
-        exchange: Exchange | None,
+        sends: Schedule | None,
     ) -> None:
         self.workload, self.num_resources = workload, len(topology.resources)
         self.tasks, self.per_us = Tasks(), _TICKS_PER_US
@@ -127,20 +120,20 @@ class _StepTasks:
         #: By operation and tile: its chunks; by chunk: its sends.
         self.chunks: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.sends: dict[int, set[int]] = defaultdict(set)
-        if exchange is not None:
-            self._add_sends(exchange)
-        for position, tile in enumerate(workload.tiles):
-            cost_us = tile_us(workload, tile.operation, rates, share)
-            self._add_tile(position, tile, math.ceil(cost_us * self.per_us))
+        if sends is not None:
+            self._add_sends(sends)
+        for position, (name, tile) in enumerate(workload.tiles):
+            cost_us = tile_us(workload, workload.operation[name], rates, share)
+            self._add_tile(position, name, tile, math.ceil(cost_us * self.per_us))
 
-    def _add_sends(self, exchange: Exchange) -> None:
-        problem = self.problem = exchange.problem
+    def _add_sends(self, sends: Schedule) -> None:
+        problem = self.problem = sends.problem
         order = self.precedence = Precedence(
-            problem, problem, chunk=exchange.chunk, link=exchange.link, group=exchange.group,
-            reduce=exchange.reduce, start=exchange.group.astype(np.int64), places=True, impose=True,
+            problem, problem, chunk=sends.chunk, link=sends.link, group=sends.group, reduce=sends.reduce,
+            start=sends.start, places=True, impose=True,
         )  # fmt: skip
         self.tasks, self.per_us = Tasks.of_sends(order), problem.costs.ticks_per_us
-        for part in exchange.parts:
+        for part in parts_of(self.workload):
             self.chunks[part.operation, part.tile] += part.chunks
         # By chunk and rank: sends that leave it, come to it, and are added to it.
         self.leaves: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -156,19 +149,19 @@ class _StepTasks:
                 if order.reduce[transfer]:
                     self.added[chunk, rank].add(send)
 
-    def _add_tile(self, position: int, tile: Tile, ticks: int) -> None:
-        chunks = self.chunks[tile.operation.name, tile.number]
+    def _add_tile(self, position: int, name: str, tile: int, ticks: int) -> None:
+        chunks = self.chunks[name, tile]
         for rank in range(self.workload.num_ranks):
-            keys = ((*key, rank) for key in tile.reads)
+            keys = ((*key, rank) for key in self.workload.tiles[name, tile])
             sources = [self.makes[key] for key in keys if key in self.makes]
-            if tile.operation.is_collective:
+            if self.workload.operation[name].is_collective:
                 task = self._exchange(rank, chunks, self._after(sources, self.tasks.add()))
             else:
                 processor = self.num_resources + rank
                 task = self._after(sources, self.tasks.add(ticks, processor if ticks else None))
-            self.makes[tile.operation.name, tile.number, rank] = task
-            self.place[task] = (position, tile.number)
-        self.place |= {send: (position, tile.number) for chunk in chunks for send in self.sends[chunk]}
+            self.makes[name, tile, rank] = task
+            self.place[task] = (position, tile)
+        self.place |= {send: (position, tile) for chunk in chunks for send in self.sends[chunk]}
 
     def _after(self, sources: Iterable[int], task: int) -> int:
         """The task, once all of some have ended."""
@@ -223,31 +216,23 @@ class _StepTasks:
                 begin, ticks = start[task], self.tasks.duration[task]
                 yield ComputeTile(*key, Fraction(begin, self.per_us), Fraction(begin + ticks, self.per_us))
 
-    def sent(self, start: list[int], exchange: Exchange) -> Schedule:
+    def sent(self, start: list[int], sends: Schedule) -> Schedule:
         """All sends; chunks are released as tiles are made, and due as tiles begin to read them."""
         release = {key: start[ready] for key, ready in self.gives.items() if start[ready]}
         begins: dict[tuple[str, int, int], int] = {}  # by tile and rank: when it is first read
-        for tile in self.workload.tiles:
-            for rank in range(self.workload.num_ranks):
-                task = self.makes[tile.operation.name, tile.number, rank]
-                for key in tile.reads if self.tasks.holds[task] else ():
-                    begins[*key, rank] = min(begins.get((*key, rank), start[task]), start[task])
+        for (name, tile, rank), task in self.makes.items():
+            for key in self.workload.tiles[name, tile] if self.tasks.holds[task] else ():
+                begins[*key, rank] = min(begins.get((*key, rank), start[task]), start[task])
         due = {
-            (chunk, rank): begins[part.operation, part.tile, rank]
-            for part in exchange.parts
-            for chunk in part.chunks
+            (chunk, rank): begins[name, tile, rank]
+            for (name, tile), chunks in self.chunks.items()
+            for chunk in chunks
             for rank in self.problem.collective.chunks[chunk].destinations
-            if (part.operation, part.tile, rank) in begins
+            if (name, tile, rank) in begins
         }
-        moments = (
+        release_us, due_us = (
             tuple((*key, Fraction(ticks, self.per_us)) for key, ticks in each.items())
             for each in (release, due)
         )
-        release_us, due_us = moments
-        order = self.precedence
-        return make_schedule(
-            replace(self.problem, release_us=release_us, due_us=due_us), chunk=exchange.chunk,
-            link=exchange.link, start=[start[send] for send in order.send],
-            end=[start[send] + order.duration[send] for send in order.send], group=exchange.group,
-            reduce=exchange.reduce, producer="workload",
-        )  # fmt: skip
+        problem = replace(self.problem, release_us=release_us, due_us=due_us)
+        return started(problem, replace(sends, producer="workload"), self.precedence, start)

@@ -12,9 +12,10 @@ from taccl.analysis.verification.verify import verify
 from taccl.units import format_count, format_us
 from taccl.workload.bound import step_bound
 from taccl.workload.costs import tile_us
+from taccl.workload.exchange import parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -39,6 +40,12 @@ class Made(NamedTuple):
 
     tiles: frozenset[int]
     chunks: frozenset[int]
+
+    @classmethod
+    def of_all(cls, several: Iterable[Made]) -> Made:
+        """With what all of several are there."""
+        tiles, chunks = [*zip(*several, strict=True)] or ((), ())
+        return cls(frozenset().union(*tiles), frozenset().union(*chunks))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,8 +80,6 @@ class Step:
         Of all operations that compute and take time.
     schedule : Schedule, optional
         All sends; its problem says when each chunk is released and due. None where nothing is sent.
-    parts : tuple of Part
-        Which chunks are of which tile of which collective.
     rates : Rates, optional
         Of the processors.
     communication_share : float
@@ -85,7 +90,6 @@ class Step:
     topology: Topology
     tiles: tuple[ComputeTile, ...]
     schedule: Schedule | None
-    parts: tuple[Part, ...]
     rates: Rates | None
     communication_share: float = 0.0
 
@@ -101,9 +105,9 @@ class Step:
         return float(self.finish)
 
     @cached_property
-    def reads(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
-        """By operation and number of a tile: the tiles that it reads."""
-        return {(each.operation.name, each.number): each.reads for each in self.workload.tiles}
+    def parts(self) -> tuple[Part, ...]:
+        """Which chunks are of which tile of which collective."""
+        return parts_of(self.workload)
 
     @cached_property
     def chunks(self) -> dict[tuple[str, int], list[int]]:
@@ -118,18 +122,16 @@ class Step:
         """By operation, number of a tile and rank: with what that tile is there."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found: dict[tuple[str, int, int], Made] = {}
-        for (name, tile), reads in self.reads.items():
+        ends = () if self.schedule is None else self.schedule.problem.collective.chunks
+        for (name, tile), reads in self.workload.tiles.items():
             for rank in range(self.workload.num_ranks):
                 key = (name, tile, rank)
-                before = [found[*each, rank] for each in reads if (*each, rank) in found]
-                own = Made(*(frozenset[int]().union(*(each[i] for each in before)) for i in range(2)))
                 if key in index:
-                    own = Made(frozenset([index[key]]), frozenset())
-                elif self.schedule is not None:
-                    ends = self.schedule.problem.collective.chunks
-                    come = {each for each in self.chunks[name, tile] if rank in ends[each].destinations}
-                    own = Made(own.tiles, own.chunks | come)
-                found[key] = own
+                    found[key] = Made(frozenset([index[key]]), frozenset())
+                    continue
+                own = Made.of_all(found[*each, rank] for each in reads if (*each, rank) in found)
+                come = {each for each in self.chunks[name, tile] if rank in ends[each].destinations}
+                found[key] = own._replace(chunks=own.chunks | come)
         return found
 
     @cached_property
@@ -162,7 +164,7 @@ class Step:
         if self.schedule is not None:
             yield from (str(each) for each in verify(self.schedule).violations)
         yield from self._wrong_tiles()
-        made, reads = self._made(), self.reads
+        made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
             for name, tile in reads.get((each.operation, each.tile), ()):
                 there_us = made[name, tile, each.rank]
@@ -182,10 +184,10 @@ class Step:
 
     def _wrong_tiles(self) -> Iterator[str]:
         workload, expected = self.workload, dict[tuple[str, int, int], Fraction]()
-        for operation, tile, _ in workload.tiles:
-            cost = tile_us(workload, operation, self.rates, self.communication_share)
+        for name, tile in workload.tiles:
+            cost = tile_us(workload, workload.operation[name], self.rates, self.communication_share)
             for rank in range(workload.num_ranks) if cost else ():
-                expected[operation.name, tile, rank] = cost
+                expected[name, tile, rank] = cost
         busy: dict[int, list[ComputeTile]] = defaultdict(list)
         for each in self.tiles:
             cost = expected.pop((each.operation, each.tile, each.rank), Fraction(-1))

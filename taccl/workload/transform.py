@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.names import did_you_mean
-from taccl.workload.operations import POINTWISE, Operation, Tensor, infer
+from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, refuse_first
 from taccl.workload.workload import Overlap, Workload
 
 if TYPE_CHECKING:
@@ -104,15 +104,14 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
     is_send = moved.kind == "send"
     by_place = len(set(after.inputs)) > 1 or after.kind not in POINTWISE or after.kind == "dropout"
     why = "is a collective itself" if after.is_collective else "does what is not known with what it reads"
-    for is_wrong, where, said in (
-        (not moved.is_collective, collective, f"is a {moved.kind}; name a collective"),
-        (collective not in after.inputs, operation, f"does not read {collective}; reorder what reads it"),
-        (after.is_collective or after.kind == "compute", operation, f"{why}; it stays behind {collective}"),
-        (is_send and by_place, operation, f"depends on where its elements are, which {collective} changes; "
-         "it stays behind it"),
-    ):  # fmt: skip
-        if is_wrong:
-            raise WorkloadError(said, where=where)
+    refuse_first(collective, (not moved.is_collective, f"is a {moved.kind}; name a collective"))
+    refuse_first(
+        operation,
+        (collective not in after.inputs, f"does not read {collective}; reorder what reads it"),
+        (after.is_collective or after.kind == "compute", f"{why}; it stays behind {collective}"),
+        (is_send and by_place, f"depends on where its elements are, which {collective} changes; it stays "
+         "behind it"),
+    )  # fmt: skip
     before, old = workload.tensors[moved.inputs[0]], workload.tensors[operation]
     alike = {
         each.name: each.inputs[0]
@@ -220,7 +219,8 @@ def slice_state(workload: Workload, *state: str) -> Workload:
         made = _free(workload, successor[name])
         source = made.inputs[0] if made.inputs else ""
         reader = next(iter(workload.readers[made.name]), "")
-        for is_wrong, said in (
+        refuse_first(
+            name,
             (made.kind != "allgather", f"is replaced by {made.name}, which a {made.kind} makes whole; put an "
              "allgather behind it first"),
             (made.name in workload.returned, f"is replaced by {made.name}, which the step is to return "
@@ -228,9 +228,7 @@ def slice_state(workload: Workload, *state: str) -> Workload:
             (reader, f"{reader} reads all of what replaces it; reorder that first"),
             (source in inputs, "is replaced by an input; it is sliced by its declaration"),
             (source in slices.values(), "is replaced by the same slices as another; slice one"),
-        ):  # fmt: skip
-            if is_wrong:
-                raise WorkloadError(said, where=name)
+        )  # fmt: skip
         slices[made.name], layout[name] = source, workload.tensors[source].layout
     renamed = {source: name for name, source in slices.items()}
     operations = tuple(

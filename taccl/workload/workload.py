@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taccl.arguments import checked_as, known_word, quoted
 from taccl.errors import WorkloadError
 from taccl.names import did_you_mean
-from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, operand_axes
+from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, operand_axes, refuse_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,14 +42,6 @@ class Tiling(NamedTuple):
     axis: int
     ways: int
     overlap: Overlap | None
-
-
-class Tile(NamedTuple):
-    """One tile of an operation, and all that it reads: names of tensors, each with the number of a tile."""
-
-    operation: Operation
-    number: int
-    reads: tuple[tuple[str, int], ...]
 
 
 @checked_as(WorkloadError)
@@ -124,7 +116,7 @@ class Workload:
         for each in self.operations:
             if each.fused:
                 self._check_fused(each)
-        self.tiles  # noqa: B018 - refuses what does not divide, or would wait for itself
+        _ = self._tilings, self.tiles  # which refuse what does not divide, or would wait for itself
 
     def _check_fused(self, operation: Operation) -> None:
         """Raise `WorkloadError` unless the last step of a collective has in hand what an operation reads."""
@@ -134,17 +126,15 @@ class Workload:
         inside = {into, *(each.name for each in self.operations if each.fused == into)}
         beside = [name for name in operation.inputs if name not in inside]
         late = next((name for name in beside if name in self.operation and into in self.needed(name)), "")
-        for is_wrong, said in (
+        is_apart = self.tensors[operation.name].layout != self.tensors[into].layout
+        refuse_first(
+            operation.name,
             (operation.kind not in POINTWISE, f"is a {operation.kind}, which needs more than the element in "
              "hand; only point-wise ones are fused"),
-            (len(beside) == len(operation.inputs), f"does not read {into} or what is fused into it; fuse "
-             "what does"),
+            (beside == [*operation.inputs], f"does not read {into} or what is fused into it; fuse what does"),
             (late, f"reads {late}, which is made after {into}; it stays behind it"),
-            (self.tensors[operation.name].layout != self.tensors[into].layout, f"is laid out otherwise than "
-             f"{into}; it stays behind it"),
-        ):  # fmt: skip
-            if is_wrong:
-                raise WorkloadError(said, where=operation.name)
+            (is_apart, f"is laid out otherwise than {into}; it stays behind it"),
+        )  # fmt: skip
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -253,16 +243,15 @@ class Workload:
             axis = min((each for each in found if each is not None), default=0)
             whole = next((name for name, each in read.items() if each is None), None)
             shape = out.shape
-            for is_wrong, said in (
+            refuse_first(
+                operation.name,
                 (not found, "reads nothing that the overlap makes; leave it out of the overlap"),
                 (whole, f"reads all of {whole} along axis {axes.get(whole or '')} for each tile of its own; "
                  "end the overlap before it"),
                 (len(found) > 1, f"reads tiles along axes {found}; leave it out of the overlap"),
                 (overlap.tiles < 1 or not 0 <= axis < len(shape), f"found {overlap.tiles} tiles along axis "
                  f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
-            ):  # fmt: skip
-                if is_wrong:
-                    raise WorkloadError(said, where=operation.name)
+            )  # fmt: skip
             axes[operation.name] = axis
         return axes
 
@@ -276,28 +265,25 @@ class Workload:
         )
 
     @cached_property
-    def tiles(self) -> tuple[Tile, ...]:
-        """Every tile of every operation, each after all that it reads; of overlaps tile by tile.
+    def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
+        """Every tile, by operation and number, and those that it reads, which come first.
 
-        Raises `WorkloadError` if an overlap needs something that needs a part of it.
+        Overlaps go tile by tile. Raises `WorkloadError` if one needs something that needs a part of it.
         """
         import networkx as nx
 
-        graph, units = nx.DiGraph(), dict[int, list[Operation]]()
-        of: dict[str, int] = {}  # the unit of each operation: the place of its first one
-        for place, operation in enumerate(self.operations):
-            overlap = self.tiling(operation.name).overlap
-            unit = (
-                min((of[name] for name in overlap.operations if name in of), default=place)
-                if overlap
-                else place
-            )
-            of[operation.name] = unit
-            units.setdefault(unit, []).append(operation)
-            graph.add_node(unit)
+        unit = {name: place for place, name in enumerate(self.operation)}  # what overlaps is one
+        for overlap in self.overlaps:
+            first = min((unit[name] for name in overlap.operations), default=0)
+            unit |= dict.fromkeys(overlap.operations, first)
+        members = defaultdict[int, list[str]](list)
+        for name, number in unit.items():
+            members[number].append(name)
+        graph = nx.DiGraph()
+        graph.add_nodes_from(members)
         for each in self.operations:
-            sources = {of[name] for name in each.inputs if name in of} - {of[each.name]}
-            graph.add_edges_from((source, of[each.name]) for source in sources)
+            sources = {unit[name] for name in each.inputs if name in unit} - {unit[each.name]}
+            graph.add_edges_from((source, unit[each.name]) for source in sources)
         try:
             order = list(nx.lexicographical_topological_sort(graph))
         except nx.NetworkXUnfeasible:
@@ -306,20 +292,20 @@ class Workload:
                 f"{said}; put that into the overlap, too, or end it before",
                 where=self.overlaps[0].operations[0],
             ) from None
-        return tuple(
-            Tile(operation, number, tuple(self._reads(operation, number)))
-            for unit in order
-            for number in range(self.tiling(units[unit][0].name).tiles)
-            for operation in units[unit]
-        )
+        return {
+            (name, tile): tuple(self._reads(name, tile))
+            for number in order
+            for tile in range(self.tiling(members[number][0]).tiles)
+            for name in members[number]
+        }
 
-    def _reads(self, operation: Operation, number: int) -> Iterator[tuple[str, int]]:
+    def _reads(self, operation: str, tile: int) -> Iterator[tuple[str, int]]:
         """The tiles that a tile of an operation needs: in its overlap those of its number, else all."""
-        overlap = self.tiling(operation.name).overlap
-        for name in dict.fromkeys(operation.inputs):
+        overlap = self.tiling(operation).overlap
+        for name in dict.fromkeys(self.operation[operation].inputs):
             cut = self.tiling(name)
             within = overlap is not None and cut.overlap is overlap
-            yield from ((name, each) for each in ([number] if within else range(cut.tiles)))
+            yield from ((name, each) for each in ([tile] if within else range(cut.tiles)))
 
     @checked_as(WorkloadError)
     def input(
@@ -384,10 +370,10 @@ class Workload:
         for tensor in self.inputs:
             kept = f", then {successor[tensor.name]}" if tensor.name in successor else ""
             lines.append(f"  {tensor.name}: {tensor}{kept}")
-        for tile in (each for each in self.tiles if each.number == 0):
-            name, overlap = tile.operation.name, self.tiling(tile.operation.name).overlap
+        for name in (name for name, tile in self.tiles if tile == 0):
+            operation, overlap = self.operation[name], self.tiling(name).overlap
             if overlap and name == min(overlap.operations, key=list(self.operation).index):
                 lines.append(f"  for each of {overlap.tiles} tiles along axis {overlap.axis} of {name}:")
-            fused = f", fused into {tile.operation.fused}" if tile.operation.fused else ""
-            lines.append(f"  {'  ' if overlap else ''}{tile.operation}    {self.tensors[name]}{fused}")
+            fused = f", fused into {operation.fused}" if operation.fused else ""
+            lines.append(f"  {'  ' if overlap else ''}{operation}    {self.tensors[name]}{fused}")
         return "\n".join([*lines, f"  return {', '.join(self.outputs)}"])
