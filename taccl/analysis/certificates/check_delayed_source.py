@@ -5,11 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_gates import Passage, passages, strongest
 from taccl.analysis.certificates.check_spread_tail import spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
 
@@ -55,7 +55,7 @@ class _Entries:
             name: {i: passages(facts, some, release) for i, some in sorted(by_set.items())}
             for name, by_set in groups.items()
         }
-        self.onward = self._strongest(self.passages.get("onward", {}).values())
+        self.onward = strongest(self.passages.get("onward", {}).values())
         every = [
             p
             for by_set in self.passages.values()
@@ -70,17 +70,14 @@ class _Entries:
 
     def _read(self, witness: DelayedSource) -> dict[int, int]:
         """What each target wants is counted; returns when each link can carry some of it first."""
-        facts, starts = self.facts, []
-        for c, data in enumerate(facts.collective.chunks):
-            early = [r for r in data.origins if r not in self.set_of]
-            if early and (len(early) == len(data.origins) or facts.sums):
-                starts.append((c, early))
-                ends = set(data.destinations)
-                for i, (ranks, target) in enumerate(zip(witness.sets, witness.targets, strict=True)):
-                    if target in ends:
-                        self.wanted[i] += 1
-                        self.wanting[i].append(len(ranks & ends))
-        return facts.releases(starts)
+        early = [*self.facts.outside(frozenset(self.set_of))]
+        for c, _ in early:
+            ends = set(self.facts.collective.chunks[c].destinations)
+            for i, (ranks, target) in enumerate(zip(witness.sets, witness.targets, strict=True)):
+                if target in ends:
+                    self.wanted[i] += 1
+                    self.wanting[i].append(len(ranks & ends))
+        return self.facts.releases(early)
 
     # ---- what can have entered
 
@@ -130,27 +127,6 @@ class _Entries:
                 break
             found.append(start)
         return found
-
-    @staticmethod
-    def _strongest(sets: Iterable[list[Passage]]) -> list[Passage]:
-        """Passages of a set that outdoes each of some: the best first ones of all, and so on."""
-        places: dict[int, list[Passage]] = defaultdict(list)
-        for ways in sets:
-            for place, p in enumerate(sorted(ways, key=lambda p: (p.hold, p.beta))):
-                places[place].append(p)
-        return [
-            Passage(
-                alpha=min(p.alpha for p in some),
-                beta=min(p.beta for p in some),
-                most=max(p.most for p in some),
-                release=0,
-                before=0,
-                before_most=max(p.before_most - p.before for p in some),
-                after=(0,),
-                after_most=0,
-            )
-            for _, some in sorted(places.items())
-        ]
 
     # ---- what can come after
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_gates import Passage, passages, strongest
 from taccl.analysis.certificates.witnesses import Dissemination
 
 #: What never comes.
@@ -29,40 +29,19 @@ def disseminated(facts: Facts, witness: Dissemination) -> int:
     number = max((len(wanted[rank] - witness.ranks) for rank in witness.ranks), default=0)
     links = facts.topology.links
     entering = [e for e in facts.allowed if links[e].dst in witness.ranks]
-    border = _fastest(facts, [e for e in entering if links[e].src not in witness.ranks])
-    inside = _fastest(facts, [e for e in entering if links[e].src in witness.ranks])
-    anywhere = _learnt([(way, None) for way in _fastest(facts, facts.allowed)], [0, 0], number)
+    border = _entered(facts, [e for e in entering if links[e].src not in witness.ranks])
+    inside = _entered(facts, [e for e in entering if links[e].src in witness.ranks])
+    anywhere = _learnt([(way, None) for way in _entered(facts, facts.allowed)], [0, 0], number)
     ways: list[tuple[Passage, Known]] = [(way, anywhere) for way in border]
     return _learnt([*ways, *((way, None) for way in inside)], [0], number)[number]
 
 
-def _fastest(facts: Facts, links: list[int]) -> list[Passage]:
-    """Passages into a rank that is entered no slower than any: the best of all first ones, and so on."""
+def _entered(facts: Facts, links: list[int]) -> list[Passage]:
+    """Passages into a rank that is entered no slower than any."""
     into: dict[int, list[int]] = defaultdict(list)
     for e in links:
         into[facts.topology.links[e].dst].append(e)
-    places: dict[int, list[Passage]] = defaultdict(list)
-    for some in into.values():
-        ways = passages(facts, some, dict.fromkeys(some, 0))
-        ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))
-        for place, way in enumerate(ways):
-            places[place].append(way)
-    return [
-        Passage(
-            alpha=min(way.alpha for way in some),
-            beta=min(way.beta for way in some),
-            most=max(way.most for way in some),
-            release=0,
-            before=min(way.before for way in some),
-            before_most=0,
-            after=tuple(
-                min(after for way in some for after in way.after[m:])
-                for m in range(max(way.most for way in some))
-            ),
-            after_most=0,
-        )
-        for some in places.values()
-    ]
+    return strongest(passages(facts, some, dict.fromkeys(some, 0)) for some in into.values())
 
 
 def _learnt(ways: list[tuple[Passage, Known]], had: list[int], number: int) -> list[int]:

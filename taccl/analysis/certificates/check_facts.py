@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from taccl.problem import Problem
@@ -105,6 +105,13 @@ class Facts:
     def spreads_alike(self) -> bool:
         """Whether chunks of one size, or what is added to sums, spread over links from one rank to one."""
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
+
+    def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
+        """Chunks of which the ranks have nothing at first, or of sums not all: and who else has some."""
+        for c, data in enumerate(self.collective.chunks):
+            others = set(data.origins) - ranks
+            if others and (self.sums or len(others) == len(data.origins)):
+                yield c, others
 
     def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
         """When each link can carry a chunk first, of some of one size and where each starts."""

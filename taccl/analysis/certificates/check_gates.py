@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from operator import add
@@ -133,6 +133,31 @@ def passages(
                     min(span[1] for span, k in spans if k == n) for n in range(1, max(in_send.values()) + 1)
                 ),
                 after_most=max(after),
+            )
+        )
+    return found
+
+
+def strongest(sets: Iterable[list[Passage]]) -> list[Passage]:
+    """Passages of one that outdoes each of some: the best first ones of all, and so on."""
+    places: dict[int, list[Passage]] = defaultdict(list)
+    for ways in sets:
+        ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))
+        for place, way in enumerate(ways):
+            places[place].append(way)
+    found = []
+    for some in places.values():
+        most, before = max(way.most for way in some), min(way.before for way in some)
+        found.append(
+            Passage(
+                alpha=min(way.alpha for way in some),
+                beta=min(way.beta for way in some),
+                most=most,
+                release=0,
+                before=before,
+                before_most=before + max(way.before_most - way.before for way in some),
+                after=tuple(min(after for way in some for after in way.after[m:]) for m in range(most)),
+                after_most=max(way.after_most for way in some),
             )
         )
     return found

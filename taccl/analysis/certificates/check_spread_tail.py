@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -99,8 +100,10 @@ class _Inside:
             times = (*(gate.ends(since) for gate in inside), *(gate.ends_since(since) for gate in direct))
             room += islice(heapq.merge(*times), last)
         entered = [*map(max, (since, *islice(entries, pairs)), self._into_sets(since, last))]
-        room = [*map(max, sorted(room), self._in_reach(entered, pairs))]
-        return _spread(entered, room, self._fastest(self.inside, last), len(self.set_of), pairs)
+        within_reach = map(max, sorted(room), self._in_reach(entered, pairs))
+        senders = self._fastest(self.inside, last)
+        there = reached(senders, entered, pairs, room=within_reach, num_senders=len(self.set_of))
+        return max(there, default=0)
 
     def _into_sets(self, since: int, last: int) -> Iterator[int]:
         """When one entry after another of so many chunks can end, each chunk into one set.
@@ -170,12 +173,12 @@ def _entering(
     And when links can have one, and which ranks outside do at first.
     """
     every, wanted, starts = frozenset().union(*sets), list[int](), []
-    for c, data in enumerate(facts.collective.chunks):
-        outside, ends = set(data.origins) - every, every.intersection(data.destinations)
-        if outside and ends and (facts.sums or every.isdisjoint(data.origins)):
+    for c, others in facts.outside(every):
+        ends = every.intersection(facts.collective.chunks[c].destinations)
+        if ends:
             wanted += [len(ranks & ends) for ranks in sets if ranks & ends]
-            starts.append((c, outside))
-    return wanted, facts.releases(starts), frozenset().union(*(outside for _, outside in starts))
+            starts.append((c, others))
+    return wanted, facts.releases(starts), frozenset().union(*(others for _, others in starts))
 
 
 def _of_most(passage: Passage, most: int) -> Passage:
@@ -213,36 +216,29 @@ def _sent(fast: list[Fastest], awake: list[int]) -> Iterator[int]:
     return heapq.merge(*(each.since(when) for when in awake if when < NEVER for each in fast))
 
 
-def reached(fast: list[Fastest], woken: Iterable[int], num: int) -> list[int]:
+def reached(
+    fast: list[Fastest],
+    woken: Iterable[int],
+    num: int,
+    *,
+    room: Iterable[int] = repeat(0),
+    num_senders: float = math.inf,
+) -> list[int]:
     """When one after another can have been reached, each of which then sends to others, too.
 
     - `woken`: When some are reached from elsewhere.
+    - `room`: When there is room for one, for two, and so on.
+    - `num_senders`: How many of them send, at most.
     """
     sources: list[Iterator[int]] = [chain(woken, repeat(NEVER))]
     queue = [(next(sources[0]), 0)]
     when: list[int] = []
-    while len(when) < num:
+    for soonest in islice(room, num):
         now, source = queue[0]
         heapq.heapreplace(queue, (next(sources[source]), source))
+        now = max(now, soonest)
         when.append(now)
-        for each in fast if now < NEVER else ():
+        for each in fast if now < NEVER and len(when) <= num_senders else ():
             sources.append(each.since(now))
             heapq.heappush(queue, (next(sources[-1]), len(sources) - 1))
     return when
-
-
-def _spread(entered: list[int], room: list[int], fast: list[Fastest], num_ranks: int, pairs: int) -> int:
-    """When so many pairs are there: each wakes one more rank, which then sends whenever it can."""
-    awake = now = 0
-    sources: list[Iterator[int]] = [chain(entered, repeat(NEVER))]
-    coming = [(next(sources[0]), 0)]  # when a chunk comes, and from which source
-    for soonest in room[:pairs]:
-        when, source = heapq.heappop(coming)
-        heapq.heappush(coming, (next(sources[source]), source))
-        now = max(when, soonest)
-        if awake < num_ranks:
-            awake += 1
-            for each in fast:
-                sources.append(each.since(now))
-                heapq.heappush(coming, (next(sources[-1]), len(sources) - 1))
-    return now

@@ -10,20 +10,31 @@ the targets, and to all other ranks of their sets that want them.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, chain, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, first_tick, gates_of, let_in
+from taccl.analysis.certificates.gates import (
+    FOREVER,
+    Costs,
+    Gates,
+    Ints,
+    fastest,
+    first_tick,
+    gates_of,
+    let_in,
+)
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.spread_tail import Spread
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.deadline import Deadline
+from taccl.memo import kept
 from taccl.units import format_count
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
@@ -98,10 +109,16 @@ class _Late:
 
     def __init__(self, demand: NeededSends, costs: Costs, late: tuple[frozenset[int], ...]) -> None:
         self.late = late
+        self.memo: dict[Any, Any] = {}
         label = np.full(demand.topology.num_ranks, -1)
         for i, ranks in enumerate(late):
             label[list(ranks)] = i
-        wanted, release, kinds = _wanted(demand, label)
+        early = demand.outside(frozenset().union(*late))
+        release = demand.first_uses(early)
+        kinds = [(frozenset(kind.data.destinations), demand.classes[kind]) for kind in early]
+        wanted = np.zeros(len(label), dtype=np.int64)
+        for ends, number in kinds:
+            wanted[list(ends)] += number
         self.targets = tuple(max(sorted(ranks), key=lambda r: wanted[r]) for ranks in late)
         self.wanted = wanted[list(self.targets)]
         self.total = int(self.wanted.sum())
@@ -113,7 +130,7 @@ class _Late:
         is_target[list(self.targets)] = True
         enters = used & (dst >= 0) & (src != dst)
         counts = (dst >= 0) & (self.wanted[dst] > 0)
-        ends = used & counts & is_target[costs.dst]
+        arrives = used & counts & is_target[costs.dst]
         takes = costs.link_alpha + costs.link_beta
         #: The least time in which a chunk enters a set.
         self.soonest = int(takes[enters].min(initial=FOREVER))
@@ -121,22 +138,57 @@ class _Late:
         def gates(chosen: NDArray[np.bool_], of_set: Ints) -> Gates:
             return gates_of(costs, np.flatnonzero(chosen), of_set, release)
 
-        self.early, self.onward = gates(enters & (src < 0), src), _fastest(gates(enters & (src >= 0), src))
+        self.early, self.onward = gates(enters & (src < 0), src), fastest(gates(enters & (src >= 0), src))
         self.enter = gates(enters & counts, dst)
-        self.inside, self.direct = gates(ends & (src == dst), dst), gates(ends & (src != dst), dst)
+        self.inside, self.direct = gates(arrives & (src == dst), dst), gates(arrives & (src != dst), dst)
 
-    def missing(self, fed_at: _Feeding, since: int) -> tuple[int, int]:
+    def missing(self, since: int) -> tuple[int, int]:
         """(entries neither fed before `fed` nor let in from there until `since`, `fed`), at best."""
-        fed = [*fed_at.moments, max(0, since - self.soonest)]
+        fed = [*self._moments, max(0, since - self.soonest)]
         ever = self.enter.within(0, since - 1)
         best = (0, 0)
         for moment, later in zip(fed, self.enter.within(np.array(fed)[:, None], since - 1), strict=True):
-            sends, chunks = fed_at.started_before(moment)
+            sends, chunks = self._started_before(moment)
             # A gate gains from what started before only if some send did.
             gained = int(np.sort(np.minimum(ever - later, chunks))[::-1][:sends].sum())
             missing = self.total - let_in(self.wanted, (self.enter, later)) - min(chunks, gained)
             best = max(best, (missing, moment))
         return best
+
+    @cached_property
+    def _moments(self) -> list[int]:
+        """Some of those from which on more can be fed than before."""
+        moments = sorted({*self._reached[:, 0].tolist(), int(self.early.release.min())})
+        return moments[:: -(-len(moments) // _MOST_FED)]
+
+    @kept
+    def _started_before(self, moment: int) -> tuple[int, int]:
+        """(sends, chunks in them) into the sets that can have started before a moment, at most."""
+        by = moment - 1
+        since, sets = self._reached.T[:, :, None]
+        sends = self.early.sends(by).sum() + (self.onward.sends(by - since) * sets).sum()
+        chunks = self.early.started(by).sum() + (self.onward.started(by - since) * sets).sum()
+        return int(sends), int(chunks)
+
+    @cached_property
+    def _reached(self) -> Ints:
+        """(num_moments, 2) when sets can have been reached, and how many then: each send reaches one more."""
+        queue = [(release + first, *again) for (release, first, *again) in _senders(self.early)]
+        onward = _senders(self.onward)
+        heapq.heapify(queue)
+        reached: list[tuple[int, int]] = []
+        left = len(self.late)
+        while left and queue:
+            moment, length, times = heapq.heappop(queue)
+            if length:
+                heapq.heappush(queue, (moment + length, length, times))
+            new = min(times, left)
+            left -= new
+            there = moment + self.soonest
+            reached.append((there, new))
+            for _, first, longer, each in onward:
+                heapq.heappush(queue, (there + first, longer, new * each))
+        return np.array(reached, dtype=np.int64).reshape(-1, 2)
 
     def rest(self, missing: int, since: int) -> int:
         """How long after a moment so many entries, of which none is in before, take at least."""
@@ -172,25 +224,6 @@ class _Late:
         return first_tick(lambda ticks: come(ticks) >= missing)
 
 
-def _wanted(demand: NeededSends, label: Ints) -> tuple[Ints, Ints, list[tuple[frozenset[int], int]]]:
-    """Of chunks that no late set holds at first: how many each rank wants; when each link can have one.
-
-    And who wants them, with their number.
-    """
-    kinds: list[tuple[frozenset[int], int]] = []
-    wanted = np.zeros(len(label), dtype=np.int64)
-    starts: dict[int, set[int]] = defaultdict(set)
-    for kind, c in demand.example.items():
-        data = kind.data
-        early = [r for r in data.origins if label[r] < 0]
-        if early and (len(early) == len(data.origins) or demand.sums_for_all):
-            kinds.append((frozenset(data.destinations), demand.classes[kind]))
-            wanted[list(data.destinations)] += demand.classes[kind]
-            starts[demand.carried(c)].update(early)
-    wanted[label < 0] = 0
-    return wanted, demand.first_uses(starts), kinds
-
-
 def _bound(late: _Late, *, backwards: bool, deadline: Deadline) -> tuple[int, int, int, DelayedSource] | None:
     """(ticks, entries that are missing, all entries, witness); None where nothing can be said.
 
@@ -199,101 +232,27 @@ def _bound(late: _Late, *, backwards: bool, deadline: Deadline) -> tuple[int, in
     gates = (late.early, late.onward, late.enter, late.inside, late.direct)
     if not late.total or not all(each.hold.all() for each in gates):  # some gate lets all pass at once
         return None
-    fed_at = _Feeding(late)
     best: tuple[int, int, int, DelayedSource] | None = None
     missed, since, longest = 0, FOREVER, late.rest(late.total, 0)
     for _ in range(_MOST_SINCE):
         if best is not None and deadline.has_passed:
             break
-        since = first_tick(lambda s: late.missing(fed_at, s)[0] <= missed, since) - 1  # noqa: B023  used at once
+        since = first_tick(lambda s: late.missing(s)[0] <= missed, since) - 1  # noqa: B023  used at once
         if since < 0 or (best is not None and since + longest <= best[0]):
             break
-        missed, fed = late.missing(fed_at, since)
+        missed, fed = late.missing(since)
         ticks = since + late.rest(missed, since)
         if best is None or ticks > best[0]:
             best = (ticks, missed, late.total, DelayedSource(late.late, late.targets, fed, since, backwards))
     return best
 
 
-class _Feeding:
-    """How much can have been fed to the sets by when: from the beginning, and by sets that were reached."""
-
-    def __init__(self, late: _Late) -> None:
-        self.early, self.onward = late.early, late.onward
-        reached = self._reached(late)
-        #: (num_moments, 1) when sets can have been reached, and how many then.
-        self.since, self.sets = np.array(reached, dtype=np.int64).reshape(-1, 2).T[:, :, None]
-        self._known: dict[int, tuple[int, int]] = {}
-        moments = sorted({*(moment for moment, _ in reached), int(self.early.release.min())})
-        step = -(-len(moments) // _MOST_FED)
-        self.moments = moments[::step]
-
-    def _reached(self, late: _Late) -> list[tuple[int, int]]:
-        """(moment, sets) that can have been reached since: each send reaches one set more, no sooner."""
-        queue = [
-            (release + first, length, times)
-            for (release, first, length), times in _senders(self.early).items()
-        ]
-        again = _senders(self.onward)
-        heapq.heapify(queue)
-        reached: list[tuple[int, int]] = []
-        left = len(late.late)
-        while left and queue:
-            moment, length, times = heapq.heappop(queue)
-            if length:
-                heapq.heappush(queue, (moment + length, length, times))
-            new = min(times, left)
-            left -= new
-            there = moment + late.soonest
-            reached.append((there, new))
-            for (_, first, longer), each in again.items():
-                heapq.heappush(queue, (there + first, longer, new * each))
-        return reached
-
-    def started_before(self, moment: int) -> tuple[int, int]:
-        """(sends, chunks in them) into the sets that can have started before a moment, at most."""
-        if moment not in self._known:
-            by = moment - 1
-            sends, chunks = self.early.sends(by).sum(), self.early.started(by).sum()
-            if len(self.since):
-                sends += (self.onward.sends(by - self.since) * self.sets).sum()
-                chunks += (self.onward.started(by - self.since) * self.sets).sum()
-            self._known[moment] = int(sends), int(chunks)
-        return self._known[moment]
-
-
-def _senders(gates: Gates) -> Counter[tuple[int, int, int]]:
-    """(release, first start after it, ticks to the next or 0) of sends of one chunk each: how many."""
+def _senders(gates: Gates) -> list[tuple[int, int, int, int]]:
+    """(release, first start after it, ticks to the next or 0, how many such) of sends of one chunk each."""
     count: Counter[tuple[int, int, int]] = Counter()
     for release, spread, length in zip(
         gates.release.tolist(), gates.start_spread.tolist(), gates.hold.tolist(), strict=True
     ):
         count[release, 0, 0] += 1 + spread // length
         count[release, length - spread % length, length] += 1
-    return count
-
-
-def _fastest(gates: Gates) -> Gates:
-    """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
-    order = np.lexsort((gates.beta, gates.hold, gates.of_set))
-    _, sizes = np.unique(gates.of_set, return_counts=True)
-    place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
-    size = int(sizes.max(initial=0))
-
-    def best(values: Ints, sign: int) -> Ints:
-        found = np.full(size, FOREVER)
-        np.minimum.at(found, place, sign * values[order])
-        return sign * found
-
-    none = np.zeros(size, dtype=np.int64)
-    return Gates(
-        of_set=none,
-        alpha=best(gates.alpha, 1),
-        beta=best(gates.beta, 1),
-        most=best(gates.most, -1),
-        release=none,
-        offset=none,
-        rest=none[None, :],
-        start_spread=best(gates.start_spread, -1),
-        end_spread=none,
-    )
+    return [(*sends, number) for sends, number in count.items()]

@@ -8,13 +8,11 @@ many ranks only if somebody had that much when it started. docs/formulation.md, 
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import FOREVER, Costs, Gates, Ints, gates_of
+from taccl.analysis.certificates.gates import FOREVER, Gates, Ints, fastest, gates_of
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Claim, Dissemination
 from taccl.units import format_count
@@ -37,7 +35,13 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     num = max((len(some - {rank}) for rank, some in wanted.items()), default=0)
     if num < 2:
         return
-    spread = _Spread(demand, num)
+    costs, links = demand.costs, np.array(sorted(demand.allowed), dtype=np.int64)
+
+    def entered(over: Ints) -> Gates:
+        return fastest(gates_of(costs, over, costs.dst, np.zeros_like(costs.dst)))
+
+    #: By number of ranks: when some rank can have data of so many, its own included.
+    anywhere = _learnt(num, [0, 0], (entered(links), None))
 
     def lacking(ranks: frozenset[int]) -> int:
         return max(len(wanted.get(rank, set()) - ranks) for rank in ranks)
@@ -50,90 +54,43 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
                 node = demand.topology.node_of_rank[min(ranks)]
                 where = f"rank {min(ranks)}" if name == "rank" else f"a rank of node {node}"
                 what = f"data of {format_count(number, 'rank')} that {where} lacks, as senders get it"
-                yield Claim(spread.into(ranks, number), what, Dissemination(ranks))
+                leaves, enters = (np.isin(ends[links], list(ranks)) for ends in (costs.src, costs.dst))
+                border, inside = entered(links[enters & ~leaves]), entered(links[enters & leaves])
+                ticks = _learnt(number, [0], (border, anywhere), (inside, None))[number]
+                yield Claim(ticks, what, Dissemination(ranks))
 
 
-class _Spread:
-    """When ranks can have data of so many others at the earliest."""
+def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> list[int]:
+    """By number of ranks: when a rank can have data of so many, up to `num`, at the earliest.
 
-    def __init__(self, demand: NeededSends, num: int) -> None:
-        self._costs, self._links = demand.costs, np.array(sorted(demand.allowed), dtype=np.int64)
-        anywhere = _ways(self._costs, self._links)
-        #: By number of ranks: when some rank can have data of so many, its own included.
-        self.anywhere = _learnt([(way, None) for way in anywhere], [0, 0], num)
-
-    def into(self, ranks: frozenset[int], number: int) -> int:
-        """When a rank of a set can have data of so many ranks outside it."""
-        inner = np.zeros(self._costs.num_ranks, dtype=bool)
-        inner[list(ranks)] = True
-        leaves, enters = inner[self._costs.src[self._links]], inner[self._costs.dst[self._links]]
-        border, inside = (_ways(self._costs, self._links[enters & some]) for some in (~leaves, leaves))
-        ways: list[tuple[_Way, list[int] | None]] = [(way, self.anywhere) for way in border]
-        ways += [(way, None) for way in inside]
-        return _learnt(ways, [0], number)[number]
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One of the resources by which a rank that outdoes all others is entered.
-
-    - `held`, `rest`, (most,) int64: How long a send of so many chunks holds it, and lasts from its hold on.
-    - `offset`: From a send's start to its hold.
-    """
-
-    held: Ints
-    rest: Ints
-    offset: int
-
-
-def _ways(costs: Costs, links: Ints) -> list[_Way]:
-    gates = gates_of(costs, links, costs.dst, np.zeros_like(costs.dst))
-    places: dict[int, list[int]] = {}
-    seen: dict[int, int] = {}
-    for i in np.lexsort((gates.offset, gates.most, gates.alpha, gates.hold, gates.of_set)).tolist():
-        place = seen[gates.of_set[i]] = seen.get(gates.of_set[i], -1) + 1
-        places.setdefault(place, []).append(i)
-    return [_best_of(gates, np.array(some)) for some in places.values()]
-
-
-def _best_of(gates: Gates, some: Ints) -> _Way:
-    most = int(gates.most[some].max())
-    chunks = np.arange(1, most + 1)
-    held = gates.alpha[some].min() + chunks * gates.beta[some].min()
-    rest = gates.rest[:most, some].min(axis=1)
-    return _Way(held, np.minimum.accumulate(rest[::-1])[::-1], int(gates.offset[some].min()))
-
-
-def _learnt(ways: list[tuple[_Way, list[int] | None]], had: list[int], num: int) -> list[int]:
-    """By number of ranks: when a rank can have data of so many, at the earliest.
-
-    - `ways`: How it is entered, and when senders can have so much themselves: None is as this rank.
     - `had`: The beginning of what is returned.
+    - `ways`: By what it is entered, and when senders there can have so much: None is as this rank.
     """
     when = list(had)
-    free = [np.full(num + 1, FOREVER) for _ in ways]  # from when on so much has passed
-    for done in free:
-        done[0] = 0
-    arrivals: list[int] = []
+    came = [np.full((len(gates.most), num), FOREVER) for gates, _ in ways]
+    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]  # so much has passed by then
+    for passed in free:
+        passed[:, 0] = 0
 
-    def passed(number: int, way: _Way, known: list[int] | None, done: Ints) -> int:
-        """When so much has come this way; `FOREVER` where nobody can have sent it yet."""
+    def bring(number: int, gates: Gates, known: list[int] | None, came: Ints, free: Ints) -> None:
         senders = when if known is None else known
-        most = min(len(way.held), number, len(senders) - 1)
-        if most < 1:
-            return FOREVER
-        begin = np.maximum(np.array(senders[1 : most + 1]) + way.offset, done[number - most : number][::-1])
-        done[number] = (begin + way.held[:most]).min()
-        return int((begin + way.rest[:most]).min())
+        most = min(len(gates.rest), number, len(senders) - 1)
+        if most < 1:  # nobody can have sent it yet
+            return
+        m = np.arange(1, most + 1)
+        begin = np.maximum(
+            np.array(senders[1 : most + 1]) + gates.offset[:, None], free[:, number - most : number][:, ::-1]
+        )
+        begin = np.where(m <= gates.most[:, None], begin, FOREVER)
+        free[:, number] = (begin + gates.alpha[:, None] + m * gates.beta[:, None]).min(axis=1)
+        came[:, number - 1] = (begin + gates.rest[:most].T).min(axis=1)
 
     for number in range(1, num + 1):
-        found = [passed(number, *each, done) for each, done in zip(ways, free, strict=True)]
-        for each in found:
-            insort(arrivals, each)
-        when.append(arrivals[number - 1])
-        # Somebody has so much from then on, and may send it.
-        for each, (way, known), done in zip(found, ways, free, strict=True):
-            if known is None:
-                arrivals.remove(each)
-                insort(arrivals, passed(number, way, known, done))
+        for way, *times in zip(ways, came, free, strict=True):
+            bring(number, *way, *times)
+        arrivals = np.concatenate([each[:, :number].ravel() for each in came])
+        when.append(int(np.partition(arrivals, number - 1)[number - 1]))
+        for way, *times in zip(ways, came, free, strict=True):
+            if way[1] is None:  # somebody has so much from then on, and may send it
+                bring(number, *way, *times)
     return when

@@ -8,10 +8,11 @@ However sends are merged and ordered, what passes a gate in a time is limited by
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, repeat
+from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -254,37 +255,69 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
     """
     out = replace(out, most=np.minimum(out.most, most))
     num = int(out.most.max(initial=1))
-    period = num // out.most * (out.alpha + out.most * out.beta)
-    gates: dict[int, list[tuple[int, list[int]]]] = {}
-    for i, every, first in zip(out.of_set.tolist(), period.tolist(), out.arrivals(num).tolist(), strict=True):
-        gates.setdefault(i, []).append((every, first))
-    by_place: dict[int, list[tuple[int, list[int]]]] = {}
-    for mine in gates.values():
-        for place, gate in enumerate(sorted(mine)):
-            by_place.setdefault(place, []).append(gate)
+    period, first = num // out.most * (out.alpha + out.most * out.beta), out.arrivals(num)
     return [
-        Sender(tuple(map(min, zip(*(first for _, first in some), strict=True))), min(some)[0])
-        for some in by_place.values()
+        Sender(tuple(first[some].min(axis=0).tolist()), int(period[some].min()))
+        for some in _by_place(out, period, *first.T)
     ]
 
 
-def waking(senders: list[Sender], woken: Iterable[int], num: int) -> list[int]:
+def fastest(gates: Gates) -> Gates:
+    """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
+    places = _by_place(gates, gates.hold, gates.alpha, gates.most, gates.offset)
+
+    def least(values: Ints) -> Ints:
+        return np.array([values[..., some].min(axis=-1) for some in places], dtype=np.int64).T
+
+    none = np.zeros(len(places), dtype=np.int64)
+    return Gates(
+        of_set=none,
+        alpha=least(gates.alpha),
+        beta=least(gates.beta),
+        most=-least(-gates.most),
+        release=none,
+        offset=least(gates.offset),
+        rest=np.minimum.accumulate(least(gates.rest)[::-1])[::-1],
+        start_spread=-least(-gates.start_spread),
+        end_spread=-least(-gates.end_spread),
+    )
+
+
+def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
+    """The first gates of all sets, then the second ones, and so on, as keys order those of a set."""
+    order = np.lexsort((*reversed(keys), gates.of_set))
+    _, sizes = np.unique(gates.of_set, return_counts=True)
+    place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
+    return [order[place == each] for each in range(sizes.max(initial=0))]
+
+
+def waking(
+    senders: list[Sender],
+    woken: Iterable[int],
+    num: int,
+    *,
+    soonest: Iterable[int] = repeat(0),
+    num_senders: float = math.inf,
+) -> list[int]:
     """When the ranks of a number are awake at the earliest, each of which then wakes others, send by send.
 
     - `woken`: When some are woken from elsewhere, one after another. What never comes comes at `FOREVER`.
+    - `soonest`: Before when the first is not awake, then the second, and so on.
+    - `num_senders`: How many of them wake others, at most.
     """
     elsewhere = chain(woken, repeat(FOREVER))
-    soonest = next(elsewhere)
+    coming = next(elsewhere)
     queue: list[tuple[int, int, int, Sender]] = []
     when: list[int] = []
-    while len(when) < num:
-        if queue and queue[0][0] <= soonest:
+    for least in islice(soonest, num):
+        if queue and queue[0][0] <= coming:
             now, since, sent, sender = queue[0]
             heapq.heapreplace(queue, (since + sender.when(sent + 1), since, sent + 1, sender))
         else:
-            now, soonest = soonest, next(elsewhere)
+            now, coming = coming, next(elsewhere)
+        now = max(now, least)
         when.append(now)
-        for sender in senders if now < FOREVER else ():
+        for sender in senders if now < FOREVER and len(when) <= num_senders else ():
             heapq.heappush(queue, (now + sender.when(0), now, 0, sender))
     return when
 

@@ -140,15 +140,27 @@ class NeededSends:
         """The number of the set of links that may carry a chunk, or contributions to a sum in any way."""
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
-    def first_uses(self, starts: Mapping[int, Collection[int]]) -> NDArray[np.int64]:
+    def outside(self, ranks: frozenset[int]) -> dict[Kind, set[int]]:
+        """Who else has chunks that none of some ranks has at first, or sums to which others add, too."""
+        found = {kind: set(kind.data.origins) - ranks for kind in self.classes}
+        return {
+            kind: others
+            for kind, others in found.items()
+            if others and (self.sums_for_all or ranks.isdisjoint(kind.data.origins))
+        }
+
+    def first_uses(self, starts: Mapping[Kind, Collection[int]]) -> NDArray[np.int64]:
         """(num_links,) when each can carry a chunk of the smallest size first; `FOREVER` if never.
 
-        `starts` says where some start, by the number of the set of links that may carry them.
+        `starts` says where those of each kind are at first.
         """
+        together: dict[int, set[int]] = {}
+        for kind, ranks in starts.items():
+            together.setdefault(self.carried(self.example[kind]), set()).update(ranks)
         src, _ = link_ends(self.topology)
         units = min(kind.units for kind in self.classes)
         release = np.full(len(src), FOREVER)
-        for number, ranks in starts.items():
+        for number, ranks in together.items():
             links = np.array(self.distances.links(number), dtype=np.int64)
             heads = self.distances.nearest(number, units, ranks)[src[links]]
             first = np.where(np.isfinite(heads), heads, FOREVER).astype(np.int64)

@@ -12,7 +12,6 @@ most; and from where it enters it is a while to the ranks farther off.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,7 +25,6 @@ from taccl.analysis.certificates.gates import (
     Costs,
     Gates,
     Ints,
-    Sender,
     fastest_senders,
     gates_of,
     sends_of,
@@ -83,16 +81,16 @@ def _entering(
 
     And when links can have some first, and the ranks outside that do at first.
     """
-    sizes: list[int] = []
-    starts: dict[int, set[int]] = defaultdict(set)
     every = frozenset().union(*sets)
-    for kind, c in demand.example.items():
-        outside = set(kind.data.origins) - every
-        if outside and (demand.sums_for_all or every.isdisjoint(kind.data.origins)):
-            wanted = [len(ranks.intersection(kind.data.destinations)) for ranks in sets]
-            sizes += [number for number in wanted if number] * demand.classes[kind]
-            if any(wanted):
-                starts[demand.carried(c)].update(outside)
+    starts = {
+        kind: others
+        for kind, others in demand.outside(every).items()
+        if not every.isdisjoint(kind.data.destinations)
+    }
+    sizes: list[int] = []
+    for kind in starts:
+        wanted = (len(ranks.intersection(kind.data.destinations)) for ranks in sets)
+        sizes += [number for number in wanted if number] * demand.classes[kind]
     return sorted(sizes), demand.first_uses(starts), frozenset().union(*starts.values())
 
 
@@ -224,22 +222,9 @@ class Spread:
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> int:
         """When so many pairs can have come about: by entries, and by ranks that have a chunk by then."""
         senders = self._senders(last if self._merges else 1)
-        queue: list[tuple[int, int, int, Sender]] = []
-        entered = awake = when = 0
-        coming = entries.tolist()
-        for soonest in np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)]).tolist():
-            if queue and queue[0][0] <= coming[entered]:
-                when, since, sent, sender = queue[0]
-                heapq.heapreplace(queue, (since + sender.when(sent + 1), since, sent + 1, sender))
-            else:
-                when = coming[entered]
-                entered += 1
-            when = max(when, soonest)
-            if awake < len(self.near):
-                awake += 1
-                for sender in senders:
-                    heapq.heappush(queue, (when + sender.when(0), when, 0, sender))
-        return when
+        soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
+        awake = waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
+        return awake[-1]
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
         """(pairs,) when so many pairs are no farther from the entries than they can have come."""
