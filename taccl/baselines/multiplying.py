@@ -7,8 +7,12 @@ of places alone what starts in their node, while each sends its own straight to 
 Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
 of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
 itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
-is recursive halving and doubling, adding up alone is recursive doubling.
+is recursive halving and doubling, adding up alone is recursive doubling. What is added up between nodes may
+cross after all steps in nodes, before them, or *in turns*: a part of the chunks after none of these steps,
+one after the first, and so on, so that links between nodes are busy all the time.
 """
+
+# near, far: within nodes, and between them
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,15 +37,15 @@ from taccl.memo import kept
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: So many plans, the best by what they are about to take, are made schedules: the first with messages in so
-#: many parts, as what comes first goes on while the rest is under way, the others with what was best of that.
+#: many pieces, as what comes first goes on while the rest is under way, the others in as many as were best.
 #: No more transfers than this are made for all but the first of them.
-_MOST_PLANS, _PARTS, _MOST_TRANSFERS = 3, (1, 64, 4), 40_000
+_MOST_PLANS, _PIECES, _MOST_TRANSFERS = 3, (1, 64, 4), 40_000
 #: A step of more sends, whatever they carry, is left out: each takes its time.
 _MOST_SENDS = 50_000
 
@@ -48,12 +53,14 @@ _MOST_SENDS = 50_000
 class Digit(NamedTuple):
     """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
 
-    Of weight 0 it is every rank of another node, and this one.
+    Of weight 0 it is every rank of another node, and this one. From one node to the next the place grows by
+    `turn`, so that what crosses at several times goes over several links.
     """
 
     across: bool
     base: int
     weight: int
+    turn: int = 0
 
     def __str__(self) -> str:
         if not self.weight:
@@ -62,15 +69,38 @@ class Digit(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Digits along which sums are scattered, or added up, in order; and what spreads gathered, last first."""
+    """Digits along which sums are scattered, then added up; and what spreads gathered, last first.
+
+    - `near`, `far`: What is added up along, within nodes and between them.
+    - `crossings`: Of each part of the chunks, after how many of the steps along `near` it goes along `far`.
+    """
 
     scattered: tuple[Digit, ...]
-    summed: tuple[Digit, ...]
+    near: tuple[Digit, ...] = ()
+    far: tuple[Digit, ...] = ()
+    crossings: tuple[int, ...] = (0,)
 
     def named(self, first: str) -> str:
         """The bases, for a person."""
-        named = ((first, self.scattered), ("sum", self.summed))
-        return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
+        summed = (*self.far, *self.near) if self.crossings == (0,) else (*self.near, *self.far)
+        named = ((first, self.scattered), ("sum", summed))
+        told = ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
+        return told + ", in turns" * (len(self.crossings) > 1)
+
+    def sums(self) -> Iterator[tuple[Digit, list[int]]]:
+        """The steps in which ranks add up: along which digit, and which parts of the chunks."""
+        for step in range(len(self.near) + 1):
+            if step:
+                yield (
+                    self.near[step - 1],
+                    [part for part, after in enumerate(self.crossings) if after >= step],
+                )
+            for part, after in enumerate(self.crossings):
+                if after == step:
+                    for digit in self.far:
+                        yield digit._replace(turn=digit.turn * part), [part]
+        for step, digit in enumerate(self.near, 1):
+            yield digit, [part for part, after in enumerate(self.crossings) if after < step]
 
 
 @checked
@@ -123,19 +153,26 @@ def _fastest_plan(problem: Problem) -> Schedule:
             "hierarchical",
             where="baseline",
         )
-    best, best_parts, made = None, 1, 0
+    best, best_pieces, made = None, 1, 0
     for number, plan in enumerate(plans):
-        for parts in (best_parts,) if number else _PARTS[: 1 if steps.most_parts == 1 else None]:
-            if best is None or made + best.num_transfers <= _MOST_TRANSFERS:
-                found = steps.schedule(plan, parts)
-                made += found.num_transfers
-                if best is None or found.finish_ticks < best.finish_ticks:
-                    best, best_plan, best_parts = found, plan, parts
+        found = None
+        for pieces in (best_pieces,) if number else _PIECES[: 1 if steps.most_pieces == 1 else None]:
+            if found is None or made + found.num_transfers <= _MOST_TRANSFERS:
+                each = steps.schedule(plan, pieces)
+                made += each.num_transfers
+                if found is None or each.finish_ticks < found.finish_ticks:
+                    found, best_pieces = each, pieces
+        assert found is not None, "it is made in some number of pieces"
+        with suppress(ValueError):  # ranks that exchange sums may wait for each other
+            found = fastest((found, listed(found, longest_first=True)))
+        if best is None or found.finish_ticks < best.finish_ticks:
+            best, best_plan = found, plan
+        if made + best.num_transfers > _MOST_TRANSFERS:
+            break
     assert best is not None, "there is a plan"
-    with suppress(ValueError):  # ranks that exchange sums may wait for each other
-        best = fastest((best, listed(best, longest_first=True)))
     # What comes together along trees, and spreads from their roots, needs no names.
-    is_tree = best.carries is not None and not best_plan.summed and steps.is_direct(best_plan)
+    only_scatters = not (best_plan.near or best_plan.far)
+    is_tree = best.carries is not None and only_scatters and steps.is_direct(best_plan)
     return replace(best, carries=None, sums=()) if is_tree else best
 
 
@@ -156,7 +193,7 @@ class _Steps:
         ends, self.sums = problem.collective.destination_sets.sets, problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in ends)
         self.straight = Digit(True, self.grid[1:].size + 1, 0)
-        self.most_parts = problem.collective.num_chunks if self.sums else 1
+        self.most_pieces = problem.collective.num_chunks if self.sums else 1
 
     def plans(self) -> Iterator[Plan]:
         """Bases of all digits, and what is scattered: in a node, and between nodes what is left of that."""
@@ -167,47 +204,63 @@ class _Steps:
             for outer in across:
                 far = tuple(_digits(outer, across=True))
                 if self.to_one or not self.sums:
-                    yield Plan((*local, *far), ())
-                    yield Plan((*far, *local), ())
+                    yield Plan((*local, *far))
+                    yield Plan((*far, *local))
                     if far:
-                        yield Plan((*local, self.straight), ())
+                        yield Plan((*local, self.straight))
                     continue
                 for i in range(len(local) + 1):
                     for j in range(len(far) + 1):
-                        yield Plan((*local[:i], *far[:j]), (*local[i:], *far[j:]))
-                        if far[j:] and local[i:]:
-                            yield Plan((*local[:i], *far[:j]), (*far[j:], *local[i:]))
+                        last, turn = len(local[i:]), math.prod(digit.base for digit in local[:i])
+                        plan = Plan((*local[:i], *far[:j]), local[i:], far[j:], (last,))
+                        yield plan
+                        if plan.near and plan.far:
+                            yield plan._replace(crossings=(0,))
+                            plan = plan._replace(crossings=tuple(range(last + 1)))
+                            yield plan._replace(far=tuple(digit._replace(turn=turn) for digit in plan.far))
+                            yield plan
 
     def ticks(self, plan: Plan) -> float:
         """About what a plan takes, step by step."""
         count, ticks = float(self.problem.collective.num_chunks), 0.0
         if self.straight in plan.scattered:  # beside what goes on in the nodes
-            local = Plan(plan.scattered[:-1], ())
-            share = max(1, round(count / len(self.place) ** (1 if self.sums or not self.to_one else 2)))
-            return max(self.ticks(local) / len(self.grid), self._step_ticks(self.straight, share))
+            local = Plan(plan.scattered[:-1])
+            share = count / len(self.place) ** (1 if self.sums or not self.to_one else 2)
+            return max(self.ticks(local) / len(self.grid), self._step_ticks(share, self.straight))
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
             count /= len(self.place)
-            return sum(self._step_ticks(each, max(1, round(count / each.base))) for each in plan.scattered)
+            return sum(self._step_ticks(count / each.base, each) for each in plan.scattered)
         times = 2 if self.sums and not self.to_one else 1
         for digit in plan.scattered:
             count /= digit.base
-            ticks += times * self._step_ticks(digit, max(1, round(count)))
-        return ticks + sum(self._step_ticks(digit, max(1, round(count))) for digit in plan.summed)
+            ticks += times * self._step_ticks(count, digit)
+        took = [0.0] * len(plan.crossings)
+        for digit, some in plan.sums():
+            step = self._step_ticks(count * len(some) / len(took), digit)
+            for part in some:
+                took[part] += step
+        parts = range(len(took))
+        crossing = [[digit._replace(turn=digit.turn * part) for part in parts] for digit in plan.far]
+        together = sum(self._step_ticks(count / len(took), *digits) for digits in crossing)
+        return ticks + max(*took, together)
 
     @kept
-    def _step_ticks(self, digit: Digit, num_chunks: int) -> float:
-        """About what it takes to exchange messages of so many chunks along a digit: the busiest resource."""
+    def _step_ticks(self, count: float, *digits: Digit) -> float:
+        """About what it takes to exchange messages of so many chunks along digits: the busiest resource."""
         problem, costs = self.problem, self.problem.costs
         holds, clauses = hold_columns(problem.topology), problem.clauses
         units = int(costs.chunk_units.max())
         most = np.ones(len(problem.topology.links))
         most[sorted(clauses.merging)] = clauses.max_merge
+        num_chunks = max(1, round(count))
         sends = np.ceil(num_chunks / most)
         each = num_chunks / sends * units  # units of a send
         took = costs.link_alpha + each * costs.link_beta
         held = costs.hold_alpha + each[holds.link] * costs.hold_beta
-        ticks = 0.0 if self._hops(digit) else math.inf
-        for links in self._hops(digit):
+        ways = [self._hops(digit) for digit in digits]
+        ticks = 0.0 if all(ways) else math.inf
+        for hops in zip_longest(*ways, fillvalue=()):
+            links = np.array([*chain(*hops)], dtype=np.int64)
             used = sends * np.bincount(links, minlength=len(sends))
             busy = np.bincount(holds.resource, used[holds.link] * held)
             rest = np.zeros_like(busy)
@@ -246,6 +299,8 @@ class _Steps:
         for shift in range(1, digit.base):
             there = self.place.copy()
             there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
+            there[:, 1] += (there[:, 0] - self.place[:, 0]) * digit.turn
+            there[:, 1] %= self.grid.shape[1]
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
@@ -288,8 +343,8 @@ class _Steps:
             chunks[number[chunk.destinations[0]] if self.to_one else c % parts].append(c)
         return chunks
 
-    def schedule(self, plan: Plan, parts: int) -> Schedule:
-        """All steps of a plan; of sums each message in so many parts, all first parts first."""
+    def schedule(self, plan: Plan, pieces: int) -> Schedule:
+        """All steps of a plan; of sums each message in so many pieces, all first ones first."""
         if not self.sums or self.straight in plan.scattered:
             digits = plan.scattered[::-1]
             first = "scatter" if self.sums else "gather"
@@ -299,33 +354,39 @@ class _Steps:
                 producer=f"multiplying ({plan.named(first)})",
                 bound_for=partial(self._bound_for, digits),
             )
-        named = Steps(self.problem)
-        summed: list[tuple[int, ...]] = [(rank,) for rank in range(len(self.place))]
+        steps = Steps(self.problem)
+        num_parts, part_of = len(plan.crossings), [0] * self.problem.collective.num_chunks
+        for chunks in self.chunks_of(plan.scattered).values():
+            for i, c in enumerate(chunks):
+                part_of[c] = i % num_parts
+        summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(self.place))]] * num_parts
         done: tuple[Digit, ...] = ()
 
-        def step(digit: Digit, *, of_destination: bool = False) -> None:
+        def step(digit: Digit, some: Collection[int] = range(num_parts), *, adds: bool = True) -> None:
             number, chunks = self.numbers(done), self.chunks_of(done)
-            named.step(
+            mine = {key: [c for c in each if part_of[c] in some] for key, each in chunks.items()}
+            scatters = digit in done and adds
+            steps.step(
                 (
-                    (chunks[number[dst if of_destination else src]][part::parts], src, dst)
-                    for part in range(parts)
+                    (mine[number[dst if scatters else src]][piece::pieces], src, dst)
+                    for piece in range(pieces)
                     for turn in self.turns(digit)
                     for src, dst in enumerate(turn)
                 ),
-                summed,
+                lambda rank, c: summed[part_of[c]][rank],
             )
+            for part in some if adds else ():
+                summed[part] = after_exchange(summed[part], self.turns(digit))
 
         for digit in plan.scattered:
             done = (*done, digit)
-            step(digit, of_destination=True)
-            summed = after_exchange(summed, self.turns(digit))
-        for digit in plan.summed:
             step(digit)
-            summed = after_exchange(summed, self.turns(digit))
+        for digit, some in plan.sums():
+            step(digit, some)
         while done and not self.to_one:
-            step(done[-1])
+            step(done[-1], adds=False)
             done = done[:-1]
-        return named.schedule(producer=f"multiplying ({plan.named('scatter')})")
+        return steps.schedule(producer=f"multiplying ({plan.named('scatter')})")
 
 
 def _bases(number: int, most: int) -> Iterator[tuple[int, ...]]:

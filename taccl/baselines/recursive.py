@@ -152,7 +152,8 @@ def doubling(problem: Problem, steps: Partners, *, producer: str) -> Schedule:
     sums, chunks = Steps(problem), range(problem.collective.num_chunks)
     summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
     for turns in steps:
-        sums.step([(chunks, *ends) for partners in turns for ends in enumerate(partners)], summed)
+        moves = [(chunks, *ends) for partners in turns for ends in enumerate(partners)]
+        sums.step(moves, lambda rank, _: summed[rank])
         summed = after_exchange(summed, turns)
     return sums.schedule(producer=producer)
 

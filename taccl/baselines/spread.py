@@ -32,8 +32,8 @@ _MOST_TRANSFERS = 2_000_000
 #: Up to so many it is seen as they are made whether there are too many.
 _FEW_TRANSFERS = 10_000
 
-#: Chunks that go over a link together where it merges, and of sums the ranks whose contributions are in them.
-Send = tuple["Sequence[int]", int, tuple[int, ...]]
+#: Chunks that go over a link together where it merges, and whose contributions are in the sum of each.
+Send = tuple["Sequence[int]", int, "Sequence[tuple[int, ...]]"]
 
 
 class Steps:
@@ -54,30 +54,34 @@ class Steps:
                 self._there[rank, ()].add(c)
 
     def step(
-        self, moves: Iterable[tuple[Sequence[int], int, int]], summed: Sequence[Sequence[int]] | None = None
+        self,
+        moves: Iterable[tuple[Sequence[int], int, int]],
+        summed: Callable[[int, int], tuple[int, ...]] | None = None,
     ) -> None:
         """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side.
 
-        - `summed`: Of sums, the ranks whose contributions are in what each rank sends.
+        - `summed`: Of sums, the ranks whose contributions are in what a rank sends of a chunk, rising.
         """
-        sums = None if summed is None else [tuple(sorted(ranks)) for ranks in summed]
         routed = [
-            (chunks, self.routes.route(src, dst), () if sums is None else sums[src])
+            (
+                {c: () if summed is None else summed(src, c) for c in chunks},
+                self.routes.route(src, dst),
+            )
             for chunks, src, dst in moves
         ]
         check_number(self.problem, self._num_transfers)
-        for hop in range(max((len(route) for _, route, _ in routed), default=0)):
-            for chunks, route, ranks in routed:
+        for hop in range(max((len(route) for _, route in routed), default=0)):
+            for chunks, route in routed:
                 if hop < len(route):
-                    self._send(chunks, route[hop], ranks)
+                    self._send(chunks, route[hop])
 
-    def _send(self, chunks: Sequence[int], link: int, ranks: tuple[int, ...]) -> None:
+    def _send(self, chunks: dict[int, tuple[int, ...]], link: int) -> None:
         ends = self.problem.topology.links[link]
-        there = self._there[ends.dst, ranks]
-        new = [c for c in dict.fromkeys(chunks) if c not in there]
-        assert ranks or self._there[ends.src, ranks].issuperset(new), f"chunks {new} are not at {ends.src}"
-        there.update(new)
-        self._sends.append((new, link, ranks))
+        new = {c: ranks for c, ranks in chunks.items() if c not in self._there[ends.dst, ranks]}
+        for c, ranks in new.items():
+            assert ranks or c in self._there[ends.src, ranks], f"chunk {c} is not at {ends.src}"
+            self._there[ends.dst, ranks].add(c)
+        self._sends.append((list(new), link, list(new.values())))
         self._num_transfers += len(new)
 
     def schedule(self, *, producer: str) -> Schedule:
@@ -95,7 +99,7 @@ class Steps:
             some = [c for c in chunks if ends.dst in wanted[c]]
             for c in some:
                 wanted[c].add(ends.src)
-            needed.append((some, link, ranks))
+            needed.append((some, link, ranks[: len(some)]))
         return needed[::-1]
 
     def _least_transfers(self) -> int:
@@ -120,7 +124,8 @@ class Steps:
 def scheduled(problem: Problem, sends: Sequence[Send], *, producer: str) -> Schedule:
     """The schedule of sends in order; the chunks of one travel together where the link merges."""
     clauses = problem.clauses
-    chunk, link, group, carried = [], [], [], []
+    chunk, link, group = [], [], []
+    carried: list[tuple[int, ...]] = []
     num_groups = 0
     for chunks, over, ranks in sends:
         most = clauses.max_merge if over in clauses.merging else 1
@@ -129,7 +134,7 @@ def scheduled(problem: Problem, sends: Sequence[Send], *, producer: str) -> Sche
             chunk.append(c)
             link.append(over)
             group.append(num_groups)
-            carried.append(ranks)
+        carried += ranks
     return exact_times(
         problem, chunk=chunk, link=link, sequence=group, group=group,
         contributions=carried if problem.collective.combining else None, producer=producer,
@@ -148,9 +153,9 @@ def check_number(problem: Problem, num_transfers: int) -> None:
 
 
 def after_exchange(summed: Sequence[Sequence[int]], turns: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Whose contributions each rank has added up once it has those of another rank in every turn."""
+    """Whose contributions each rank has added up once it has those of another rank in every turn; rising."""
     return [
-        (*ranks, *(more for turn in turns for more in summed[turn[rank]]))
+        tuple(sorted((*ranks, *(more for turn in turns for more in summed[turn[rank]]))))
         for rank, ranks in enumerate(summed)
     ]
 

@@ -119,7 +119,7 @@ def _sums(problem: Problem) -> Schedule:
             _, _, link = min((ticks, used[link], link) for ticks, link in ways)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks
-            sends.append((-far, turn, (chunks, link, tuple(sorted(carried[rank])))))
+            sends.append((-far, turn, (chunks, link, [tuple(sorted(carried[rank]))] * len(chunks))))
             carried[at] = carried.get(at, set()) | carried[rank]
             num_transfers += len(chunks)
         check_number(problem, num_transfers)
