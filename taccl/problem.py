@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked_as, known_index
-from taccl.clauses import Clauses, SwitchPolicy
+from taccl.clauses import Clauses, OpenLinks, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs, read_columns
 from taccl.errors import CollectiveError, InputError, SketchError
+from taccl.memo import kept
 from taccl.names import shown
-from taccl.open_links import OpenLinks
 from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
 
@@ -191,12 +191,9 @@ class Problem:
         """What is known of open links."""
         return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
 
+    @kept
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
-        return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
         outline = self._outline()
         del outline["clauses"]["where"]
         collective = outline.pop("collective")

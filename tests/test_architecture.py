@@ -22,7 +22,6 @@ LINES = (
     ("validation",),
     ("topology", "collective", "solvers"),
     ("clauses", "collectives", "costs"),
-    ("open_links",),
     ("problem",),
     ("sketch", "schedule", "measure"),
     ("analysis", "baselines"),

@@ -62,7 +62,7 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
         return tuple(Pace(max(h[1] for h in costs.holds[g]), int(costs.latency[g])) for g in found)
     assert not isinstance(dims.host, NamedFabric), "costs of links are of a topology"
     columns, units, paces = hold_columns(dims.host), int(costs.chunk_units[0]), []
-    for table in links_along(dims, dims.host):
+    for table in links_along(dims.host, dims):
         link = int(table[0, 1])
         _, holds = columns.of_sends(np.array([link]))
         held = costs.hold_alpha[holds] + units * costs.hold_beta[holds]
@@ -103,7 +103,7 @@ def schedule_along(plan: Plan, problem: Problem, *, producer: str) -> CompactSch
 def _columns(plan: Plan, problem: Problem) -> list[NDArray[Any]]:
     """Chunk, link, start and step of every send, and whether it reduces; in order of start."""
     num_ranks, num_chunks = plan.dims.num_ranks, plan.num_chunks
-    tables = links_along(plan.dims, problem.topology)
+    tables = links_along(problem.topology, plan.dims)
     rows, num_steps = [], 0
     for each, sends in _sends(plan, np.arange(num_ranks)):
         chunk = sends.root * num_chunks + each.chunk

@@ -11,6 +11,7 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.memo import kept
 from taccl.topology.products import Dimension, Dimensions, wrong_product
 
 if TYPE_CHECKING:
@@ -71,21 +72,18 @@ def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count]
     return found
 
 
-def links_along(dims: Dimensions, topology: Topology) -> list[NDArray[np.int64]]:
+@kept
+def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
     """Of every dimension (num_ranks, size): the link from a rank to that with another digit, or -1."""
-    name = f"links along {dims.sizes}"
-    if name not in topology.memo:
-        index = _fastest_links(topology)
-        ends = np.array(list(index), np.int64).reshape(-1, 2).T
-        links = np.array(list(index.values()), np.int64)
-        digits = [dims.digits(each) for each in ends]
-        tables = [np.full((topology.num_ranks, size), -1, np.int64) for size in dims.sizes]
-        for axis, table in enumerate(tables):
-            along = digits[0][axis] != digits[1][axis]
-            table[ends[0][along], digits[1][axis][along]] = links[along]
-        topology.memo[name] = tables
-    found: list[NDArray[np.int64]] = topology.memo[name]
-    return found
+    index = _fastest_links(topology)
+    ends = np.array(list(index), np.int64).reshape(-1, 2).T
+    links = np.array(list(index.values()), np.int64)
+    digits = [dims.digits(each) for each in ends]
+    tables = [np.full((topology.num_ranks, size), -1, np.int64) for size in dims.sizes]
+    for axis, table in enumerate(tables):
+        along = digits[0][axis] != digits[1][axis]
+        table[ends[0][along], digits[1][axis][along]] = links[along]
+    return tables
 
 
 def _of_fabric(fabric: NamedFabric) -> Dimensions:
