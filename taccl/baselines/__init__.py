@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked, known_name
-from taccl.baselines.balanced import dimension_balanced
-from taccl.baselines.hierarchical import hierarchical
+from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
 from taccl.baselines.nccl import nccl, nccl_choices

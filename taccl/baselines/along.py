@@ -1,7 +1,7 @@
 """Every send of a plan along dimensions: as seen from one rank, or of all of them.
 
-The form that suits a dimension (`taccl.baselines.forms`) says what each run of a passage sends. So the times
-of all are known beforehand, and no two meet on a link or a port.
+The form that suits a dimension says what each run of a passage sends (`taccl.baselines.passages`). So the
+times of all are known beforehand, and no two meet on a link or a port.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.baselines.forms import Pace
-from taccl.baselines.passages import plan_along
+from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
+from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.memo import kept
 from taccl.schedule.timing import exact_times

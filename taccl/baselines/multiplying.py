@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.recursive import exchange
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import Steps, after_exchange, fastest, require_no_derivations
+from taccl.baselines.spread import Steps, after_exchange, cut_while_it_pays, fastest, require_no_derivations
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
 from taccl.memo import kept

@@ -12,9 +12,9 @@ from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.ring import rings_apart
+from taccl.baselines.spread import cut_while_it_pays
 from taccl.baselines.straight import pairwise
 from taccl.baselines.tree import tree_of_nodes, two_trees
 from taccl.errors import CollectiveError

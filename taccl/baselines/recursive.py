@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.spread import (
     Steps,
     after_exchange,
     chunks_of_starts,
+    cut_while_it_pays,
     fastest,
     require_no_derivations,
     run,

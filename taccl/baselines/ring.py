@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_chunks, cut_while_it_pays
 from taccl.baselines.cycles import find_rings, find_rings_apart
 from taccl.baselines.routes import Routes
 from taccl.baselines.spread import (
     Steps,
     chunks_of_starts,
+    cut_chunks,
+    cut_while_it_pays,
     fastest,
     require_everywhere,
     run,

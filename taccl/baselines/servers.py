@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
+from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence

@@ -4,13 +4,14 @@ A baseline says who passes which chunks to whom in every step. Here steps become
 link, or over a shortest route of relays; never to a rank that holds the chunk already, so that each chunk
 takes a tree; never to a rank that neither needs the chunk nor passes it on. A tree that spreads a chunk from
 its root over reversed links, run backwards, reduces it to the root (`taccl.schedule.combine`), so a
-baseline describes its spreading half only.
+baseline describes its spreading half only. Chunks are cut smaller for as long as that pays.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 _MOST_TRANSFERS = 2_000_000
 #: Up to so many it is seen as they are made whether there are too many.
 _FEW_TRANSFERS = 10_000
+
+#: Finer chunks must finish in this share of the time, or they are not worth their messages.
+_PAYS = Fraction(97, 100)
+#: Schedules of more transfers are cut no further, and none of more than the latter is made by cutting.
+_MANY_CUT, _MOST_CUT = 20_000, 100_000
 
 #: Chunks that go over a link together where it merges, and whose contributions are in the sum of each.
 Send = tuple["Sequence[int]", int, "Sequence[tuple[int, ...]]"]
@@ -190,6 +196,54 @@ def run(
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
     """The schedule that finishes first; of equals, the first."""
     return min(schedules, key=lambda schedule: schedule.finish_ticks)
+
+
+def cut_while_it_pays(
+    problem: Problem,
+    make: Callable[[Problem], Schedule],
+    *,
+    cut: bool,
+    parts: int = 2,
+    pays: Fraction = _PAYS,
+) -> Schedule:
+    """The schedule of a problem without its sketch, whose chunks are cut for as long as that pays.
+
+    - `make`: From a problem to its schedule.
+    - `cut`: Whether chunks may be cut; else they are those of the problem.
+    - `parts`: Into how many each is cut first; then into twice as many, and so on.
+    - `pays`: Finer chunks must finish in this share of the time.
+    """
+    problem = without_sketch(problem)
+    best = make(problem)
+    if not best.num_transfers:
+        return best
+    most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
+    parts = min(parts, most)
+    while cut and 1 < parts <= most:
+        try:
+            found = make(cut_chunks(problem, parts))
+        except CollectiveError:  # finer than can be done
+            break
+        if found.finish > pays * best.finish:
+            break
+        best, parts = found, 2 * parts
+        if 2 * found.num_transfers > _MANY_CUT:
+            break
+    return best
+
+
+def cut_chunks(problem: Problem, parts: int) -> Problem:
+    """The problem with every chunk cut into equal parts, which follow one another in buffers.
+
+    As with sizes that do not divide into chunks, parts are rounded up to whole bytes, and a note says so.
+    """
+    padded = ", rounded up to whole bytes" * any(size % parts for size in problem.chunk_bytes)
+    return replace(
+        problem,
+        collective=problem.collective.split(parts),
+        chunk_bytes=tuple(-(-size // parts) for size in problem.chunk_bytes for _ in range(parts)),
+        notes=(*problem.notes, f"each chunk is cut into {parts}{padded}"),
+    )
 
 
 def without_sketch(problem: Problem) -> Problem:

@@ -12,9 +12,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import Steps, check_number, require_no_derivations, run, scheduled
+from taccl.baselines.spread import (
+    Steps,
+    check_number,
+    cut_while_it_pays,
+    require_no_derivations,
+    run,
+    scheduled,
+)
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.cut import cut_while_it_pays
 from taccl.baselines.cycles import find_rings_apart
-from taccl.baselines.spread import Steps, fastest, require_everywhere, run
+from taccl.baselines.spread import Steps, cut_while_it_pays, fastest, require_everywhere, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

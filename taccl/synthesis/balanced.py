@@ -18,9 +18,9 @@ import numpy as np
 from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
-from taccl.baselines.balanced import dimensions_of, level_orders, most_level, orders_of
-from taccl.baselines.cut import cut_chunks
+from taccl.baselines.hierarchical import dimensions_of, level_orders, most_level, orders_of
 from taccl.baselines.passages import NUM_CHUNKS, Plan, plan_along
+from taccl.baselines.spread import cut_chunks
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Problem

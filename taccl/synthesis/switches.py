@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.baselines.cut import cut_chunks
 from taccl.baselines.in_network import shared_links
+from taccl.baselines.spread import cut_chunks
 from taccl.costs import hold_columns
 from taccl.deadline import Deadline
 from taccl.errors import InputError

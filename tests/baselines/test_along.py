@@ -11,9 +11,8 @@ import taccl
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.baselines import dimension_balanced, hierarchical
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
-from taccl.baselines.balanced import level_orders
-from taccl.baselines.forms import Pace, form_of
-from taccl.baselines.passages import plan_along
+from taccl.baselines.hierarchical import level_orders
+from taccl.baselines.passages import Pace, form_of, plan_along
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import make_problem
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES

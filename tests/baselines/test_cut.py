@@ -7,7 +7,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
-from taccl.baselines.cut import cut_chunks, cut_while_it_pays
+from taccl.baselines.spread import cut_chunks, cut_while_it_pays
 from taccl.collectives import together
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
@@ -54,7 +54,7 @@ def test_one_byte_is_not_cut():
 
 def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
     """No more transfers are made than the most, however much finer chunks would pay."""
-    monkeypatch.setattr("taccl.baselines.cut._MOST_TRANSFERS", 40)
+    monkeypatch.setattr("taccl.baselines.spread._MOST_CUT", 40)
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
     found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), cut=True)
     assert 20 < found.num_transfers <= 40

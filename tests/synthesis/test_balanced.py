@@ -11,7 +11,7 @@ import pytest
 
 import taccl
 from taccl.baselines.along import translations_along
-from taccl.baselines.balanced import level_orders
+from taccl.baselines.hierarchical import level_orders
 from taccl.cli import main
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import make_problem
