@@ -17,7 +17,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.collectives import make
 from taccl.costs import hold_columns
@@ -33,6 +32,7 @@ from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.heuristic.fabric import Ints
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
@@ -71,22 +71,11 @@ class Improvement:
         self.trees, ruin = list(trees), limits.parameters.ruin
         self.arcs = _arcs(problem, most_merged=ruin.most_merged if merges else 1)
         self.demand = _demand(problem, self.trees, chunks)
-        num_trees, num_ranks = self.demand.is_target.shape
-        now, kept, best = (_state(self.arcs, num_trees, num_ranks, ruin.most_holds) for _ in range(3))
-        self._states = now, kept, best
-        room = _room(self.arcs, num_trees, len(self.now.carries), limits.seed)
-        self._work = Work(self.arcs, self.demand, room)
+        num_trees = len(self.trees)
+        self.now, self.kept, self.best = (_state(self.arcs, num_trees, ruin.most_holds) for _ in range(3))
+        self._work = Work(self.arcs, self.demand, _room(self.arcs, num_trees, limits.seed))
         self.counts = np.zeros(3, np.int64)
-        self.signal = np.zeros(1, np.int64)
         self._start()
-
-    @property
-    def now(self) -> State:
-        return self._states[0]
-
-    @property
-    def best(self) -> State:
-        return self._states[2]
 
     def _start(self) -> None:
         """Take over the sends that the trees were read from.
@@ -119,7 +108,7 @@ class Improvement:
                     now.units[m] += self.demand.units[t]
                     made[e] = m
                 now.way[t, rank], now.send[t, rank] = e, made[e]
-        for state in self._states:
+        for state in (now, self.kept, self.best):
             state.spare[: len(spare)] = spare
         used = now.order[:size]
         now.size[:] = size, len(spare), 0, used.max(initial=-1) + 1
@@ -139,8 +128,9 @@ class Improvement:
             self.limits.target_ticks, turns, ruin.passes, ruin.every, ruin.threshold, ruin.most_ruined,
             ruin.lateness, ruin.economy, ruin.sharpness,
         )  # fmt: skip
-        with self.limits.deadline.stopping(self.signal):
-            return int(improve(self._work, self._states, rules, self.counts, self.signal))
+        states, signal = (self.now, self.kept, self.best), np.zeros(1, np.int64)
+        with self.limits.deadline.stopping(signal):
+            return int(improve(self._work, states, rules, self.counts, signal))
 
     def schedule(self, producer: str = "improvement") -> Schedule:
         """The best schedule."""
@@ -246,7 +236,7 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     )  # fmt: skip
 
 
-def _holds(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _holds(problem: Problem) -> tuple[Ints, Ints]:
     """Holds by link, without those of resources of one link alone that another of its holds implies."""
     costs, columns = problem.costs, hold_columns(problem.topology)
     alpha, beta, late = costs.hold_alpha.tolist(), costs.hold_beta.tolist(), columns.receives.tolist()
@@ -278,7 +268,9 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
         if partner[t] >= 0:
             data = chunks[tree.chunk]
             is_target[t, list(data.origins if tree.reducing else data.destinations)] = True
-    is_open, open_class = _open_links(problem, trees)
+    rows = [problem.open_links(tree.chunk, reducing=tree.reducing) for tree in trees]
+    opened = np.array(rows, bool).reshape(count, len(problem.topology.links))
+    is_open, open_class = np.unique(opened, axis=0, return_inverse=True)
     clauses = problem.clauses
     bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
     return Trees(
@@ -288,56 +280,26 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     )  # fmt: skip
 
 
-def _open_links(problem: Problem, trees: Sequence[Tree]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Links that the clauses open to each class of trees, and every tree's class."""
-    rows: dict[bytes, tuple[int, NDArray[np.bool_]]] = {}
-    open_class = []
-    for tree in trees:
-        row = problem.open_links(tree.chunk, reducing=tree.reducing)
-        open_class.append(rows.setdefault(row.tobytes(), (len(rows), row))[0])
-    found = np.array([row for _, row in rows.values()], bool).reshape(-1, len(problem.topology.links))
-    return found, np.array(open_class, np.int64)
-
-
-def _state(arcs: Arcs, num_trees: int, num_ranks: int, most_holds: int) -> State:
-    room = num_trees * num_ranks
-    num_resources = int(arcs.resource.max(initial=0)) + 1
+def _state(arcs: Arcs, num_trees: int, most_holds: int) -> State:
+    num_sends = num_trees * arcs.num_ranks
+    held = np.bincount(arcs.resource, minlength=1)
+    row_of = np.concatenate(([0], np.cumsum(np.minimum(held * num_trees, most_holds))))
+    none, num_resources = np.full((num_trees, arcs.num_ranks), -1), len(held)
+    by_send = ("link", "kind", "carries", "units", "start", "end", "order", "spare")
     return State(
-        root=np.full(num_trees, -1, np.int64),
-        way=np.full((num_trees, num_ranks), -1, np.int64),
-        send=np.full((num_trees, num_ranks), -1, np.int64),
-        link=np.zeros(room, np.int64),
-        kind=np.zeros(room, np.int64),
-        carries=np.zeros(room, np.int64),
-        units=np.zeros(room, np.int64),
-        start=np.zeros(room, np.int64),
-        end=np.zeros(room, np.int64),
-        member=np.zeros((room, arcs.most_merged), np.int64),
-        order=np.zeros(room, np.int64),
-        spare=np.zeros(room, np.int64),
+        root=np.full(num_trees, -1),
+        way=none,
+        send=none.copy(),
+        **{name: np.zeros(num_sends, np.int64) for name in by_send},
+        member=np.zeros((num_sends, arcs.most_merged), np.int64),
         size=np.zeros(4, np.int64),
         load=np.zeros(num_resources, np.int64),
-        calendar=_calendar(arcs, num_trees, most_holds),
+        calendar=Calendar(row_of, np.zeros(num_resources, np.int64), *np.zeros((3, row_of[-1]), np.int64)),
     )
 
 
-def _calendar(arcs: Arcs, num_trees: int, most_holds: int) -> Calendar:
-    num_resources = int(arcs.resource.max(initial=0)) + 1
-    rows = np.minimum(np.bincount(arcs.resource, minlength=num_resources) * num_trees, most_holds)
-    row_of = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
-    count = int(row_of[-1])
-    return Calendar(
-        row_of,
-        np.zeros(num_resources, np.int64),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.int64),
-    )
-
-
-def _room(arcs: Arcs, num_trees: int, num_sends: int, seed: int) -> Room:
-    n = arcs.num_ranks
-    heap = 16 * n + 4 * len(arcs.out)
+def _room(arcs: Arcs, num_trees: int, seed: int) -> Room:
+    n, num_sends, heap = arcs.num_ranks, num_trees * arcs.num_ranks, 16 * arcs.num_ranks + 4 * len(arcs.out)
     start = np.random.SeedSequence(seed).generate_state(2, np.uint64)
     return Room(
         ready=np.zeros((num_trees, n), np.int64),
@@ -353,7 +315,7 @@ def _room(arcs: Arcs, num_trees: int, num_sends: int, seed: int) -> Room:
         key=np.zeros(num_sends, np.int64),
         sorted=np.zeros(num_sends, np.int64),
         following=np.zeros(num_sends, np.int64),
-        first=np.full(len(arcs.tail), -1, np.int64),
+        first=np.full(len(arcs.tail), -1),
         ruined=np.zeros(num_trees, np.int64),
         is_ruined=np.zeros(num_trees, bool),
         queue=np.zeros(n + 2, np.int64),

@@ -16,21 +16,14 @@ from taccl.synthesis.heuristic.ruin_kernel import ruin
 from taccl.synthesis.heuristic.timing_kernel import retime
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from taccl.synthesis.heuristic.fabric import Ints
 
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @compiled
-def improve(
-    w: Work,
-    states: tuple[State, State, State],
-    rules: Rules,
-    counts: NDArray[np.int64],
-    signal: NDArray[np.int64],
-) -> int:
+def improve(w: Work, states: tuple[State, State, State], rules: Rules, counts: Ints, signal: Ints) -> int:
     """Better schedules by ruin and recreate; the finish of the best in ticks, -1 where there is none.
 
     - `states`, (now, kept, best): Routes and starts are those of a schedule in `now`, or of a part of one,
@@ -108,8 +101,7 @@ def _copy(w: Work, a: State, b: State, whole: bool) -> None:
             b.way[t, r] = a.way[t, r]
             b.send[t, r] = a.send[t, r]
     top = max(a.size[3], b.size[3])
-    for i in range(4):
-        b.size[i] = a.size[i]
+    _copy_part(a.size, b.size, 0, 4)
     for m in range(top):
         b.carries[m] = a.carries[m]
         for j in range(a.carries[m]):
@@ -132,7 +124,7 @@ def _copy(w: Work, a: State, b: State, whole: bool) -> None:
 
 
 @inner
-def _copy_part(a: NDArray[np.int64], b: NDArray[np.int64], first: int, last: int) -> None:
+def _copy_part(a: Ints, b: Ints, first: int, last: int) -> None:
     for i in range(first, last):
         b[i] = a[i]
 

@@ -99,7 +99,7 @@ def find_trees(
         raise OutOfTime("stopped before every chunk had a tree; give more time")
     hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
     slot = np.empty(int(hop_of[-1]), np.int32)
-    list_trees(fabric, nets, best, np.empty((3, fabric.num_ranks), np.int64), hop_of, slot)
+    list_trees(fabric, nets, best, hop_of, slot)
     return Routes(hop_of, slot, round(least))
 
 
@@ -112,10 +112,51 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     every chunk had a path.
     """
     groups, paths = _groups(fabric, demand, len(limits.parameters.router.path_exponents))
-    state = _routing(fabric, paths.way[0])
-    signal = np.array([0, 0, -1])
-    with limits.deadline.stopping(signal):
-        best, peak = _choose(fabric, groups, state, paths, limits, signal)
+    state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
+    deadline, parameters, rng = limits.deadline, limits.parameters.router, np.random.default_rng(limits.seed)
+    passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
+    best, peak, idle = paths.tree, 0.0, 0
+    every = np.arange(len(groups.units))
+    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
+    tree_ns = parameters.link_ns * len(every) * fabric.num_slots
+    began = time.monotonic()
+    with deadline.stopping(signal):
+        for k, (exponent, choices) in enumerate(passes):
+            hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
+            sending = sending_ns(fabric, num_hops, limits)
+            took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
+            # Whether there is time for this pass, and for sending after it, goes by the passes so far.
+            spent_s = time.monotonic() - began
+            if k and parameters.margin * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(
+                took_ns[:k]
+            ):
+                break
+            name = f"balancing routes, pass {k + 1} of {num_passes}"
+            ahead = sum(took_ns[k + 1 :]) + sending
+            weight = parameters.path_weight if k else 0.0
+            with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
+                prices = Prices(exponent, weight, 0.0, peak)
+                route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
+            for i, power in enumerate(choices):
+                order = np.lexsort((rng.random(len(paths.units)), -paths.units))
+                again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
+                step = hop_ns * (k + 2)
+                behind = ahead + step * (len(choices) - i - 1)
+                with counting(deadline, signal, again, len(order), step, behind):
+                    prices = Prices(power, parameters.path_weight, 0.0, peak)
+                    found = paths._replace(way=paths.way[: k + 1])
+                    chosen = choose(fabric, groups, state, found, prices, order, signal)
+                _raise_if_lost(signal)
+                if k == 0 and not chosen:
+                    raise OutOfTime("stopped before every chunk had a path; give more time")
+            if k == 0:
+                num_hops = float(_hops_of(fabric, paths)[-1])
+            idle += 1
+            now = _peak(state)
+            if k == 0 or now < peak:
+                best, peak, idle = paths.tree.copy(), now, 0
+            if idle >= parameters.patience or signal[STOP]:
+                break
     paths = paths._replace(tree=best)
     hop_of = _hops_of(fabric, paths)
     slot = np.empty(int(hop_of[-1]), np.int32)
@@ -131,61 +172,6 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
 def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
     """Nanoseconds that it takes to send along so many hops, about."""
     return limits.parameters.router.queue_ns * num_hops * _rows_per_hop(fabric)
-
-
-def _choose(
-    fabric: Fabric,
-    groups: Nets,
-    state: Routing,
-    paths: Paths,
-    limits: Limits,
-    signal: Ints,
-) -> tuple[Int32s, float]:
-    """The tree that each chunk follows, and how long that takes the busiest resource."""
-    deadline, parameters, rng = limits.deadline, limits.parameters.router, np.random.default_rng(limits.seed)
-    passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
-    best, peak, idle = paths.tree, 0.0, 0
-    every = np.arange(len(groups.units))
-    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
-    tree_ns = parameters.link_ns * len(every) * fabric.num_slots
-    began = time.monotonic()
-    for k, (exponent, choices) in enumerate(passes):
-        hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
-        sending = sending_ns(fabric, num_hops, limits)
-        took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
-        # Whether there is time for this pass, and for sending after it, goes by the passes so far.
-        if (
-            k
-            and parameters.margin * (time.monotonic() - began) * (took_ns[k] + sending) / sum(took_ns[:k])
-            > deadline.left_s
-        ):
-            break
-        name = f"balancing routes, pass {k + 1} of {num_passes}"
-        ahead = sum(took_ns[k + 1 :]) + sending
-        weight = parameters.path_weight if k else 0.0
-        with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
-            prices = Prices(exponent, weight, 0.0, peak)
-            route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
-        for i, power in enumerate(choices):
-            order = np.lexsort((rng.random(len(paths.units)), -paths.units))
-            again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
-            step = hop_ns * (k + 2)
-            with counting(deadline, signal, again, len(order), step, ahead + step * (len(choices) - i - 1)):
-                prices = Prices(power, parameters.path_weight, 0.0, peak)
-                found = paths._replace(way=paths.way[: k + 1])
-                chosen = choose(fabric, groups, state, found, prices, order, signal)
-            _raise_if_lost(signal)
-            if k == 0 and not chosen:
-                raise OutOfTime("stopped before every chunk had a path; give more time")
-        if k == 0:
-            num_hops = float(_hops_of(fabric, paths)[-1])
-        idle += 1
-        now = _peak(state)
-        if k == 0 or now < peak:
-            best, peak, idle = paths.tree.copy(), now, 0
-        if idle >= parameters.patience or signal[STOP]:
-            break
-    return best, peak
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
@@ -217,24 +203,16 @@ def _raise_if_lost(signal: Ints) -> None:
 def _nets(fabric: Fabric, demand: Demand) -> Nets:
     """Every chunk as a net."""
     num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
-    every = np.arange(num_chunks)
+    wants = np.ones((num_chunks, num_ranks), bool)
     if demand.target is not None:
-        chunk, target = every, demand.target.astype(np.int64)
-    elif demand.wanted is None:
-        chunk, target = np.repeat(every, num_ranks), np.tile(np.arange(num_ranks), num_chunks)
-    else:
+        wants[:] = demand.target[:, None] == np.arange(num_ranks)
+    elif demand.wanted is not None:
         bits = demand.wanted if demand.needed is None else demand.needed
-        chunk, target = np.nonzero(np.unpackbits(bits, axis=1, count=num_chunks, bitorder="little").T)
-    held = np.repeat(every, np.diff(demand.origin_of)) * num_ranks + demand.origin
-    lacks = ~np.isin(chunk * num_ranks + target, held)
-    chunk, target = chunk[lacks], target[lacks]
-    return Nets(
-        np.array(demand.units, dtype=np.int64),
-        demand.origin_of.astype(np.int64),
-        demand.origin.astype(np.int64),
-        starts(chunk, num_chunks),
-        target.astype(np.int32),
-    )
+        wants[:] = np.unpackbits(bits, axis=1, count=num_chunks, bitorder="little").T
+    wants[np.repeat(np.arange(num_chunks), np.diff(demand.origin_of)), demand.origin] = False
+    chunk, target = np.nonzero(wants)
+    origin = demand.origin.astype(np.int64)
+    return Nets(demand.units, demand.origin_of, origin, starts(chunk, num_chunks), target.astype(np.int32))
 
 
 def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
@@ -252,13 +230,13 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
     total, num_groups = np.bincount(group, weights=demand.units), len(origin_of) - 1
     groups = Nets(
         np.maximum(1, total // np.bincount(group)).astype(np.int64),
-        origin_of.astype(np.int64),
+        origin_of,
         origin.astype(np.int64),
         np.zeros(num_groups + 1, np.int64),
         np.zeros(0, np.int32),
     )
     paths = Paths(
-        np.array(demand.units, dtype=np.int64),
+        demand.units,
         demand.target,
         group.astype(np.int32),
         np.full((num_trees, num_groups, fabric.num_ranks), -1, np.int32),
@@ -280,7 +258,6 @@ def _routing(fabric: Fabric, way: Int32s) -> Routing:
         depth=np.zeros(num_ranks),
         came=np.zeros(num_ranks, np.int64),
         path=np.zeros(num_ranks, np.int64),
-        before=np.zeros(num_ranks, np.int64),
         is_wanted=np.zeros(num_ranks, bool),
         is_in_tree=np.zeros(num_ranks, bool),
         heap_cost=np.empty(room),

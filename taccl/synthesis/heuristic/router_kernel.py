@@ -63,8 +63,7 @@ class Routing(NamedTuple):
     cost: Floats  # what reaching a rank costs
     depth: Floats  # how long it takes from where the net starts
     came: Ints  # the slot by which a rank is reached most cheaply
-    path: Ints
-    before: Ints
+    path: Ints  # from a rank back to the tree
     is_wanted: Bools
     is_in_tree: Bools
     heap_cost: Floats
@@ -85,14 +84,7 @@ class Paths(NamedTuple):
 
 
 @compiled
-def route(
-    fabric: Fabric,
-    nets: Nets,
-    s: Routing,
-    prices: Prices,
-    order: Ints,
-    signal: Ints,
-) -> bool:
+def route(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, order: Ints, signal: Ints) -> bool:
     """Route nets anew, in the order given; whether all were. What is left keeps the trees that it has."""
     most = max(prices.most, 1.0)
     _price_all(s, prices, most)
@@ -119,13 +111,7 @@ def route(
 
 @compiled
 def choose(
-    fabric: Fabric,
-    groups: Nets,
-    s: Routing,
-    paths: Paths,
-    prices: Prices,
-    order: Ints,
-    signal: Ints,
+    fabric: Fabric, groups: Nets, s: Routing, paths: Paths, prices: Prices, order: Ints, signal: Ints
 ) -> bool:
     """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
 
@@ -156,8 +142,7 @@ def choose(
 def list_paths(fabric: Fabric, paths: Paths, hop_of: Ints, slot: Int32s) -> None:
     """Write down every chunk's path, slot after slot; without room, count its hops in ``hop_of[c + 1]``.
 
-    - `hop_of`: (num_chunks + 1,) int64.
-    - `slot`, (num_hops,) int32: Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `slot`: Chunk c's path is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
     for c in range(len(paths.target)):
         row = hop_of[c + 1]
@@ -172,23 +157,14 @@ def list_paths(fabric: Fabric, paths: Paths, hop_of: Ints, slot: Int32s) -> None
             hop_of[c + 1] = count
 
 
-@compiled
-def list_trees(
-    fabric: Fabric,
-    nets: Nets,
-    way: Int32s,
-    room: Ints,
-    hop_of: Ints,
-    slot: Int32s,
-) -> None:
+@compiled(allocates=True)
+def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int32s) -> None:
     """Write down every net's tree, hops of one rank next to one another, those nearer the origin first.
 
-    - `room`: (3, num_ranks) int64.
-    - `hop_of`: (num_nets + 1,) int64.
-    - `slot`, (num_hops,) int32: Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
+    - `slot`: Net c's tree is to be ``slot[hop_of[c]:hop_of[c + 1]]``.
     """
-    queue, first, following = room[0], room[1], room[2]
     num_ranks = way.shape[1]
+    queue, first, following = np.empty((3, num_ranks), np.int64)
     for c in range(len(nets.units)):
         for r in range(num_ranks):
             first[r] = _NONE
@@ -305,10 +281,9 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         s.cost[r] = _NEVER
         s.is_wanted[r] = False
         s.is_in_tree[r] = False
-    left = 0
+    left = nets.target_of[c + 1] - nets.target_of[c]
     for i in range(nets.target_of[c], nets.target_of[c + 1]):
         s.is_wanted[nets.target[i]] = True
-        left += 1
     goes_everywhere = left == 0
     count = 0
     for i in range(nets.origin_of[c], nets.origin_of[c + 1]):
@@ -318,24 +293,22 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         s.is_in_tree[r] = True
         push(s.heap_cost, s.heap_rank, count, 0.0, r)
         count += 1
-    while left or goes_everywhere:
-        if count == 0:
-            break
+    while count and (left or goes_everywhere):
         key = s.heap_cost[0]
         r = pop(s.heap_cost, s.heap_rank, count)
         count -= 1
         if key != s.cost[r]:
             continue
         if s.is_wanted[r] and not s.is_in_tree[r]:
-            left -= _attach(fabric, s, c, r, size)
+            found, length = _attach(fabric, s, c, r, size)
+            left -= found
             # All on the way here is in the tree from now on, and costs no more to branch off from.
-            x = r
-            while x >= 0:
+            for i in range(length + 1):
+                x = s.path[i]
                 s.cost[x] = prices.waiting * s.depth[x]
                 if x != r:
                     push(s.heap_cost, s.heap_rank, count, s.cost[x], x)
                     count += 1
-                x = s.before[x]
         for i in range(fabric.out_of[r], fabric.out_of[r + 1]):
             e = fabric.out_slot[i]
             d = fabric.dst[e]
@@ -361,31 +334,27 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         for r in range(len(s.cost)):
             if s.cost[r] < _NEVER and not s.is_in_tree[r]:
                 s.way[c, r] = s.came[r]
-    return left == 0
+    return bool(left == 0)
 
 
 @inner
-def _attach(fabric: Fabric, s: Routing, c: int, r: int, size: int) -> int:
-    """Put a rank, and all on the way to it, into the tree; how many of them are targets.
+def _attach(fabric: Fabric, s: Routing, c: int, r: int, size: int) -> tuple[int, int]:
+    """Put a rank, and all on the way to it, into the tree; how many targets and ranks these are.
 
-    ``before`` is set to the rank before each, -1 for the first that was not in the tree's.
+    `path` is set to them, and then to the rank of the tree that they branch off from.
     """
-    found = 0
     length = 0
-    x = r
-    while not s.is_in_tree[x]:
-        s.path[length] = x
+    while not s.is_in_tree[r]:
+        s.path[length] = r
         length += 1
-        x = fabric.src[s.came[x]]
-    before = x
-    s.before[before] = _NONE
+        r = fabric.src[s.came[r]]
+    s.path[length] = r
+    found = 0
     for i in range(length - 1, -1, -1):
         x = s.path[i]
         e = s.came[x]
-        s.depth[x] = s.depth[before] + fabric.alpha[e] + size * fabric.beta[e]
+        s.depth[x] = s.depth[s.path[i + 1]] + fabric.alpha[e] + size * fabric.beta[e]
         s.way[c, x] = e
         s.is_in_tree[x] = True
         found += s.is_wanted[x]
-        s.before[x] = before
-        before = x
-    return found
+    return found, length

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.improvement_state import (
-    NONE,
-    Arcs,
-    Room,
-    Rules,
-    State,
-    Trees,
-    Work,
-    draw,
-    mark,
-    reaches,
-)
-from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, unbook
+from taccl.synthesis.heuristic.improvement_state import NONE, Rules, State, Work, draw, mark, reaches
+from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, first_from, unbook
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -93,17 +82,12 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
         length = arcs.hold_alpha[h] + now.units[m] * arcs.hold_beta[h]
         begin = now.start[m] + (max(took - length, 0) if arcs.receives[h] else 0)
         row = calendar.row_of[q]
-        low, top = row, row + calendar.size[q]
-        while low < top:
-            middle = (low + top) >> 1
-            if calendar.end[middle] >= begin:
-                top = middle
-            else:
-                low = middle + 1
-        if low < row + calendar.size[q] and calendar.end[low] == begin and calendar.send[low] != m:
+        top = row + calendar.size[q]
+        at = first_from(calendar.end, row, top, begin)
+        if at < top and calendar.end[at] == begin and calendar.send[at] != m:
             seen += 1
             if draw(room, seen) == 0:
-                found = calendar.send[low]
+                found = calendar.send[at]
     for j in range(now.carries[m]):
         t = now.member[m, j]
         if k == 0:
@@ -154,24 +138,17 @@ def _ruin_send(w: Work, now: State, m: int, whole: bool) -> int:
         while now.way[t, tail] >= 0 and not trees.is_target[t, tail] and _num_sent(w, now, t, tail) == 1:
             m = now.send[t, tail]
             tail = arcs.tail[now.kind[m] * arcs.num_links + now.link[m]]
-    first, gone = t, 0
-    while t >= 0:
-        gone += _cut(w, now, t, m)
-        t = other if t == first else NONE
+    gone = _cut(w, now, t, m)
+    if other >= 0:
+        gone += _cut(w, now, other, m)
     if other >= 0 and trees.may_reroot and draw(room, 4) == 0:
-        _reroot(arcs, trees, now, room, first, other)
+        # Neither tree has routes: the sum may be complete at another rank.
+        r = draw(room, arcs.num_ranks)
+        if trees.is_target[t if trees.kind[t] == 1 else other, r]:
+            now.root[t] = now.root[other] = r
+            mark(room, t)
+            mark(room, other)
     return gone
-
-
-@inner
-def _reroot(arcs: Arcs, trees: Trees, now: State, room: Room, t: int, other: int) -> None:
-    """Let the sum of two trees without routes be complete at another rank."""
-    r = draw(room, arcs.num_ranks)
-    reducing = t if trees.kind[t] == 1 else other
-    if trees.is_target[reducing, r]:
-        now.root[t] = now.root[other] = r
-        mark(room, t)
-        mark(room, other)
 
 
 @inner

@@ -198,17 +198,16 @@ def _ask(
         s.turn[begin] += 1
         for j in range(1, asked if asked <= _LONGEST_SORTED else 0):
             e = s.queue[j]
+            offers = s.log_end[fabric.src[e]] - s.place[e]
             i = j
-            while i > 0 and _num_offered(fabric, s, s.queue[i - 1]) > _num_offered(fabric, s, e):
-                s.queue[i] = s.queue[i - 1]
+            while i > 0:
+                other = s.queue[i - 1]
+                if s.log_end[fabric.src[other]] - s.place[other] <= offers:
+                    break
+                s.queue[i] = other
                 i -= 1
             s.queue[i] = e
     return asked
-
-
-@inner
-def _num_offered(fabric: Fabric, s: State, e: int) -> int:
-    return int(s.log_end[fabric.src[e]] - s.place[e])
 
 
 @inner
@@ -240,38 +239,43 @@ def _find(fabric: Fabric, s: State, e: int, d: int, k: int, is_fresh: bool) -> i
     A fresh one is not in its destination's component yet.
     """
     where = fabric.component[k, d] if is_fresh else _NONE
-    place = s.fresh_place if is_fresh else s.place
     end = s.log_end[fabric.src[e]]
-    p = place[e]
-    while p < end and _is_taken(s, d, k, where, int(s.log[p])):
+    p = s.fresh_place[e] if is_fresh else s.place[e]
+    while p < end:
+        c = int(s.log[p])
+        taken = s.claimed[d, c >> 3]
+        if is_fresh:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
+            break
         p += 1
-    place[e] = p
+    if is_fresh:
+        s.fresh_place[e] = p
+    else:
+        s.place[e] = p
     if p == end:
         return _NONE
-    return _rarest(fabric, s, e, d, k, where) if len(s.copies) else int(s.log[p])
+    return _rarest(fabric, s, e, p, k, where) if len(s.copies) else int(s.log[p])
 
 
 @inner
-def _rarest(fabric: Fabric, s: State, e: int, d: int, k: int, where: int) -> int:
-    """The rarest chunk of a link's source that it may bring; of several the last."""
+def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int:
+    """The rarest chunk from place p of its source's log on that a link may bring; of several the last.
+
+    Unless `where` is -1, that component is not to have it.
+    """
     at = fabric.component[-1, fabric.src[e]]
     least, chunk = -1, _NONE
-    for p in range(s.place[e], s.log_end[fabric.src[e]]):
-        c = int(s.log[p])
-        if not _is_taken(s, d, k, where, c):
+    for i in range(p, s.log_end[fabric.src[e]]):
+        c = int(s.log[i])
+        taken = s.claimed[fabric.dst[e], c >> 3]
+        if where >= 0:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
             count = s.holders[c] * len(s.missing) + s.copies[at, c]
             if chunk < 0 or count <= least:
                 least, chunk = count, c
     return chunk
-
-
-@inner
-def _is_taken(s: State, d: int, k: int, where: int, c: int) -> bool:
-    """Whether a rank has or expects a chunk, or a component does (-1 for none)."""
-    taken = s.claimed[d, c >> 3]
-    if where >= 0:
-        taken |= s.held[k, where, c >> 3]
-    return bool(taken >> (c & 7) & 1)
 
 
 @inner

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.improvement_state import NEVER, Arcs, Calendar, Room, State, Work
+
+if TYPE_CHECKING:
+    from taccl.synthesis.heuristic.fabric import Ints
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -90,13 +95,7 @@ def earliest(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mir
         row = calendar.row_of[q]
         high = row + calendar.size[q]
         if high > row and calendar.end[high - 1] > begin:
-            low, top = row, high
-            while low < top:
-                middle = (low + top) >> 1
-                if calendar.end[middle] > begin:
-                    top = middle
-                else:
-                    low = middle + 1
+            low = first_from(calendar.end, row, high, begin + 1)
             while low < high and calendar.begin[low] < begin + length:
                 begin = max(begin, calendar.end[low])
                 low += 1
@@ -124,14 +123,7 @@ def latest(arcs: Arcs, calendar: Calendar, e: int, units: int, end: int) -> int:
         lead = max(took - length, 0) if arcs.receives[h] else 0
         begin = start + lead
         row = calendar.row_of[q]
-        low, top = row, row + calendar.size[q]
-        while low < top:
-            middle = (low + top) >> 1
-            if calendar.begin[middle] < begin + length:
-                low = middle + 1
-            else:
-                top = middle
-        i = low - 1
+        i = first_from(calendar.begin, row, row + calendar.size[q], begin + length) - 1
         while i >= row and calendar.end[i] > begin:
             begin = min(begin, calendar.begin[i] - length)
             i -= 1
@@ -146,6 +138,18 @@ def latest(arcs: Arcs, calendar: Calendar, e: int, units: int, end: int) -> int:
 
 
 @inner
+def first_from(times: Ints, low: int, top: int, at: int) -> int:
+    """The first row of ``low:top`` whose time is a moment or later; their times rise."""
+    while low < top:
+        middle = (low + top) >> 1
+        if times[middle] >= at:
+            top = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@inner
 def retime(w: Work, now: State, passes: int) -> None:
     """Time all sends forwards, then backwards and forwards again while that makes the finish earlier.
 
@@ -155,7 +159,7 @@ def retime(w: Work, now: State, passes: int) -> None:
     least = NEVER
     for i in range(2 * passes + 1):
         is_backwards = i % 2 == 1
-        if i % 2 == 1:
+        if is_backwards:
             if now.size[2] >= least:
                 break
             least = now.size[2]
