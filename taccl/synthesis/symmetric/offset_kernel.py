@@ -71,75 +71,54 @@ def _take(server: Server, g: int, time: int) -> None:
         server.free[server.resource[h]] = time + server.lead[h] + server.length[h]
 
 
-class Tiers(NamedTuple):
-    """Which offsets a slow class prefers to enter.
+class Spread(NamedTuple):
+    """A tree over all offsets, and when it is complete, in ticks; -1 where it never is.
 
-    - `first_in`, (num_classes, num_places) int32, or no columns: The component of every offset under classes
-      that are faster; a slow class prefers to enter new ones.
-    - `entered`, (num_classes, num_items * num_places) bool, or no columns: False at first; components that
-      have an item or expect it.
+    Node ``item * num_places + offset`` stands for an item at an offset. Node ``sequence[n]`` is the n-th that
+    is sent, of all that are not at place 0: from ``parent[node]`` over class ``taken[node]`` at
+    ``start[node]``.
     """
 
-    first_in: NDArray[np.int32]
-    entered: NDArray[np.bool_]
-
-
-class Spreading(NamedTuple):
-    """Room; in the end, a tree.
-
-    Node ``sequence[n]`` is the n-th sent, of all that are not at place 0: from node ``parent[node]`` over
-    class ``taken[node]`` at ``start[node]``.
-
-    - `log`, `parent`, `taken`, `start`, `sequence`, `following`: (num_items * num_places,).
-    - `work`: (5 * num_classes,) int64.
-    """
-
-    log: NDArray[np.int32]
+    finish: int
+    sequence: NDArray[np.int32]
     parent: NDArray[np.int32]
     taken: NDArray[np.int16]
     start: NDArray[np.int64]
-    sequence: NDArray[np.int32]
-    following: NDArray[np.int32]
-    work: NDArray[np.int64]
 
 
 @compiled(allocates=True)
 def spread_offsets(
     server: Server,
     steps: NDArray[np.int32],
-    preferred: Tiers,
-    room: Spreading,
+    first_in: NDArray[np.int32],
     num_items: int,
     random: int,
     deadline: int,
-) -> int:
-    """The finish in ticks of a tree that brings every item to every offset; -1 where there is none.
-
-    Node ``item * num_places + offset`` stands for an item at an offset.
+) -> Spread:
+    """A tree that brings every item to every offset.
 
     - `steps`, (num_places, num_classes) int32: Where the link of every class leads from every offset.
+    - `first_in`, (num_classes, num_places) int32, or no columns: The component of every offset under classes
+      that are faster; a slow class prefers to enter components that neither have an item nor expect it.
     - `random`: Seed of the order in which free classes choose; negative for the order of their numbers.
     - `deadline`: No send ends later.
     """
-    first_in, entered = preferred
-    log, parent, taken, start, sequence, following, work = room
     num_places, num_classes = steps.shape
-    tiers = first_in.shape[1] > 0
-    fresh, place, head, tail = 0, num_classes, 2 * num_classes, 3 * num_classes
-    asked = 4 * num_classes
+    num_nodes, tiers = num_items * num_places, first_in.shape[1] > 0
+    log, following = np.empty(num_nodes, np.int32), np.empty(num_nodes, np.int32)
+    sequence, parent = np.empty(num_nodes, np.int32), np.empty(num_nodes, np.int32)
+    taken, start = np.full(num_nodes, -1, np.int16), np.empty(num_nodes, np.int64)
+    entered = np.zeros((num_classes, num_nodes if tiers else 0), np.bool_)
+    fresh, place = np.zeros(num_classes, np.int64), np.zeros(num_classes, np.int64)
+    head, tail = np.full(num_classes, -1, np.int64), np.full(num_classes, -1, np.int64)
+    asked = np.arange(num_classes)
     num_log = num_items
-    for node in range(num_items * num_places):
-        taken[node] = -1
     for item in range(num_items):
         log[item] = item * num_places
         taken[item * num_places] = 0
         if tiers:
             for g in range(num_classes):
                 entered[g, item * num_places + first_in[g, 0]] = True
-    for g in range(num_classes):
-        work[fresh + g] = work[place + g] = 0
-        work[head + g] = work[tail + g] = -1
-        work[asked + g] = g
     sent = 0
     finish = 0
     time = 0
@@ -148,16 +127,16 @@ def spread_offsets(
             for i in range(num_classes - 1, 0, -1):
                 random = (1103515245 * random + 12345) & _RANDOM_MASK
                 j = (random >> 8) % (i + 1)
-                work[asked + i], work[asked + j] = work[asked + j], work[asked + i]
+                asked[i], asked[j] = asked[j], asked[i]
         for i in range(num_classes):
-            g = work[asked + i]
+            g = asked[i]
             ends = time + server.latency[g]
             if ends > deadline or _free_at(server, g) > time:
                 continue
             found = -1
             source = -1
             if tiers:
-                p = work[fresh + g]
+                p = fresh[g]
                 while p < num_log and found < 0:
                     base = log[p] // num_places * num_places
                     node = base + steps[log[p] - base, g]
@@ -165,16 +144,16 @@ def spread_offsets(
                         found, source = node, log[p]
                     else:
                         p += 1
-                work[fresh + g] = p
+                fresh[g] = p
             if found < 0:
-                p = work[place + g]
+                p = place[g]
                 while p < num_log and found < 0:
                     base = log[p] // num_places * num_places
                     node = base + steps[log[p] - base, g]
                     if taken[node] < 0:
                         found, source = node, log[p]
                     p += 1
-                work[place + g] = p
+                place[g] = p
             if found < 0:
                 continue
             _take(server, g, time)
@@ -185,37 +164,37 @@ def spread_offsets(
             sent += 1
             finish = max(finish, ends)
             following[found] = -1
-            if work[head + g] < 0:
-                work[head + g] = found
+            if head[g] < 0:
+                head[g] = found
             else:
-                following[work[tail + g]] = found
-            work[tail + g] = found
+                following[tail[g]] = found
+            tail[g] = found
             if tiers:
                 base = found // num_places * num_places
                 for other in range(num_classes):
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
-            return finish
+            return Spread(finish, sequence, parent, taken, start)
         # The next moment at which anything can change: an arrival, or a class with offers that is free again.
         later = -1
         for g in range(num_classes):
-            if work[head + g] >= 0:
-                at = start[work[head + g]] + server.latency[g]
+            if head[g] >= 0:
+                at = start[head[g]] + server.latency[g]
                 if later < 0 or at < later:
                     later = at
-            if work[place + g] < num_log:
+            if place[g] < num_log:
                 at = _free_at(server, g)
                 if at > time and (later < 0 or at < later):
                     later = at
         if later < 0:
-            return -1
+            return Spread(-1, sequence, parent, taken, start)
         time = later
         for g in range(num_classes):
-            while work[head + g] >= 0 and start[work[head + g]] + server.latency[g] == time:
-                node = work[head + g]
+            while head[g] >= 0 and start[head[g]] + server.latency[g] == time:
+                node = head[g]
                 log[num_log] = node
                 num_log += 1
-                work[head + g] = following[node]
+                head[g] = following[node]
 
 
 @compiled(allocates=True)

@@ -150,7 +150,7 @@ def _tree(
     symmetric: SymmetricParameters,
 ) -> _Tree:
     """The tree over all offsets that finishes first, of several runs; one that meets the goal is the last."""
-    from taccl.synthesis.symmetric.offset_kernel import Spreading, Tiers, make_server, spread_offsets
+    from taccl.synthesis.symmetric.offset_kernel import make_server, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
     places = np.arange(num_ranks, dtype=np.int64)
@@ -158,8 +158,6 @@ def _tree(
     for g, each in enumerate(classes):
         steps[:, g] = translations.group.translate(places, each.dst)
     nodes = num_ranks * pieces
-    log, parent, sequence, following = (np.empty(nodes, dtype=np.int32) for _ in range(4))
-    taken, start = np.empty(nodes, dtype=np.int16), np.empty(nodes, dtype=np.int64)
     speed = np.unique(ticks.latency, return_inverse=True)[1]
     kinds = [np.empty((num_classes, 0), dtype=np.int32)]
     if speed.any():  # slow classes prefer what faster ones do not reach from where the item is
@@ -171,18 +169,16 @@ def _tree(
     runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
     best: _Tree | None = None
     for kind, order in runs:
-        work = np.zeros(5 * num_classes, dtype=np.int64)
-        preferred = Tiers(kind, np.zeros((num_classes, nodes if kind.size else 0), dtype=bool))
-        room = Spreading(log, parent, taken, start, sequence, following, work)
         deadline = _NO_DEADLINE if best is None else best.finish - 1
-        finish = spread_offsets(make_server(ticks), steps, preferred, room, pieces, order, deadline)
-        if finish < 0:
+        found = spread_offsets(make_server(ticks), steps, kind, pieces, order, deadline)
+        if found.finish < 0:
             continue
-        node = sequence[: nodes - pieces].astype(np.int64)
-        source, link_class, began = parent[node].astype(np.int64), taken[node].astype(np.int64), start[node]
+        node = found.sequence[: nodes - pieces].astype(np.int64)
+        source, link_class = found.parent[node].astype(np.int64), found.taken[node].astype(np.int64)
+        began = found.start[node]
         ends_at = began + ticks.latency[link_class]
         best = _Tree(node // num_ranks, source % num_ranks, node % num_ranks, link_class, began, ends_at)
-        if finish <= goal:
+        if found.finish <= goal:
             break
     assert best is not None, "a fabric whose ranks all reach each other has a tree"
     return best
