@@ -55,12 +55,21 @@ def solve(
     - `joins`: Places that are complete when every required move into them has arrived: sums.
     - `reducing`: Moves that reduce: they never merge with others, and their own chunks go last.
     """
-    payload = _payload(orbits, sorted(optional), set(required), upper_ticks, lower_ticks, hint)
-    payload["is_join"] = [p in set(joins) for p in range(len(orbits.places))]
-    if joins:  # then routes are given, each half's within its limit
-        payload["least_hops"] = payload["most_hops"] = []
-    payload["reduces"] = [int(m) in set(reducing) for m in payload["move"]]
-    payload |= {"threads": threads, "seed": seed, "log": log}
+    moves = sorted({*optional, *required})
+    hops = None if joins else orbits.hops  # of sums routes are given, each half's within its limit
+    payload = _payload(orbits, moves, hint) | {
+        "is_required": [m in set(required) for m in moves],
+        "reduces": [m in set(reducing) for m in moves],
+        "is_join": [p in set(joins) for p in range(len(orbits.places))],
+        "least_hops": [] if hops is None else hops.least,
+        "most_hops": [] if hops is None else [hops.limit - left for left in hops.left],
+        "starts_anew": [hops is not None and m in hops.starts_anew for m in moves],
+        "upper": int(upper_ticks),
+        "lower": int(lower_ticks),
+        "threads": threads,
+        "seed": seed,
+        "log": log,
+    }
     outcome = run_task(
         "ortools",
         "taccl.synthesis.paper.jobshop_model:run",
@@ -93,21 +102,11 @@ def _answer(orbits: Orbits, outcome: Outcome) -> JobShopAnswer:
     return JobShopAnswer(status, schedule, bound, outcome.message, outcome.seconds)
 
 
-def _payload(
-    orbits: Orbits,
-    optional: Sequence[int],
-    required: set[int],
-    upper: int,
-    lower: int,
-    hint: ListSchedule | None,
-) -> dict[str, Any]:
-    """The job shop as plain arrays, moves renumbered."""
-    moves = sorted({*optional, *required})
-    costs, clauses, hops = orbits.problem.costs, orbits.problem.clauses, orbits.hops
-    number = {m: i for i, m in enumerate(moves)}
-    chosen = [orbits.moves[m] for m in moves]
-    used_links = sorted({move.link_orbit for move in chosen})
-    link_number = {link: i for i, link in enumerate(used_links)}
+def _payload(orbits: Orbits, moves: Sequence[int], hint: ListSchedule | None) -> dict[str, Any]:
+    """Moves, renumbered, places and links as plain arrays, and a start."""
+    costs, clauses, chosen = orbits.problem.costs, orbits.problem.clauses, [orbits.moves[m] for m in moves]
+    links = sorted({move.link_orbit for move in chosen})
+    number, link_number = ({each: i for i, each in enumerate(some)} for some in (moves, links))
     hint_start, hint_batch = np.full(len(moves), -1), np.full(len(moves), -1)
     hint_arrival = np.full(len(orbits.places), -1)
     for b, send in enumerate(hint.sends if hint else ()):
@@ -116,36 +115,24 @@ def _payload(
                 hint_start[number[m]], hint_batch[number[m]] = send.start_ticks, b
             for p in orbits.moves[m].dsts:
                 hint_arrival[p] = send.end_ticks
+    of_moves = "srcs", "dsts", "units", "duration", "after_ticks", "is_own"
+    of_places = "head_ticks", "is_origin", "is_destination"
     return {
+        **{name: [getattr(move, name) for move in chosen] for name in of_moves},
+        **{name: [getattr(place, name) for place in orbits.places] for name in of_places},
         "move": np.array(moves, dtype=np.int64),
-        "srcs": [list(move.srcs) for move in chosen],
-        "dsts": [list(move.dsts) for move in chosen],
         "link": [link_number[move.link_orbit] for move in chosen],
-        "units": [move.units for move in chosen],
-        "duration": [move.duration for move in chosen],
-        "after": [move.after_ticks for move in chosen],
-        "is_own": [move.is_own for move in chosen],
-        "is_required": [m in required for m in moves],
         "single": [orbits.single_path[move.chunk] for move in chosen],
-        "head": [place.head_ticks for place in orbits.places],
-        "is_origin": [place.is_origin for place in orbits.places],
-        "is_destination": [place.is_destination for place in orbits.places],
-        "least_hops": [] if hops is None else hops.least,
-        "most_hops": [] if hops is None else [hops.limit - left for left in hops.left],
-        "starts_anew": [hops is not None and m in hops.starts_anew for m in moves],
-        "link_alpha": [int(costs.link_alpha[orbits.link_rep[link]]) for link in used_links],
-        "link_beta": [int(costs.link_beta[orbits.link_rep[link]]) for link in used_links],
-        "merging": [orbits.merging[link] for link in used_links],
-        "own_first": [orbits.link_rep[link] in clauses.own_first for link in used_links],
+        "link_alpha": [int(costs.link_alpha[orbits.link_rep[link]]) for link in links],
+        "link_beta": [int(costs.link_beta[orbits.link_rep[link]]) for link in links],
+        "merging": [orbits.merging[link] for link in links],
+        "own_first": [orbits.link_rep[link] in clauses.own_first for link in links],
         "held": [
-            [link_number[link], held.resource, held.alpha, held.beta, int(held.receives)]
-            for link in used_links
-            for held in orbits.holds[link]
+            [(held.resource, held.alpha, held.beta, held.receives) for held in orbits.holds[link]]
+            for link in links
         ],
         "max_merge": clauses.max_merge,
-        "upper": int(upper),
-        "lower": int(lower),
-        "hint_start": hint_start.astype(np.int64),
-        "hint_batch": hint_batch.astype(np.int64),
-        "hint_arrival": hint_arrival.astype(np.int64),
+        "hint_start": hint_start,
+        "hint_batch": hint_batch,
+        "hint_arrival": hint_arrival,
     }

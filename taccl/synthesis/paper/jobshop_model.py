@@ -5,7 +5,7 @@ An interval per move that is sent by itself, a row of batches per link that merg
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -51,10 +51,7 @@ class _Shop:
         self.brings: dict[tuple[int, int], Any] = {}
         self.begin: dict[int, Any] = {}
         self.intervals: dict[int, list[tuple[Any, Any]]] = defaultdict(list)
-        self.held: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         self.batches: dict[int, _Batches] = {}
-        for link, *rest in payload["held"]:
-            self.held[link].append(tuple(rest))
         self._route()
         if payload["least_hops"]:
             self._limit_hops()
@@ -79,7 +76,7 @@ class _Shop:
         if self.payload["is_origin"][place]:
             return 0
         if place not in self.arrival:
-            head, upper = self.payload["head"][place], self.payload["upper"]
+            head, upper = self.payload["head_ticks"][place], self.payload["upper"]
             self.arrival[place] = self.model.new_int_var(min(head, upper), upper, "")
             hinted = int(self.payload["hint_arrival"][place])
             self.model.add_hint(self.arrival[place], hinted if hinted >= 0 else upper)
@@ -98,7 +95,7 @@ class _Shop:
                 into[p].append(m)
             for p in payload["srcs"][m]:
                 out[p].append(m)
-        for p in range(len(payload["head"])):
+        for p in range(len(payload["head_ticks"])):
             entering = [self._brings(m, p, into[p]) for m in into[p]]
             leaving = [self.made[m] for m in out[p]]
             single = any(payload["single"][m] for m in (*into[p], *out[p]))
@@ -157,14 +154,14 @@ class _Shop:
         """A send of one chunk: an interval on everything that its link holds."""
         payload, model, upper = self.payload, self.model, self.payload["upper"]
         duration, units, made = payload["duration"][m], payload["units"][m], self.made[m]
-        latest = max(0, upper - duration - payload["after"][m])
+        latest = max(0, upper - duration - payload["after_ticks"][m])
         start = model.new_int_var(0, latest, "")
         self.begin[m] = start
         for p in payload["srcs"][m]:
             self.only_if(model.add(start >= self.at(p)), made)
         for p in payload["dsts"][m]:
             self.only_if(model.add(self.at(p) >= start + duration), self.brings.get((m, p), made))
-        for resource, alpha, beta, receives in self.held[link]:
+        for resource, alpha, beta, receives in payload["held"][link]:
             length = alpha + units * beta
             offset = duration - length if receives else 0
             interval = model.new_optional_fixed_size_interval_var(start + offset, length, made, "")
@@ -263,10 +260,9 @@ class _Batches:
     def _hold(self) -> None:
         """Batches hold the link's resources one after another; those of others share by no-overlap."""
         shop, model, upper = self.shop, self.shop.model, self.shop.payload["upper"]
-        shared = defaultdict(set)
-        for link, resource, *_ in shop.payload["held"]:
-            shared[resource].add(link)
-        for resource, alpha, beta, receives in shop.held[self.link]:
+        every = shop.payload["held"]
+        users = Counter(resource for held in every for resource in {resource for resource, *_ in held})
+        for resource, alpha, beta, receives in every[self.link]:
             previous = None
             for j in range(len(self.starts)):
                 length = alpha * self.used[j] + beta * self.units[j]
@@ -274,7 +270,7 @@ class _Batches:
                 if previous is not None:
                     model.add(begin >= previous)
                 previous = begin + length
-                if len(shared[resource]) > 1:
+                if users[resource] > 1:
                     first, size, end = (model.new_int_var(0, upper, "") for _ in range(3))
                     model.add(first == begin)
                     model.add(size == length)
