@@ -14,11 +14,10 @@ alltoall
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
@@ -61,22 +60,27 @@ def translate(
         return blank
     if collective == "alltoall":
         pattern = route(translations, blank.ticks, chunks_per_rank, most_hops=parameters.symmetric.most_hops)
-    else:
-        bound = collective_bound(
-            translations, "allgather", chunks_per_rank=chunks_per_rank, chunk_bytes=chunk_bytes
-        )
-        goal = int(bound.bound * blank.ticks.ticks_per_us)
-        parts = []
-        grow = partial(
-            _tree, translations, pieces=chunks_per_rank, goal=goal, seed=seed, symmetric=parameters.symmetric
-        )
-        if collective != "allgather":
-            tree = grow(translations.reversed(), ticks_of(translations.reversed(), chunk_bytes))
-            parts.append(tree.turned_round())
-        if collective != "reduce-scatter":
-            parts.append(grow(translations.classes, blank.ticks))
-        pattern = _one_after_another(parts)
-    return ImplicitSchedule(translations, collective, chunks_per_rank, chunk_bytes, pattern, _PRODUCER)
+        return replace(blank, pattern=pattern)
+    bound = collective_bound(
+        translations, "allgather", chunks_per_rank=chunks_per_rank, chunk_bytes=chunk_bytes
+    )
+    goal = int(bound.bound * blank.ticks.ticks_per_us)
+    grow = partial(
+        _tree, translations, pieces=chunks_per_rank, goal=goal, seed=seed, symmetric=parameters.symmetric
+    )
+    pattern, summed = empty, 0
+    if collective != "allgather":
+        classes = translations.reversed()
+        ticks = ticks_of(classes, chunk_bytes)
+        tree, summed = grow(classes, ticks)
+        start = summed - tree.start - ticks.latency[tree.link_class]
+        columns = tree.item, tree.dst, tree.src, tree.link_class, start, np.ones(len(start), dtype=bool)
+        pattern = Pattern.sorted(*(column[::-1] for column in columns))
+    if collective != "reduce-scatter":
+        tree, _ = grow(translations.classes, blank.ticks)
+        copies = tree._replace(start=tree.start + summed)
+        pattern = Pattern.sorted(*map(np.concatenate, zip(pattern, copies, strict=True)))
+    return replace(blank, pattern=pattern)
 
 
 def memory_needed(translations: Translations, chunks_per_rank: int = 1) -> int:
@@ -96,49 +100,6 @@ def _check_memory(translations: Translations, chunks_per_rank: int, most_bytes: 
         )
 
 
-# ---- trees
-
-
-@dataclass(frozen=True, slots=True)
-class _Tree:
-    """Rows of a tree in order of start, from place to place; `reduce` where they go to the root."""
-
-    item: NDArray[np.int64]
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    link_class: NDArray[np.int64]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    reduce: bool = False
-
-    @property
-    def finish(self) -> int:
-        return int(self.end.max(initial=0))
-
-    def turned_round(self) -> _Tree:
-        """Sums to the root over the links that were reversed."""
-        start = (self.finish - self.end)[::-1]
-        columns = (self.item, self.dst, self.src, self.link_class)
-        item, src, dst, link_class = (column[::-1] for column in columns)
-        return _Tree(item, src, dst, link_class, start, (self.finish - self.start)[::-1], True)
-
-
-def _one_after_another(trees: Sequence[_Tree]) -> Pattern:
-    delays = np.cumsum([0, *(tree.finish for tree in trees)])
-    parts = (
-        (
-            tree.item,
-            tree.src,
-            tree.dst,
-            tree.link_class,
-            tree.start + delay,
-            np.full(len(tree.item), tree.reduce),
-        )
-        for tree, delay in zip(trees, delays, strict=False)
-    )
-    return Pattern.sorted(*map(np.concatenate, zip(*parts, strict=True)))
-
-
 def _tree(
     translations: Translations,
     classes: Sequence[LinkClass],
@@ -148,9 +109,9 @@ def _tree(
     goal: int,
     seed: int,
     symmetric: SymmetricParameters,
-) -> _Tree:
-    """The tree over all offsets that finishes first, of several runs; one that meets the goal is the last."""
-    from taccl.synthesis.symmetric.offset_kernel import make_server, spread_offsets
+) -> tuple[Pattern, int]:
+    """The tree over all offsets that finishes first, and when; a run that meets the goal is the last."""
+    from taccl.synthesis.symmetric.offset_kernel import Spread, make_server, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
     places = np.arange(num_ranks, dtype=np.int64)
@@ -161,24 +122,21 @@ def _tree(
     speed = np.unique(ticks.latency, return_inverse=True)[1]
     kinds = [np.empty((num_classes, 0), dtype=np.int32)]
     if speed.any():  # slow classes prefer what faster ones do not reach from where the item is
-        src, dst = np.tile(places, num_classes), steps.T.ravel().astype(np.int64)
-        joined = components(src, dst, np.repeat(speed, num_ranks), num_ranks)
+        leads_to = steps.T.ravel().astype(np.int64)
+        joined = components(np.tile(places, num_classes), leads_to, np.repeat(speed, num_ranks), num_ranks)
         kinds.append(joined[speed].astype(np.int32))
     restarts = min(symmetric.restarts, symmetric.restart_rows // nodes)
     runs = [(kind, -1) for kind in kinds]
     runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
-    best: _Tree | None = None
+    best: Spread | None = None
     for kind, order in runs:
         deadline = _NO_DEADLINE if best is None else best.finish - 1
         found = spread_offsets(make_server(ticks), steps, kind, pieces, order, deadline)
-        if found.finish < 0:
-            continue
-        node = found.sequence[: nodes - pieces].astype(np.int64)
-        source, link_class = found.parent[node].astype(np.int64), found.taken[node].astype(np.int64)
-        began = found.start[node]
-        ends_at = began + ticks.latency[link_class]
-        best = _Tree(node // num_ranks, source % num_ranks, node % num_ranks, link_class, began, ends_at)
-        if found.finish <= goal:
+        best = found if found.finish >= 0 else best
+        if best is found and best.finish <= goal:
             break
     assert best is not None, "a fabric whose ranks all reach each other has a tree"
-    return best
+    node = best.sequence[: nodes - pieces]
+    src, dst, is_sum = best.parent[node] % num_ranks, node % num_ranks, np.zeros(len(node), dtype=bool)
+    tree = Pattern.sorted(node // num_ranks, src, dst, best.taken[node], best.start[node], is_sum)
+    return tree, int(best.finish)
