@@ -92,7 +92,9 @@ def search_guided(
     for i, sketch in enumerate(proposals):
         if search.done or sketch.bound_us >= (search.best_us or math.inf):
             continue
-        _take(search, sketch)
+        since = time.monotonic()
+        finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)  # which came with it
+        search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
         alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # they share the time
         limit_s = suggesting.sketch_share / alike * search.deadline.left_s
@@ -158,13 +160,6 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
         why = "no time to try a sketch" if give_up.has_passed else "no sketch suits"
         search.record("suggest", "taccl", "no-solution", since, message=why)
     return found
-
-
-def _take(search: Search, sketch: SketchProposal) -> None:
-    """Offer the schedule that came with a proposal."""
-    since = time.monotonic()
-    finish_us = search.offer_sketched(sketch.schedule, sketch.sketch.name)
-    search.record("suggested", "taccl", "done", since, finish_us=finish_us)
 
 
 def _told(search: Search, tried: Sequence[SketchProposal]) -> str:

@@ -110,14 +110,11 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
     )
 
 
-def relay_plans(shape: Shape) -> tuple[Plan, ...]:
+def relay_plans(shape: Shape) -> Iterator[Plan]:
     """Plans for a topology, each of them possible on its links; the freest last."""
     if shape.num_nodes == 1:
-        return (Plan("one-node", "there is one node, so nobody relays"),)
-    return tuple(_plans(shape))
-
-
-def _plans(shape: Shape) -> Iterator[Plan]:
+        yield Plan("one-node", "there is one node, so nobody relays")
+        return
     local = range(shape.ranks_per_node)
     count = len(shape.egress)
     busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
