@@ -36,8 +36,9 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     except NotScalableError as error:
         return {"status": "unavailable", "message": f"CP-SAT needs whole numbers: {error}"}
     model, variables = _build(cp_model, whole)
-    if payload["hint"] is not None:
-        _add_hint(model, variables, whole, payload["hint"])
+    for index in () if payload["hint"] is None else np.flatnonzero(np.isfinite(payload["hint"])).tolist():
+        value = round(float(payload["hint"][index]) * whole.step[index])
+        model.add_hint(variables[index], min(max(value, whole.lower[index]), whole.upper[index]))
 
     def values_in(value: Any) -> np.ndarray:
         return np.array([value(variable) for variable in variables], dtype=np.float64)
@@ -92,12 +93,6 @@ def _build(cp_model: Any, whole: WholeModel) -> tuple[Any, list[Any]]:
     if any(whole.cost):
         model.minimize(cp_model.LinearExpr.weighted_sum(variables, whole.cost))
     return model, variables
-
-
-def _add_hint(model: Any, variables: list[Any], whole: WholeModel, hint: np.ndarray) -> None:
-    for index in np.flatnonzero(np.isfinite(hint)).tolist():
-        value = round(float(hint[index]) * whole.step[index])
-        model.add_hint(variables[index], min(max(value, whole.lower[index]), whole.upper[index]))
 
 
 def _read(status: str, whole: WholeModel, steps: np.ndarray | None) -> dict[str, Any]:

@@ -413,7 +413,6 @@ def _search_spreading(search: Search, *, backend: str) -> None:
         search.interrupt()
         if search.best is None and search.half == "spread":  # the other half is there
             first()
-    search.settle()
     if search.best is None:
         if search.interrupted:
             raise KeyboardInterrupt

@@ -239,8 +239,8 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         r = ranks[r]
         if (c, r) not in places:
             data = collective.chunks[c]
-            head = _ticks(distances.heads(c)[r])
-            places[c, r] = (head, r in data.origins, r in data.destinations)
+            head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no move leads there
+            places[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in data.destinations)
         return c, r
 
     made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
@@ -360,11 +360,6 @@ def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
             behind = source[behind]
         alias[key] = behind
     return alias
-
-
-def _ticks(time: float) -> int:
-    """A time as ticks; 0 where a chunk cannot come, as no move leads there."""
-    return int(time) if np.isfinite(time) else 0
 
 
 def _useful_links(

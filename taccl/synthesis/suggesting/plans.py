@@ -267,18 +267,13 @@ def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shif
     Raises `OutOfTime` once the deadline has passed.
     """
     found: list[Shift] = []
+    node = topology.node_of_rank
     for offset, group in block_shifts(topology.num_ranks) if len(topology.links) <= _MOST_LINKS else ():
         deadline.check()
         shift = Shift(group, offset)
-        if shift.repeats_one_of(found) or _holds(topology, shift.ranks(topology.num_ranks)):
+        ranks = shift.ranks(topology.num_ranks)
+        whole_nodes = len({(node[r], node[image]) for r, image in enumerate(ranks)}) == topology.num_nodes
+        is_known = shift.repeats_one_of(found)
+        if is_known or (whole_nodes and link_permutation(topology, ranks) is not None):
             found.append(shift)
     return tuple(found)
-
-
-def _holds(topology: Topology, ranks: tuple[int, ...]) -> bool:
-    node, degree = topology.node_of_rank, [len(links) for links in topology.links_from]
-    if len({(node[r], node[image]) for r, image in enumerate(ranks)}) != topology.num_nodes:
-        return False
-    if any(degree[r] != degree[image] for r, image in enumerate(ranks)):
-        return False
-    return link_permutation(topology, ranks) is not None

@@ -19,7 +19,7 @@ from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.collective import Collective
 from taccl.collectives import make
 from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.errors import CollectiveError, InputError, SketchError
+from taccl.errors import InputError, SketchError
 from taccl.problem import Problem, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
@@ -90,34 +90,24 @@ def suggest_sketches(
         )
     size_bytes = None if size is None else parse_size(size, where="size")
     chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
-    if isinstance(collective, Collective):
-        if root is not None or roots is not None or chunks_per_rank is not None:
-            raise CollectiveError(
-                "found a collective, which has its own roots and chunks per rank; leave the others out, or "
-                "give its name",
-                where="collective",
-            )
-        counts = [collective.chunks_per_rank]
-    elif chunks_per_rank is not None or chunk_size is not None:
-        # A chunk size and several partitionings would be several sizes of the collective.
-        counts = [chunks_per_rank or 1]
-    else:
-        counts = list(DEFAULTS.suggesting.partitions)
-
-    @cache
-    def made(count: int) -> Collective:
-        if isinstance(collective, Collective):
-            return collective
-        return make(collective, topology.num_ranks, root=root, roots=roots, chunks_per_rank=count)
-
-    if size_bytes is not None:  # no chunks of less than a byte
-        least = made(counts[0]).size_chunks // counts[0]
-        counts = [counts[0], *(each for each in counts[1:] if each * least <= size_bytes)]
 
     @cache
     def cut(count: int) -> Problem:
-        return make_problem(topology, made(count), size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+        number = chunks_per_rank if isinstance(collective, Collective) else count
+        return make_problem(
+            topology, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
+            root=root, roots=roots,
+        )  # fmt: skip
 
+    if isinstance(collective, Collective):
+        counts = [collective.chunks_per_rank]
+    elif chunks_per_rank is not None or size_bytes is None:
+        # A chunk size and several partitionings would be several sizes of the collective.
+        counts = [chunks_per_rank or 1]
+    else:  # no chunks of less than a byte
+        first, *others = DEFAULTS.suggesting.partitions
+        least = make(collective, topology.num_ranks, root=root, roots=roots).size_chunks
+        counts = [first, *(each for each in others if each * least <= size_bytes)]
     options = Options(seed=seed, progress=progress)
     return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)
 
