@@ -157,10 +157,10 @@ def suggest_for(
     # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
     distinct: dict[tuple[str, int, float], _Candidate] = {}
     for candidate in sorted(trials.found, key=lambda each: each.rank):
-        if candidate.sketch.merging.max > 1:
-            distinct[candidate.made] = candidate
-        else:
-            distinct.setdefault(candidate.made, candidate)
+        schedule = candidate.schedule
+        made = candidate.plan.name, schedule.problem.collective.chunks_per_rank, schedule.finish_us
+        if candidate.sketch.merging.max > 1 or made not in distinct:
+            distinct[made] = candidate
     best, proposals = list(distinct.values())[:most], []
     for place, candidate in enumerate(best):
         bound_s = suggesting.bound_s if place else suggesting.first_bound_s
@@ -183,11 +183,6 @@ class _Candidate:
         problem = self.schedule.problem
         return self.schedule.finish_us, effort(problem) // timing_group(problem).counted
 
-    @property
-    def made(self) -> tuple[str, int, float]:
-        """Plan, chunks per rank, and finish."""
-        return self.plan.name, self.schedule.problem.collective.chunks_per_rank, self.schedule.finish_us
-
 
 @dataclass
 class _Trials:
@@ -200,7 +195,6 @@ class _Trials:
     give_up: Deadline
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
-    plain: dict[tuple[str, int, int], tuple[Sketch, Problem]] = field(default_factory=dict)
 
     def attempt(self, plan: Plan, max_merge: int, per_rank: int) -> float:
         """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
@@ -211,12 +205,10 @@ class _Trials:
         self.options.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
         try:
             until.check()
-            problem = self.cut(per_rank)
             if plan.name not in self.fitting:
-                _, plain = self.without_symmetry(plan, max_merge, per_rank)
+                _, plain = self.under(plan, max_merge, per_rank)
                 self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
-            sketch = make_sketch(problem, self.shape, plan, max_merge, self.fitting[plan.name])
-            applied = _applied(sketch, problem)
+            sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
             schedule = quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
@@ -231,20 +223,23 @@ class _Trials:
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
 
-    def without_symmetry(self, plan: Plan, max_merge: int, per_rank: int) -> tuple[Sketch, Problem]:
-        """The sketch of a plan without symmetries to fold by, and the problem under it."""
-        key = plan.name, max_merge, per_rank
-        if key not in self.plain:
-            problem = self.cut(per_rank)
-            sketch = make_sketch(problem, self.shape, plan, max_merge)
-            self.plain[key] = sketch, _applied(sketch, problem)
-        return self.plain[key]
+    def under(
+        self, plan: Plan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
+    ) -> tuple[Sketch, Problem]:
+        """The sketch of a plan with symmetries to fold by, and the problem under it."""
+        problem = self.cut(per_rank)
+        sketch = make_sketch(problem, self.shape, plan, max_merge, shifts)
+        sizes = problem.chunk_bytes[0] if len(set(problem.chunk_bytes)) == 1 else problem.chunk_bytes
+        applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes, reachable=False)
+        applied = replace(applied, size_bytes=problem.size_bytes)
+        check_reachable(applied)
+        return sketch, applied
 
     def take_first(self, ways: Sequence[tuple[Plan, int]], per_rank: int) -> None:
         """The first way that leads somewhere, without symmetries to fold by; for which there was no time."""
         for plan, max_merge in ways:
             with suppress(SketchError):  # a chunk has no way under this plan
-                sketch, applied = self.without_symmetry(plan, max_merge, per_rank)
+                sketch, applied = self.under(plan, max_merge, per_rank)
                 quick = (
                     schedule_large(applied, num_runs=1, seed=self.options.seed) if suits(applied) else None
                 )
@@ -253,15 +248,6 @@ class _Trials:
                     self.fitting.setdefault(plan.name, ())
                     self.take(sketch, plan, schedule)
                     return
-
-
-def _applied(sketch: Sketch, problem: Problem) -> Problem:
-    alike = len(set(problem.chunk_bytes)) == 1
-    sizes = problem.chunk_bytes[0] if alike else problem.chunk_bytes
-    applied = apply(sketch, problem.topology, problem.collective, chunk_size=sizes, reachable=False)
-    applied = replace(applied, size_bytes=problem.size_bytes)
-    check_reachable(applied)
-    return applied
 
 
 def quick_schedule(
