@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, plain_log, remark
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, in_key, plain_log, remark
 from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
 
 _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
@@ -76,9 +75,6 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(bottom=-0.04 * (highest or 0.1), top=(highest or 0.1) * (1.3 if failed else 1.12))
     ax.yaxis.set_major_formatter("{x:.1%}" if highest < 0.1 else "{x:.0%}")
     plain_log(ax.xaxis)
-    ax.grid(linewidth=0.5, alpha=0.4)
-    ax.set_xlabel("seconds of the run")
-    ax.set_ylabel("gap: (finish - bound) / bound")
     if failed:
         band = Rectangle((0, 0.9), 1, 0.1, transform=ax.transAxes, color=GREY, alpha=0.15, linewidth=0)
         ax.add_patch(band)
@@ -86,7 +82,8 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     title = "gap over time"
     if len({row.get("collective") for row in rows} | {None}) == 2 and rows[0].get("topology"):
         title = f"{rows[0]['collective']} on {rows[0]['topology']}: {title}"
-    headline(ax, f"{title}\n{format_count(len(rows), 'run')}, {len(rows) - failed} with a schedule and a gap")
+    title += f"\n{format_count(len(rows), 'run')}, {len(rows) - failed} with a schedule and a gap"
+    dress(ax, title, "seconds of the run", "gap: (finish - bound) / bound")
     remark(ax, "" if one_bound else "larger marks have larger bounds")
     return ax
 
@@ -118,39 +115,27 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     shape_name, shapes = _shapes(rows)
     ax = axes(ax, height=min(12.0, 1.6 + 0.24 * len(rows)))
     for place, row in enumerate(rows):
-        if row["gap"] is None:
-            ax.annotate(
-                f" {row['status']}", (1.0, place), fontsize=8, va="center", color=INK, annotation_clip=False
-            )
-            continue
-        colour = OKABE_ITO[shapes.index(row[shape_name]) % len(OKABE_ITO)]
-        ax.barh(place, row["gap"], left=1.0, height=0.7, color=colour)
-        said = f" {1 + row['gap']:.4g} ({format_us(row['finish_us'])})"
-        ax.annotate(said, (1 + row["gap"], place), fontsize=8, va="center", annotation_clip=False)
+        end, said, ink = 1.0, f" {row['status']}", INK
+        if row["gap"] is not None:
+            colour = OKABE_ITO[shapes.index(row[shape_name]) % len(OKABE_ITO)]
+            ax.barh(place, row["gap"], left=1.0, height=0.7, color=colour)
+            end, ink = 1 + row["gap"], "black"
+            said = f" {end:.4g} ({format_us(row['finish_us'])})"
+        ax.annotate(said, (end, place), fontsize=8, va="center", color=ink, annotation_clip=False)
     highest = max((row["gap"] for row in rows if row["gap"] is not None), default=0.0)
     ax.set_xlim(1.0, 1.0 + 1.25 * (highest or 0.1))
     ax.axvline(1.0, color=INK, linewidth=0.8)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_yticks(range(len(rows)), _bar_names(rows, shape_name, shapes))
-    ax.grid(axis="x", linewidth=0.5, alpha=0.4)
+    names = [shown(str(row["backend"])) for row in rows]
+    if len(shapes) > 1:
+        names = [f"{n}, {_shape_text(shape_name, r[shape_name])}" for n, r in zip(names, rows, strict=True)]
+    if len({row.get("seed") for row in rows}) > 1:
+        names = [f"{name}, seed {row['seed']}" for name, row in zip(names, rows, strict=True)]
+    ax.set_yticks(range(len(rows)), names)
     ax.set_axisbelow(True)
-    ax.set_xlabel("finish over bound; 1 is proven, and no schedule is below")
-    headline(ax, f"{format_count(len(rows), 'run')} by backend")
+    finish = "finish over bound; 1 is proven, and no schedule is below"
+    dress(ax, f"{format_count(len(rows), 'run')} by backend", finish, grid="x")
     return ax
-
-
-def _bar_names(rows: Sequence[dict[str, Any]], shape_name: str, shapes: list[Any]) -> list[str]:
-    """What each bar is of: the backend, and where there are several the shape and the seed."""
-    seeds = {row.get("seed") for row in rows}
-    names = []
-    for row in rows:
-        parts = [shown(str(row["backend"]))]
-        if len(shapes) > 1:
-            parts.append(_shape_text(shape_name, row[shape_name]))
-        if len(seeds) > 1:
-            parts.append(f"seed {row['seed']}")
-        names.append(", ".join(parts))
-    return names
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -190,14 +175,13 @@ def _key(
     """What colours and shapes mean, beside the picture."""
     from matplotlib.lines import Line2D
 
-    key: list[tuple[Any, str, str]] = []
+    key = []
     for number, backend in enumerate(backends):
         why = Counter(row["status"] for row in rows if row["backend"] == backend and row["gap"] is None)
         reasons = ", ".join(status if count == 1 else f"{count} {status}" for status, count in why.items())
         label = f"{backend} (x: {reasons})" if reasons else str(backend)
-        colour, mark = _look(number, 0, len(shapes))
-        key.append((mark, colour, label))
+        key.append((*_look(number, 0, len(shapes)), label))
     for number, value in enumerate(shapes if len(shapes) > 1 else ()):
-        key.append((style.mark(number), GREY, _shape_text(shape_name, value)))
-    handles = [Line2D([], [], marker=m, linestyle="", color=colour, label=text) for m, colour, text in key]
-    style.legend(ax, handles)
+        key.append((GREY, style.mark(number), _shape_text(shape_name, value)))
+    look: dict[str, Any] = {"linestyle": ""}
+    style.legend(ax, [Line2D([], [], color=c, marker=m, label=text, **look) for c, m, text in key])

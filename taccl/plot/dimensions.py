@@ -24,6 +24,7 @@ _BINS = 200
 
 
 @checked
+@drawing
 def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None) -> Axes:
     """A row for each dimension of the network: which part of it is busy, over the time of a schedule.
 
@@ -42,7 +43,22 @@ def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None)
         If the topology is no product.
     """
     dims, time_us, share = dimension_use(schedule)
-    return _drawn(schedule, dims, time_us, share, ax)
+    ax = axes(ax, height=1.2 + 0.9 * len(dims))
+    begin_us = np.concatenate(([0], time_us))
+    for k in range(len(dims)):
+        base = len(dims) - 1 - k
+        level = np.append(share[k], share[k][-1:])
+        ax.fill_between(begin_us, base, base + 0.85 * level, step="post", color=OKABE_ITO[k % len(OKABE_ITO)])
+        ax.axhline(base, color="#cccccc", linewidth=0.8)
+    ax.set_yticks([len(dims) - 0.6 - k for k in range(len(dims))])
+    ax.set_yticklabels([f"{each}\n{share[k].mean():.0%} busy" for k, each in enumerate(dims.dims)])
+    ax.set_ylim(-0.05, len(dims))
+    ax.set_xlim(0, schedule.finish_us or 1)
+    ax.set_xlabel("time in us")
+    name = schedule.collective if isinstance(schedule, ImplicitSchedule) else schedule.problem.collective.name
+    size = f", {schedule.size_bytes / BYTES_PER_MB:.4g} MB" if schedule.size_bytes else ""
+    headline(ax, f"{name}{size}: {schedule.producer}, {format_us(schedule.finish_us)}")
+    return ax
 
 
 def dimension_use(
@@ -59,16 +75,14 @@ def dimension_use(
         begin, per_us = schedule.pattern.start, ticks.ticks_per_us
     else:
         problem = schedule.problem
-        dims, columns, costs = (
-            find_dimensions(problem.topology),
-            hold_columns(problem.topology),
-            problem.costs,
-        )
+        dims, columns = find_dimensions(problem.topology), hold_columns(problem.topology)
+        costs = problem.costs
         src, dst = (dims.digits(ends) for ends in link_ends(problem.topology))
         axis_of = (src != dst).argmax(axis=0)
         links = np.bincount(axis_of, minlength=len(dims))
-        ranks = dims.num_ranks
-        count = [ranks if each.kind == "switch" else int(links[k]) for k, each in enumerate(dims.dims)]
+        count = [
+            dims.num_ranks if each.kind == "switch" else int(links[k]) for k, each in enumerate(dims.dims)
+        ]
         send, hold = columns.of_sends(schedule.link.astype(np.int64))
         units = costs.chunk_units[schedule.chunk[send]]
         held = np.zeros(len(schedule.link), np.int64)
@@ -89,29 +103,3 @@ def _busy(time: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.fl
     count = np.searchsorted(begins, time)
     so_far = np.concatenate(([0], np.cumsum(begins, dtype=np.float64)))
     return np.asarray(count * time - so_far[count])
-
-
-@drawing
-def _drawn(
-    schedule: Schedule | ImplicitSchedule,
-    dims: Dimensions,
-    time_us: NDArray[np.float64],
-    share: NDArray[np.float64],
-    ax: Axes | None,
-) -> Axes:
-    ax = axes(ax, height=1.2 + 0.9 * len(dims))
-    begin_us = np.concatenate(([0], time_us))
-    for k in range(len(dims)):
-        base = len(dims) - 1 - k
-        level = np.append(share[k], share[k][-1:])
-        ax.fill_between(begin_us, base, base + 0.85 * level, step="post", color=OKABE_ITO[k % len(OKABE_ITO)])
-        ax.axhline(base, color="#cccccc", linewidth=0.8)
-    ax.set_yticks([len(dims) - 0.6 - k for k in range(len(dims))])
-    ax.set_yticklabels([f"{each}\n{share[k].mean():.0%} busy" for k, each in enumerate(dims.dims)])
-    ax.set_ylim(-0.05, len(dims))
-    ax.set_xlim(0, schedule.finish_us or 1)
-    ax.set_xlabel("time in us")
-    name = schedule.collective if isinstance(schedule, ImplicitSchedule) else schedule.problem.collective.name
-    size = f", {schedule.size_bytes / BYTES_PER_MB:.4g} MB" if schedule.size_bytes else ""
-    headline(ax, f"{name}{size}: {schedule.producer}, {format_us(schedule.finish_us)}")
-    return ax

@@ -8,7 +8,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, remark, schedule_of, title_of
+from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, remark, schedule_of, title_of
 from taccl.schedule.bars import SEVERAL, By, bars_of
 from taccl.synthesis.result import Result
 from taccl.units import format_count
@@ -66,9 +66,8 @@ def gantt(
     """
     whole = schedule_of(schedule)
     bound_us = schedule.bound_us if isinstance(schedule, Result) else None
-    return draw_bars(
-        whole, bars_of(whole, by, max_rows=max_rows), by, colour=colour, bound_us=bound_us, ax=ax
-    )
+    bars = bars_of(whole, by, max_rows=max_rows)
+    return draw_bars(whole, bars, by, colour=colour, bound_us=bound_us, ax=ax)
 
 
 @drawing
@@ -82,15 +81,13 @@ def draw_bars(
     ax: Axes | None = None,
 ) -> Axes:
     """Bars that are worked out already; see `gantt`."""
-    roots = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
-    title = roots if colour == "origin" else "chunk"
     num_rows = max(1, len(bars.rows))
     ax = axes(ax, height=rows_height(num_rows))
-    topology = schedule.problem.topology
     if colour == "origin":
-        _bars(ax, bars, bars.origin, title, _shades(topology, bars.origin))
+        title = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
+        _bars(ax, bars, bars.origin, title, _shades(schedule.problem.topology, bars.origin))
     else:
-        _bars(ax, bars, bars.chunk, title, {})
+        _bars(ax, bars, bars.chunk, "chunk", {})
     finish_us = schedule.finish_us
     ax.set_ylim(num_rows - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
@@ -100,14 +97,12 @@ def draw_bars(
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.set_axisbelow(True)
-    ax.grid(axis="x", linewidth=0.5, alpha=0.4)
-    ax.set_xlabel("time in us")
     ax.axvline(finish_us, color=INK, linewidth=0.8)
     finish = f"finish {finish_us:.4g} us{schedule.predicted_text}"
     if bound_us:
         ax.axvline(bound_us, color=INK, linewidth=0.8, linestyle="--")
         finish += f", bound {bound_us:.4g} us (dashed)"
-    headline(ax, f"{title_of(schedule.problem)}\nsends by {by}, {finish}")
+    dress(ax, f"{title_of(schedule.problem)}\nsends by {by}, {finish}", "time in us", grid="x")
     if bars.num_rows > len(bars.rows):
         hidden = format_count(bars.num_hidden, "bar")
         remark(ax, f"the {len(bars.rows)} busiest of {bars.num_rows} {by}s; {hidden} not shown")
@@ -183,19 +178,15 @@ def _colours(
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
-    known = np.unique(value[value != SEVERAL])
-    several = np.array(to_rgba(GREY))
-    key = []
-    few = len(known) <= len(OKABE_ITO)
-    if few or shades:
-        chosen = OKABE_ITO if few else [shades[each] for each in known.tolist()]
-        palette = np.array([to_rgba(chosen[i]) for i in range(len(known))]).reshape(-1, 4)
-        place = np.searchsorted(known, np.where(value == SEVERAL, known[0] if len(known) else 0, value))
-        colours = palette[place] if len(known) else np.tile(several, (len(value), 1))
-        key = [Patch(facecolor=chosen[i], label=str(each)) for i, each in enumerate(known.tolist())]
-    else:
-        scale = Normalize(int(known[0]), int(known[-1]))
-        colours = colormaps["cividis"](scale(value.astype(float)))
-        axis = style.scale_beside(ax, scale, "cividis", title, aspect=30, shrink=0.8)
-        axis.set_major_locator(MaxNLocator(integer=True))
-    return np.where((value == SEVERAL)[:, None], several, colours), key
+    known = np.unique(value[value != SEVERAL]).tolist()
+    if len(known) <= len(OKABE_ITO):
+        shades = dict(zip(known, OKABE_ITO, strict=False))
+    if shades or not known:
+        rgba = {each: to_rgba(shades[each]) for each in known} | {SEVERAL: to_rgba(GREY)}
+        colours = np.array([rgba[each] for each in value.tolist()]).reshape(-1, 4)
+        return colours, [Patch(facecolor=shades[each], label=str(each)) for each in known]
+    scale = Normalize(known[0], known[-1])
+    colours = colormaps["cividis"](scale(value.astype(float)))
+    axis = style.scale_beside(ax, scale, "cividis", title, aspect=30, shrink=0.8)
+    axis.set_major_locator(MaxNLocator(integer=True))
+    return np.where((value == SEVERAL)[:, None], to_rgba(GREY), colours), []

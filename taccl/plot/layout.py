@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 #: With more ranks than this, nodes stand for their ranks.
 _MOST_RANKS = 256

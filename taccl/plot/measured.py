@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.plot.style import MARKS, OKABE_ITO, axes, drawing, headline, plain_log
+from taccl.plot.style import MARKS, OKABE_ITO, axes, drawing, dress, plain_log
 from taccl.units import format_size
 
 if TYPE_CHECKING:
@@ -36,11 +36,9 @@ def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
-    ax.set_xlabel("size")
-    ax.set_ylabel("time in us")
-    ax.grid(linewidth=0.5, alpha=0.4)
     ax.legend(fontsize=8, frameon=False, loc="upper left")
     left = fit.left_out_median_error
     told = "" if left is None else f", of sizes left out {left:.1%}"
-    headline(ax, f"{fit.machine}: measured (points) and fitted\nmedian error {fit.median_error:.1%}{told}")
+    title = f"{fit.machine}: measured (points) and fitted\nmedian error {fit.median_error:.1%}{told}"
+    dress(ax, title, "size", "time in us")
     return ax

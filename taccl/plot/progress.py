@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
-from taccl.plot.style import INK, OKABE_ITO, axes, drawing, headline, title_of
+from taccl.plot.style import INK, OKABE_ITO, axes, drawing, dress, title_of
 from taccl.synthesis.result import Moment, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
 
 _WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
@@ -42,9 +41,8 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
 def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = None) -> Axes:
     """Moments that are known without a result; see `progress`."""
     if not any(moment.finish_us is not None for moment in moments):
-        raise InputError(
-            "the result does not say what was known when; synthesize it with this version", where="progress"
-        )
+        said = "the result does not say what was known when; synthesize it with this version"
+        raise InputError(said, where="progress")
     ax = axes(ax, height=4.0)
     halves = list(dict.fromkeys(moment.half for moment in moments))
     several = len(halves) > 1
@@ -60,12 +58,10 @@ def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = Non
                 steps = zip(*known, (last, known[-1][1]), strict=True)
                 ax.step(*steps, where="post", label=word + name, **how)
     ax.set_xlim(left=0)
-    ax.set_xlabel("seconds since the synthesis began")
-    ax.set_ylabel("finish in us")
     ax.margins(y=0.12)
-    ax.grid(linewidth=0.5, alpha=0.4)
     style.legend(ax, ax.get_legend_handles_labels()[0])
-    headline(ax, f"{title}\nbest finish and bound over time")
+    title = f"{title}\nbest finish and bound over time"
+    dress(ax, title, "seconds since the synthesis began", "finish in us")
     return ax
 
 

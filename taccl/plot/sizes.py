@@ -8,32 +8,29 @@ as well. All have the chunks of the problem.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.simulate import simulate
-from taccl.arguments import checked
+from taccl.arguments import Duration, Size, checked
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.clauses import BINDING
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.logs import read_log
 from taccl.plot import style
-from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, headline, remark, schedule_of
+from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, dress, remark, schedule_of
+from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.result import Result
 from taccl.units import format_count, format_size, gb_per_s, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
-
-    from taccl.arguments import Duration, Size
-    from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.result import Result
 
 #: What people call them.
 NAMES_OF_BASELINES = {
@@ -87,9 +84,8 @@ class Bandwidths:
         """Name and bus bandwidth of the fastest baseline at each size."""
         best: list[tuple[str, float] | None] = []
         for index in range(len(self.sizes_bytes)):
-            rates = ((name, rates[index]) for name, rates in self.baselines.items())
-            found = [(name, rate) for name, rate in rates if rate]
-            best.append(max(found, key=lambda each: each[1], default=None))
+            rates = [(name, rates[index] or 0.0) for name, rates in self.baselines.items() if rates[index]]
+            best.append(max(rates, key=lambda each: each[1], default=None))
         return tuple(best)
 
 
@@ -159,14 +155,9 @@ def bandwidth(
     ax.set_xticks(shown, [format_size(size) for size in shown], fontsize=8, rotation=30)
     ax.minorticks_off()
     style.plain_log(ax.yaxis)
-    ax.grid(linewidth=0.5, alpha=0.4)
-    ax.set_xlabel("size (the larger of one rank's input and output buffer)")
-    ax.set_ylabel("bus bandwidth in GB/s")
-    headline(
-        ax,
-        f"{problem.title}: bus bandwidth over size\n"
-        f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes",
-    )
+    own_size = f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes"
+    title = f"{problem.title}: bus bandwidth over size\n{own_size}"
+    dress(ax, title, "size (the larger of one rank's input and output buffer)", "bus bandwidth in GB/s")
     if ax.get_lines()[1:]:
         style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
@@ -206,16 +197,11 @@ def bandwidths(
     own = schedule_of(schedule)
     problem = own.problem
     if problem.size_bytes is None:
-        raise InputError(
-            "the schedule's own size is not known, so nothing can be scaled from it; give chunks a size",
-            where="schedule",
-        )
+        said = "the schedule's own size is not known, so nothing can be scaled from it; give chunks a size"
+        raise InputError(said, where="schedule")
     if own.num_transfers > _MOST_TRANSFERS:
-        raise InputError(
-            f"found {own.num_transfers} transfers; expected at most {_MOST_TRANSFERS} to be timed at many "
-            "sizes; simulate it at one size",
-            where="schedule",
-        )
+        said = f"expected at most {_MOST_TRANSFERS} to be timed at many sizes; simulate it at one size"
+        raise InputError(f"found {own.num_transfers} transfers; {said}", where="schedule")
     every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")

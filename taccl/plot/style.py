@@ -5,27 +5,25 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown, shown_lines
+from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
-
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 #: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
@@ -103,6 +101,14 @@ def plain_log(axis: Axis) -> None:
 def headline(ax: Axes, text: str) -> None:
     """The title, above the left end of the axes."""
     ax.set_title(shown_lines(text), loc="left", fontsize=10)
+
+
+def dress(ax: Axes, title: str, x: str, y: str = "", *, grid: Literal["both", "x"] = "both") -> None:
+    """The title, the names of the axes, and faint lines at the marks of one axis, or of both."""
+    headline(ax, title)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.grid(axis=grid, linewidth=0.5, alpha=0.4)
 
 
 def legend(ax: Axes, handles: Sequence[Artist], **look: Any) -> Any:

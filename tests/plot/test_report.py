@@ -146,14 +146,14 @@ def test_names_are_text(found):
 @pytest.mark.slow
 def test_very_large_schedules_get_figures_and_a_word(monkeypatch, exchange):
     """Above the limits pictures are left out, and the page says so."""
-    from taccl.plot.report import page as made
+    from taccl.plot.report import sections
 
-    monkeypatch.setattr(made, "_MOST_REPLAYED", 2)
+    monkeypatch.setattr(sections, "_MOST_REPLAYED", 2)
     page = taccl.report(exchange)
     for name in ("load", "sizes"):
         assert "left out: the schedule has 3 transfers, and is replayed up to 2" in section(page, name)
     assert "<svg" in section(page, "timeline")
-    monkeypatch.setattr(made, "_MOST_DRAWN", 2)
+    monkeypatch.setattr(sections, "_MOST_DRAWN", 2)
     page = taccl.report(exchange)
     for name in ("timeline", "load"):
         assert "left out: the schedule has 3 transfers, and is drawn up to 2" in section(page, name)

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.every_cut import bound_rows, standing
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.violation import Verification
 from taccl.errors import TacclError
 from taccl.html import as_html
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_moments
 from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, table
-from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth
+from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth, bandwidths
 from taccl.plot.style import figure, title_of
 from taccl.plot.topology import topology as draw_topology
-from taccl.schedule.bars import bars_of, busy_shares
+from taccl.schedule.bars import By, bars_of, busy_shares
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.result import Moment
 from taccl.units import format_count, format_gap, format_size, format_us
-
-if TYPE_CHECKING:
-    from taccl.plot.report.page import Findings
-    from taccl.schedule.bars import By
-    from taccl.schedule.schedule import Schedule
 
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
 _MOST_ROWS = 12
 _MOST_TRANSFERS = 300
+#: Replaying more transfers than this takes too long for a page.
+_MOST_REPLAYED = 20_000
+#: Drawing more takes too much memory.
+_MOST_DRAWN = 1_000_000
+#: Certificates of larger problems are not checked again: that takes as long as finding them.
+_MOST_CHECKED = 20_000
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a page is made from; `details` say how the schedule was found, as `Result.to_dict` has it."""
+
+    schedule: Schedule | CompactSchedule
+    verification: Verification
+    bound: Certificate
+    moments: tuple[Moment, ...]
+    details: Mapping[str, Any]
+    command: str
+    budget_s: float
+    measured: Sequence[str]
+
+    @property
+    def gap(self) -> float:
+        """How far the finish is above the bound, as a share of the bound."""
+        return self.bound.gap(self.schedule.finish)
+
+    @cached_property
+    def whole(self) -> Schedule | None:
+        """The schedule with every transfer; None where it has too many to be drawn."""
+        if self.schedule.num_transfers > _MOST_DRAWN:
+            return None
+        return self.schedule.expand() if isinstance(self.schedule, CompactSchedule) else self.schedule
+
+    def left_out(self, done: str, most: int) -> str:
+        """Why what is `done` to `most` transfers is not done to so many."""
+        count = self.schedule.num_transfers
+        return f"left out: the schedule has {count} transfers, and is {done} up to {most}"
 
 
 def summary(found: Findings) -> str:
@@ -36,12 +77,10 @@ def summary(found: Findings) -> str:
     schedule, limit = found.schedule, found.bound
     best = standing(limit, schedule.finish)
     every = [(name, text.partition(",")[0]) for name, text in bound_rows(limit)[1:]]
+    predicted = format_us(schedule.launch + schedule.finish) if schedule.launch else ""
     cards = [
         (format_us(schedule.finish), "finish"),
-        (
-            format_us(schedule.launch + schedule.finish) if schedule.launch else "",
-            "predicted: launch and finish",
-        ),
+        (predicted, "predicted: launch and finish"),
         (_rate(schedule.busbw_gb_per_s), "bus bandwidth"),
         (_rate(schedule.algbw_gb_per_s), "algorithm bandwidth"),
         (format_us(limit.bound), f"bound: no schedule of {limit.scope} is faster"),
@@ -81,6 +120,8 @@ def verification(found: Findings) -> list[str]:
 def bound(found: Findings) -> list[str]:
     """The certificate in words."""
     limit = found.bound
+    count = found.schedule.num_transfers
+    proven = limit.check() if count <= _MOST_CHECKED and limit.witness else None
     holds = "worked out again from its witness, by arithmetic alone: it holds"
     checked = {True: holds, False: "the witness does not prove the bound", None: ""}
     rows = [
@@ -89,7 +130,7 @@ def bound(found: Findings) -> list[str]:
         ("limited by", limit.limits),
         ("kind", limit.kind),
         ("witness", limit.witness_text),
-        ("checked", checked[found.proven]),
+        ("checked", checked[proven]),
         ("gap", format_gap(found.gap)),
     ]
     text = f"A time that no schedule of the problem ({limit.scope}) can beat, with what proves it."
@@ -103,9 +144,10 @@ def bound(found: Findings) -> list[str]:
 def timeline(found: Findings) -> list[str]:
     """Gantt charts by rank, link and resource, and what their bars are."""
     whole = found.whole
-    if whole is None or not whole.num_transfers:
-        text = found.missing.get("timeline", "There is nothing to send.")
-        return [paragraph(text, kind="note")]
+    if whole is None:
+        return [paragraph(found.left_out("drawn", _MOST_DRAWN), kind="note")]
+    if not whole.num_transfers:
+        return [paragraph("There is nothing to send.", kind="note")]
     try:
         charts = {by: bars_of(whole, by, max_rows=64) for by in _VIEWS}
     except TacclError as error:
@@ -148,33 +190,35 @@ def _texts(schedule: Schedule) -> list[str]:
 
 def load(found: Findings) -> list[str]:
     """The topology with link loads, the busiest links, and the busiest resources with why they idle."""
-    whole, parts = found.whole, []
-    if whole is not None:
-        topology = whole.problem.topology
-        try:
-            drawn = draw_topology(topology, whole, ax=figure(width=9, height=height_of(topology)))
-            parts.append(picture(drawn, "topology-picture", "topology with link loads"))
-            parts += [paragraph("The busiest links:"), _links(whole)]
-        except TacclError as error:
-            parts.append(paragraph(f"left out: {error}", kind="bad"))
-    if found.simulation is not None:
-        resources = found.simulation.resources
-        rows = []
-        for use in resources[:_MOST_ROWS]:
-            idle = (use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end)
-            busy = (str(use.num_sends), f"{use.busy_us:.3f}", f"{use.utilisation:.1%}")
-            rows.append((use.name, *busy, *(f"{float(each):.3f}" for each in idle)))
-        head = (
-            "resource", "sends", "busy in us", "busy", "idle for data", "for a clause",
-            "for another resource", "at the end",
-        )  # fmt: skip
-        parts += [
-            paragraph("The busiest resources, and what they wait for when they are idle (in us):"),
-            table(head, rows, numbers=range(1, 8)),
-            paragraph(_more(len(resources), len(rows), "resource"), kind="note"),
-        ]
-    parts.append(paragraph(found.missing.get("load", ""), kind="note"))
-    return parts
+    whole = found.whole
+    if whole is None:
+        return [paragraph(found.left_out("drawn", _MOST_DRAWN), kind="note")]
+    topology = whole.problem.topology
+    try:
+        drawn = draw_topology(topology, whole, ax=figure(width=9, height=height_of(topology)))
+        shown = picture(drawn, "topology-picture", "topology with link loads")
+        parts = [shown, paragraph("The busiest links:"), _links(whole)]
+    except TacclError as error:
+        parts = [paragraph(f"left out: {error}", kind="bad")]
+    if whole.num_transfers > _MOST_REPLAYED:
+        text = f"How resources idle is {found.left_out('replayed', _MOST_REPLAYED)}"
+        return [*parts, paragraph(text, kind="note")]
+    try:
+        resources = simulate(whole).resources
+    except TacclError as error:
+        return [*parts, paragraph(f"left out: {error}", kind="note")]
+    rows = []
+    for use in resources[:_MOST_ROWS]:
+        idle = (use.idle_for_data, use.idle_for_clause, use.idle_for_resource, use.idle_at_end)
+        busy = (str(use.num_sends), f"{use.busy_us:.3f}", f"{use.utilisation:.1%}")
+        rows.append((use.name, *busy, *(f"{float(each):.3f}" for each in idle)))
+    head = (
+        "resource", "sends", "busy in us", "busy", "idle for data", "for a clause",
+        "for another resource", "at the end",
+    )  # fmt: skip
+    text = "The busiest resources, and what they wait for when they are idle (in us):"
+    more = paragraph(_more(len(resources), len(rows), "resource"), kind="note")
+    return [*parts, paragraph(text), table(head, rows, numbers=range(1, 8)), more]
 
 
 def _links(schedule: Schedule) -> str:
@@ -198,9 +242,14 @@ def _links(schedule: Schedule) -> str:
 
 def sizes(found: Findings) -> list[str]:
     """Bus bandwidth over size, as a picture and as a table."""
-    rates = found.bandwidths
-    if rates is None:
-        return [paragraph(found.missing.get("sizes", ""), kind="note")]
+    if found.whole is None or found.whole.num_transfers > _MOST_REPLAYED:
+        return [paragraph(found.left_out("replayed", _MOST_REPLAYED), kind="note")]
+    try:
+        rates = bandwidths(found.whole, budget_s=found.budget_s, measured=found.measured)
+    except TacclError as error:
+        if found.measured:
+            raise
+        return [paragraph(f"left out: {error}", kind="note")]
     drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
     bounds = {"bound": rates.bound}
     if rates.bound_under_sketch:
@@ -223,12 +272,12 @@ def sizes(found: Findings) -> list[str]:
         )
     if rates.measured:
         text += f" Circles are measured: {format_count(len(rates.measured), 'size')} of the logs given."
-    why = ((NAMES_OF_BASELINES[name], why) for name, why in rates.undefined.items())
-    undefined = [paragraph(f"{name}: {reason}", kind="note") for name, reason in why]
+    undefined = [
+        paragraph(f"{NAMES_OF_BASELINES[name]}: {why}", kind="note") for name, why in rates.undefined.items()
+    ]
     shown = picture(drawn, "bandwidth-picture", "bus bandwidth over size")
     numbers = table(head, rows, numbers=range(1, len(head)))
-    listed = fold_away("The numbers: bus bandwidth in GB/s", numbers)
-    return [paragraph(text), shown, *undefined, listed]
+    return [paragraph(text), shown, *undefined, fold_away("The numbers: bus bandwidth in GB/s", numbers)]
 
 
 def search(found: Findings) -> list[str]:
@@ -293,19 +342,17 @@ def transfers(found: Findings) -> list[str]:
     more = _more(schedule.num_transfers, len(rows), "transfer")
     if more:
         more = f"the first of them; {more} `taccl show FILE --transfers -1` lists all."
-    said = paragraph(f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip())
-    listed = table(head, rows, numbers=(0, 1, 2, 4))
-    return [said, listed]
+    said = f"{format_count(schedule.num_transfers, 'transfer')} {more}".strip()
+    return [paragraph(said), table(head, rows, numbers=(0, 1, 2, 4))]
 
 
 def versions(found: Findings) -> list[str]:
     """What made the schedule and the page."""
-    stated = found.details.get("versions")
-    listed = stated.items() if isinstance(stated, dict) else ()
-    rows = [(_word(name), _word(version)) for name, version in listed]
-    made = _word(found.details.get("command"))
-    unknown = paragraph("The file does not say which versions made it.", kind="note")
-    parts = [facts(rows) if rows else unknown]
+    stated, made = found.details.get("versions"), _word(found.details.get("command"))
+    if isinstance(stated, dict) and stated:
+        parts = [facts([(_word(name), _word(version)) for name, version in stated.items()])]
+    else:
+        parts = [paragraph("The file does not say which versions made it.", kind="note")]
     for name, text in (("The schedule was made by", made), ("This page was made by", found.command)):
         if text:
             parts.append(f"<p>{as_html(name)}</p><pre>{as_html(text)}</pre>")
