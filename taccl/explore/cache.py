@@ -18,10 +18,11 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
@@ -29,17 +30,14 @@ from taccl.errors import CacheWarning, InputError, TacclError
 from taccl.explore.rows import check_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
+from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pandas as pd
-
-    from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
 
 _SCHEMA = 1
 _FAILURE = "taccl-failure"
@@ -48,8 +46,7 @@ _FILE = re.compile(r"[0-9a-f]{64}\.json|\.[0-9a-f]{64}\.json\.[0-9a-f]{16}\.tmp"
 _LIMIT_BYTES = 10**9
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What the cache holds of a run: its row, and its schedule unless it is proven that there is none."""
 
     row: dict[str, Any]
@@ -228,7 +225,7 @@ def cache_folder() -> Path:
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
     """The key of a run: a hash of its problem, its options, and the versions of what solves."""
     content = {"schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions()}
-    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+    return _digest(content)
 
 
 def entry_document(
@@ -239,7 +236,7 @@ def entry_document(
     if schedule is not None:
         return dump_schedule(schedule, extra=content)
     content = {"format": _FAILURE, "version": _SCHEMA, "result": content}
-    return content | {"file_digest": hashlib.sha256(_canonical(content).encode()).hexdigest()}
+    return content | {"file_digest": _digest(content)}
 
 
 def _read(path: Path, key: str, problem: Problem | None) -> Entry:
@@ -252,7 +249,7 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     elif document["format"] == _FAILURE:
         schedule, found, digest = None, document["result"], document["result"]["row"]["problem_digest"]
         content = {name: value for name, value in document.items() if name != "file_digest"}
-        if document["file_digest"] != hashlib.sha256(_canonical(content).encode()).hexdigest():
+        if document["file_digest"] != _digest(content):
             raise ValueError("the content does not match its digest")
     else:
         raise ValueError("it is no result")
@@ -275,5 +272,6 @@ def _versions() -> dict[str, str]:
     return {name: version for name, version in package_versions().items() if name != "python"}
 
 
-def _canonical(content: dict[str, Any]) -> str:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

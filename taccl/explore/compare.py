@@ -5,34 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from taccl import collectives
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
+from taccl.explore.cache import Cache
 from taccl.explore.many import table_of
 from taccl.explore.rows import NO_SKETCH, new_row, shortened
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import require_known
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     import pandas as pd
 
-    from taccl.arguments import Count, Natural, Seconds, Size
-    from taccl.explore.cache import Cache
-    from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
-    from taccl.synthesis.parameters import SearchParameters
 
 #: More runs than this are refused: nobody waits for so many, and their rows fill the memory.
 _MOST_RUNS = 100_000
@@ -169,13 +165,24 @@ def sweep(
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, root=root).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
+
+    def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
+        """The problem of one combination, in as many chunks as are best where nothing says their number."""
+        named: dict[str, Any] = {"root": root, "chunks_per_rank": cut} if isinstance(collective, str) else {}
+        if sketch is not None:
+            made = apply(sketch, topology, collective, size=size, **named, reachable=False)
+        elif size is None:
+            said = "found no size; expected one where there is no sketch that says"
+            raise CollectiveError(said, where="sizes")
+        else:
+            made = make_problem(topology, collective, size_bytes=size, **named)
+        return _with_chunks(made, time_limit_s)
+
     asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
     cuts = _cuts(chunks_per_rank, collective)
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     for each, size, cut in itertools.product(loaded(sketches), every_size, cuts):
-        made = functools.cache(
-            functools.partial(_problem, topology, collective, each, size, cut, root, time_limit_s)
-        )
+        made = functools.cache(functools.partial(problem, each, size, cut))
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
             "collective": collective if isinstance(collective, str) else collective.name,
@@ -186,26 +193,6 @@ def sweep(
         asked += [(made, row | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)
-
-
-def _problem(
-    topology: Topology,
-    collective: Collective | str,
-    sketch: Sketch | None,
-    size: int | None,
-    cut: int | None,
-    root: int | None,
-    time_limit_s: float,
-) -> Problem:
-    """The problem of one combination, in as many chunks as are best where nothing says their number."""
-    of_name: dict[str, Any] = {"root": root, "chunks_per_rank": cut} if isinstance(collective, str) else {}
-    if sketch is not None:
-        problem = apply(sketch, topology, collective, size=size, **of_name, reachable=False)
-    elif size is None:
-        raise CollectiveError("found no size; expected one where there is no sketch that says", where="sizes")
-    else:
-        problem = make_problem(topology, collective, size_bytes=size, **of_name)
-    return _with_chunks(problem, time_limit_s)
 
 
 def _with_chunks(problem: Problem, time_limit_s: float) -> Problem:
@@ -237,11 +224,8 @@ def _cuts(chunks_per_rank: Iterable[int] | None, collective: Collective | str) -
         return (None if isinstance(collective, str) else collective.chunks_per_rank,)
     several = _some(chunks_per_rank, "chunks_per_rank")
     if isinstance(collective, Collective) and several != [collective.chunks_per_rank]:
-        raise InputError(
-            f"found {several}, but the collective was made with {collective.chunks_per_rank}; name the "
-            "collective instead, such as 'allgather'",
-            where="chunks_per_rank",
-        )
+        said = f"found {several}, but the collective was made with {collective.chunks_per_rank}"
+        raise InputError(f"{said}; name the collective instead, such as 'allgather'", where="chunks_per_rank")
     return list(dict.fromkeys(several))
 
 
@@ -250,30 +234,22 @@ def name_of(sketch: Sketch | None) -> str:
     return "" if sketch is None else sketch.name or sketch.source or "unnamed"
 
 
-@checked
 def _option_rows(
-    backends: Iterable[str],
-    seeds: Iterable[Natural],
-    time_limit_s: Seconds,
-    threads: Count,
-    parameters: Iterable[SearchParameters] | None = None,
-) -> list[dict[str, Any]]:
+    backends: Iterable[str], seeds: Iterable[int], time_limit_s: float, threads: int,
+    parameters: Iterable[SearchParameters] | None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each set of parameters, backend and seed, with the options of its run."""
     names = _some(dict.fromkeys(backends), "backends")
     numbers = _some(dict.fromkeys(seeds), "seeds")
     changes = [{}] if parameters is None else [each.to_dict() for each in parameters]
-    several_parameters = _some(
-        dict.fromkeys(json.dumps(each) if each else None for each in changes), "parameters"
-    )
+    changed = _some(dict.fromkeys(json.dumps(each) if each else None for each in changes), "parameters")
     for name in names:
         if name not in OWN_BACKENDS:
             require_known(name, others=OWN_BACKENDS, where="backends")
-    _check_num_runs(len(names) * len(numbers) * len(several_parameters), time_limit_s)
+    _check_num_runs(len(names) * len(numbers) * len(changed), time_limit_s)
     return [
-        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads, parameters=changed)
-        for changed in several_parameters
-        for backend in names
-        for seed in numbers
+        new_row(backend=backend, seed=seed, time_limit_s=time_limit_s, threads=threads, parameters=each)
+        for each, backend, seed in itertools.product(changed, names, numbers)
     ]
 
 

@@ -14,8 +14,10 @@ import signal
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from taccl.deadline import signals_to
@@ -23,28 +25,21 @@ from taccl.errors import InputError, TacclError, TacclWarning
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
 from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
+from taccl.problem import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
-    from types import FrameType
-
     import pandas as pd
 
-    from taccl.problem import Problem
-
-    Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
-
+Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
+Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
 #: What joblib and Dask raise where a worker dies. A run's own errors are rows, and raise nothing.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
 def table_of(
-    asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]],
-    *,
-    num_workers: int | None,
-    cache: bool | Cache | str | os.PathLike[str],
+    asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
     progress: bool | Callable[[int, int], None] | None,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """A row for each problem that is to be made, and row of labels, in their order, whatever becomes of it.
 
     Ctrl-C before the first run was done is raised again.
@@ -55,7 +50,7 @@ def table_of(
         with (
             signals_to(_leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
             _counter(len(asked), progress) as count,
-            contextlib.closing(_rows(asked, num_workers, chosen_cache(cache))) as coming,
+            contextlib.closing(_rows(asked, num_workers, _chosen(cache))) as coming,
         ):
             for index, row in coming:
                 rows[index] = row
@@ -77,7 +72,7 @@ def table_of(
     return frame(with_best_bounds(rows))
 
 
-def chosen_cache(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
+def _chosen(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
     """The cache that is meant: the user's, none, one at hand, or one in a folder."""
     if isinstance(cache, Cache):
         return cache
@@ -87,9 +82,7 @@ def chosen_cache(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
 
 
 def _rows(
-    asked: Sequence[tuple[Callable[[], Problem], dict[str, Any]]],
-    num_workers: int | None,
-    cache: Cache | None,
+    asked: Asked, num_workers: int | None, cache: Cache | None
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The number and the row of each run, as they come: first those that need not run."""
     waiting: list[tuple[int, RunRequest]] = []

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import Any
 
-from taccl.arguments import checked
+from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.errors import InputError, NoSolutionError
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering
 from taccl.explore.plan_ranges import Plan
 from taccl.explore.plan_search import PlanSearch
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.sketch.apply import apply
+from taccl.sketch.sketch import Sketch
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from os import PathLike
-
-    from taccl.arguments import Count, Natural, Seconds, Size
-    from taccl.problem import Problem
-    from taccl.sketch.sketch import Sketch
 
 #: Sizes at which schedules are synthesized grow by this factor.
 _FACTOR = 4
@@ -98,17 +93,16 @@ def plan(
     grid = _grid(sizes)
     chosen = loaded(sketches)
     check_lowering(lowering or {})
-    cases = [
-        (f"sketch {name_of(sketch)}" if sketch else "no sketch",
-         _problems(fabric, collective, root, sketch, grid))
-        for sketch in chosen
-    ]  # fmt: skip
+    cases = []
+    for sketch in chosen:
+        name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
+        cases.append((name, _problems(fabric, collective, root, sketch, grid)))
     topologies = [fabric.under(each) for each in fabric.protocols if protocol == "auto"] or [fabric]
     search = PlanSearch(grid, progress or (lambda _: None), topologies)
     try:
         if baselines:
             search.add_baselines(cases)
-        search.synthesize(cases, backend, time_limit_s, threads, seed)
+        search.synthesize(cases, time_limit_s, backend=backend, threads=threads, seed=seed)
     except KeyboardInterrupt:
         if not search.candidates:
             raise

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -30,17 +31,15 @@ from taccl.names import shown
 from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from taccl.program.program import Program
 from taccl.program.split import split_threadblocks
 from taccl.reading import parse_json, read_text
+from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse
 from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from taccl.explore.plan_ranges import Plan, PlanRange
-    from taccl.program.program import Program
-    from taccl.schedule.schedule import Schedule
+    from taccl.explore.plan_ranges import Plan
 
 INDEX = "plan.json"
 #: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
@@ -150,6 +149,8 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
     names: list[str] = []
     rows: list[dict[str, Any]] = []
     notes = list(plan.notes)
+    counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
+    ranks_per_node = counts.pop() if len(counts) == 1 else None
     mscclpp: dict[str | os.PathLike[str], dict[str, Any]] = {}
     for number, each in enumerate(plan.ranges, 1):
         if each.program is None:
@@ -161,7 +162,9 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
         (folder / files["msccl_xml"]).write_text(text, encoding="utf-8")
         save(each.schedule, folder / files["schedule"])
         try:
-            built = _mscclpp_plan(plan, each, each.program, name)
+            # As far as that runtime's offsets reach.
+            ranged = replace(each.program, sizes_bytes=(each.min_bytes, each.max_bytes))
+            built = build_mscclpp_plan(ranged, ranks_per_node=ranks_per_node, split=True, name=name)
         except (ExportError, InputError) as error:
             notes.append(f"range {number} has no MSCCL++ plan: {error}")
         else:
@@ -173,8 +176,7 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
     (folder / "environment.sh").write_text(_environment(plan), encoding="utf-8")
     register = ["environment.sh"]
     if mscclpp:
-        per_node = _ranks_per_node(plan) or 0
-        snippet = registration_snippet(mscclpp, ranks_per_node=per_node, module="register_plans")
+        snippet = registration_snippet(mscclpp, ranks_per_node=ranks_per_node or 0, module="register_plans")
         (folder / "register_plans.py").write_text(snippet, encoding="utf-8")
         register.append("register_plans.py")
     index = {
@@ -183,18 +185,6 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
     }  # fmt: skip
     (folder / INDEX).write_text(json.dumps(index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return [INDEX, *register, *names]
-
-
-def _mscclpp_plan(plan: Plan, each: PlanRange, program: Program, name: str) -> dict[str, Any]:
-    """The MSCCL++ plan of a range, as far as that runtime's offsets reach."""
-    ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
-    return build_mscclpp_plan(ranged, ranks_per_node=_ranks_per_node(plan), split=True, name=name)
-
-
-def _ranks_per_node(plan: Plan) -> int | None:
-    """Ranks of every node; None where nodes differ."""
-    counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
-    return counts.pop() if len(counts) == 1 else None
 
 
 def _environment(plan: Plan) -> str:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
-from taccl.arguments import checked
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.arguments import Size, checked
 from taccl.errors import InputError
 from taccl.names import table
+from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Topology
 from taccl.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
-
-if TYPE_CHECKING:
-    import os
-    from fractions import Fraction
-    from pathlib import Path
-
-    from taccl.analysis.certificates.certificate import Certificate
-    from taccl.arguments import Size
-    from taccl.program.program import Program
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -128,11 +124,8 @@ class Plan:
         for each in self.ranges:
             if each.min_bytes <= size_bytes <= each.max_bytes:
                 return each
-        raise InputError(
-            f"found {format_size(size_bytes)}; the plan is for {format_size(self.ranges[0].min_bytes)} to "
-            f"{format_size(self.ranges[-1].max_bytes)}",
-            where="size",
-        )
+        ends = f"{format_size(self.ranges[0].min_bytes)} to {format_size(self.ranges[-1].max_bytes)}"
+        raise InputError(f"found {format_size(size_bytes)}; the plan is for {ends}", where="size")
 
     @checked
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
@@ -150,15 +143,11 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values."""
         return {
-            "topology": self.topology.name,
-            "collective": self.collective,
-            "num_ranks": self.topology.num_ranks,
-            "ranges": [each.to_dict() for each in self.ranges],
-            "num_candidates": self.num_candidates,
-            "seconds": self.seconds,
-            "stopped": self.stopped,
+            "topology": self.topology.name, "collective": self.collective,
+            "num_ranks": self.topology.num_ranks, "ranges": [each.to_dict() for each in self.ranges],
+            "num_candidates": self.num_candidates, "seconds": self.seconds, "stopped": self.stopped,
             "notes": list(self.notes),
-        }
+        }  # fmt: skip
 
     def table(self) -> str:
         """The ranges as text, one a row."""

@@ -6,13 +6,16 @@ baselines beside them. Between two sizes with different winners the crossover is
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.simulate import simulate
@@ -21,17 +24,12 @@ from taccl.baselines import BASELINES
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.plan_files import runnable
 from taccl.explore.plan_ranges import PlanRange
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
+from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import Topology
 from taccl.units import format_gap, format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from taccl.problem import Problem
-    from taccl.program.program import Program
-    from taccl.topology.topology import Topology
 
 #: Each bound of a range gets about so long.
 _BOUND_S = 1.0
@@ -64,14 +62,9 @@ class _Candidate:
     def shape(self) -> tuple[object, ...]:
         """What it does but for times: two of one shape have the same finish at every size."""
         s = self.schedule
-        columns = (s.chunk, s.link, s.group, s.reduce)
+        columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
         carried = str(s.contributions) if s.carries is not None else ""
-        return (
-            s.problem.topology.protocol,
-            s.problem.collective.num_chunks,
-            carried,
-            *(column.tobytes() for column in columns),
-        )
+        return s.problem.topology.protocol, s.problem.collective.num_chunks, carried, *columns
 
     def _chunk_bytes(self, size: int) -> int:
         return -(-size // self.schedule.problem.collective.size_chunks)
@@ -158,29 +151,16 @@ class PlanSearch:
         """Every baseline that can do it, for small, middle and large sizes, and each cut of the data."""
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
-        for problems in cuts.values():
-            for place in places:
-                plain = make_problem(
-                    problems[place].topology, problems[place].collective, size_bytes=self.grid[place]
-                )
-                for name, function in BASELINES.items():
-                    try:
-                        self.add(
-                            function(plain, cut=False),
-                            f"baseline {name}, for {format_size(self.grid[place])}",
-                        )
-                    except InputError:  # which it cannot do on this topology
-                        continue
+        for problems, place, name in product(cuts.values(), places, BASELINES):
+            size, problem = self.grid[place], problems[place]
+            plain = make_problem(problem.topology, problem.collective, size_bytes=size)
+            with contextlib.suppress(InputError):  # of what it cannot do on this topology
+                self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
 
     def synthesize(
-        self,
-        cases: Sequence[tuple[str, Sequence[Problem]]],
-        backend: str,
-        time_limit_s: float,
-        threads: int | None,
-        seed: int,
+        self, cases: Sequence[tuple[str, Sequence[Problem]]], time_limit_s: float, **options: Any
     ) -> None:
-        """A schedule for every size and sketch, as long as there is time."""
+        """A schedule for every size and sketch, as long as there is time; `options` are of `synthesize`."""
         deadline = time.monotonic() + time_limit_s
         left = len(self.grid) * len(cases)
         for place in _spread(len(self.grid)):
@@ -197,9 +177,7 @@ class PlanSearch:
                     best = _winner(self.candidates, size).schedule.problem.topology
                     problem = replace(problem, topology=best)
                 try:
-                    result = synthesize(
-                        problem, backend=backend, time_limit_s=share, threads=threads, seed=seed
-                    )
+                    result = synthesize(problem, time_limit_s=share, **options)
                 except (InfeasibleError, NoSolutionError) as error:
                     self.failure = error
                     self.notes.append(f"{name} at {format_size(size)}: {error}")
@@ -304,12 +282,12 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
 
+    def best(some: Sequence[_Candidate], size: int) -> Fraction | float:
+        return min(each.finish(size) for each in some)
+
     def regret(left_out: _Candidate) -> Fraction | float:
         others = [each for each in winners if each is not left_out]
-        return max(
-            _ratio(min(each.finish(size) for each in others), min(each.finish(size) for each in winners))
-            for size in sizes
-        )
+        return max(_ratio(best(others, size), best(winners, size)) for size in sizes)
 
     least = min(winners, key=regret)
     return [each for each in winners if each is not least]

@@ -6,26 +6,22 @@ A row is a dict of plain values, None where there is nothing to say. `COLUMNS` i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
+from taccl.synthesis.result import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pandas as pd
-
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.result import Result
 
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
 NO_SKETCH = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column: its name with its unit, its pandas dtype, and what it says."""
 
     name: str
@@ -102,11 +98,8 @@ COLUMNS: tuple[Column, ...] = (
 #: The statuses of rows with a schedule.
 FOUND = ("proven", "proven for its chunks", "found")
 
-#: The columns that say which run a row is of.
-LABELS = (
-    "topology", "collective", "num_ranks", "sketch", "size_bytes", "chunks_per_rank", "backend", "seed",
-    "time_limit_s", "threads", "parameters",
-)  # fmt: skip
+#: The columns that say which run a row is of: the first, up to `parameters`.
+LABELS = tuple(column.name for column in COLUMNS[:11])
 
 #: The columns that a table shows unless it is asked for all, beside those labels in which its rows differ.
 SHORT = (
@@ -121,11 +114,9 @@ _MEASURES = (
 )  # fmt: skip
 OF_SCHEDULES = (*_MEASURES, "gap", "first_schedule_s", "proven_s", "schedule_digest")
 
-_STAGE_COLUMNS = {
-    "bound": "bound_s", "suggest": "suggest_s", "fold": "fold_s", "greedy": "greedy_s",
-    "routing": "routing_s", "ordering": "ordering_s", "contiguity": "contiguity_s", "joint": "job_shop_s",
-    "job shop": "job_shop_s", "overlap": "job_shop_s", "improve": "improve_s",
-}  # fmt: skip
+_STAGES = ("bound", "suggest", "fold", "greedy", "routing", "ordering", "contiguity", "improve")
+_STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
+_STAGE_COLUMNS |= dict.fromkeys(("joint", "job shop", "overlap"), "job_shop_s")
 _OF_MODELS = {
     "model_columns": "num_columns", "model_rows": "num_rows", "model_nonzeros": "num_nonzeros",
     "model_first_feasible_s": "first_feasible_s", "model_proof_s": "proof_s",
@@ -213,9 +204,8 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         proof = best.get(row["problem_digest"])
         if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
             gap = row["finish_us"] / proof["bound_us"] - 1
-            row = row | {name: proof[name] for name in ("bound_us", "bound_limits")}
-            row |= {"gap": gap}
-            row |= {"status": _status(row)}
+            row = row | {"gap": gap, "bound_us": proof["bound_us"], "bound_limits": proof["bound_limits"]}
+            row["status"] = _status(row)
         told.append(row)
     return told
 
@@ -228,8 +218,6 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def figures(result: Result) -> dict[str, Any]:
     """What a result says of itself, by column."""
-    gap = result.gap
-    proven = gap == 0
     seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
     for stage in result.stages:  # named with the half of a reduction, or the sketch, that it is of
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
@@ -241,12 +229,12 @@ def figures(result: Result) -> dict[str, Any]:
     every = result.bound_of_every_cut
     told = {
         "bound_us": result.bound_us, "bound_of_every_cut_us": None if every is None else every.bound_us,
-        "gap": gap if gap != float("inf") else None, "finish_us": result.finish_us,
+        "gap": result.gap if result.gap != math.inf else None, "finish_us": result.finish_us,
     }  # fmt: skip
     return {
         "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
-        "proven_s": result.seconds if proven else None, "seconds": result.seconds, **seconds,
+        "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
         **_versions(result), "schedule_digest": result.schedule.digest(), **_measures(result.schedule),
     }  # fmt: skip

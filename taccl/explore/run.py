@@ -8,9 +8,8 @@ import platform
 import threading
 import time
 import warnings
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from taccl.collectives import allgather
 from taccl.errors import (
@@ -24,14 +23,11 @@ from taccl.errors import (
 )
 from taccl.explore.cache import entry_document, key_of
 from taccl.explore.rows import FOUND, OF_SCHEDULES, figures
-from taccl.problem import make_problem
+from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.process import WORKERS
+from taccl.synthesis.result import Result
 from taccl.topology.registry import parse
-
-if TYPE_CHECKING:
-    from taccl.problem import Problem
-    from taccl.synthesis.result import Result
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
 _LASTING = (*FOUND, "infeasible")
@@ -49,8 +45,7 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(NamedTuple):
     """A problem and its row, as far as it is known; which process compares, and whether the cache stores."""
 
     problem: Problem
