@@ -10,20 +10,17 @@ misses its figure where the two are further apart than the row allows, or where 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import parser_of, summed_up, verdict
 from taccl.aggregation import (
     MODELS,
     choose_servers,
@@ -34,7 +31,7 @@ from taccl.aggregation import (
     place_shards,
     quantise,
     simulate_packets,
-)
+)  # fmt: skip
 from taccl.baselines import baseline
 from taccl.baselines.servers import servers
 from taccl.collectives import allreduce, exchange, together
@@ -44,10 +41,9 @@ from taccl.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from benchmarks.report import Row
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
-
-    Row = dict[str, Any]
 
 #: A worker's port in us/MB.
 PORT_US_PER_MB = 80
@@ -63,13 +59,8 @@ def row(what: str, found: float, expected: float, allowed: float) -> Row:
 
 def at_least(what: str, found: float, least: float) -> Row:
     """A figure that must not be below another."""
-    return {
-        "what": what,
-        "found": found,
-        "expected": least,
-        "allowed": "or more",
-        "met": bool(found >= least),
-    }
+    met = bool(found >= least)
+    return {"what": what, "found": found, "expected": least, "allowed": "or more", "met": met}
 
 
 def at_most(what: str, found: float, most: float) -> Row:
@@ -255,10 +246,9 @@ PARTS = {each.__name__: each for each in (switch, packets, fixed_point, central,
 
 def main() -> int:
     """Run, print the rows, write the results; 1 if a row misses its figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
     rows = []
@@ -267,20 +257,9 @@ def main() -> int:
         for each in PARTS[part](options.time_limit):
             rows.append({"part": part, **each})
             allowed = each["allowed"] if isinstance(each["allowed"], str) else f"+-{each['allowed']:.0%}"
-            verdict = "" if each["met"] else "  missed"
             figures = f"{each['found']:>12.5g} {each['expected']:>12.5g} {allowed:>8}"
-            print(f"  {each['what']:<58} {figures}{verdict}", flush=True)
-    missed = [each for each in rows if not each["met"]]
-    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
-    if options.output is not None:
-        document = {
-            "command": " ".join(["python -m benchmarks.aggregation", *sys.argv[1:]]),
-            "machine": machine(),
-            "time_limit_s": options.time_limit,
-            "rows": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if missed else 0
+            print(f"  {each['what']:<58} {figures}  {verdict(each)}", flush=True)
+    return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ beside bounds worked out anew; ``small`` those of small alltoalls, where latency
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,24 +21,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
-from benchmarks.cases import CASES, Case, data_folder
-from benchmarks.machine import machine
-from benchmarks.scale_fabrics import rail_rings, random_regular
+from benchmarks.cases import CASES, te_ccl
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict
+from benchmarks.scale_fabrics import h100, rail_rings, random_regular
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.volume import Volume
 from taccl.sketch.group import find_symmetries
-from taccl.sketch.upstream import load_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from benchmarks.report import Column, Row
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-PARTS = ("figures", "speed", "growth", "gaps", "small")
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
 MB = 10**6
 #: The most that the gaps over all cases may be: their median, and the largest.
@@ -93,13 +92,13 @@ class Speed:
 
 
 SPEEDS = (
-    Speed("DGX-H100 x16", lambda: taccl.topologies.dgx_h100(16, profile="nominal"), "allgather", 5),
+    Speed("DGX-H100 x16", h100(16), "allgather", 5),
     Speed("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
     Speed("rail rings 16x8", lambda: rail_rings(16), "allgather", 5),
     Speed("random 8-regular 128", lambda: random_regular(128, 8), "allgather", 5),
-    Speed("DGX-H100 x128", lambda: taccl.topologies.dgx_h100(128, profile="nominal"), "allgather", 120),
+    Speed("DGX-H100 x128", h100(128), "allgather", 120),
     Speed("random 8-regular 64", lambda: random_regular(64, 8), "alltoall", 30),
-    Speed("DGX-H100 x8", lambda: taccl.topologies.dgx_h100(8, profile="nominal"), "alltoall", 30),
+    Speed("DGX-H100 x8", h100(8), "alltoall", 30),
     Speed("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
 )
 
@@ -116,70 +115,55 @@ class Small:
 
 
 SMALL = (
-    Small("dgx2x2.toml", lambda: _te_ccl("dgx2x2"), 64_000, "7.72", 0.001),
-    Small("dgx2x2.toml", lambda: _te_ccl("dgx2x2"), 10**6, "82.6", 0.001),
+    Small("dgx2x2.toml", lambda: te_ccl("dgx2x2"), 64_000, "7.72", 0.001),
+    Small("dgx2x2.toml", lambda: te_ccl("dgx2x2"), 10**6, "82.6", 0.001),
     Small("DGX-2 x2", lambda: taccl.topologies.dgx2(2), 64_000, "9.32", 0.001),
     Small("DGX-2 x4", lambda: taccl.topologies.dgx2(4), 64_000, "13.1", 0.04),
 )
 
+_RANKS = (16, 32, 64, 128, 256, 512, 1024)
 #: Families that grow: (name, collective, topology of so many ranks, numbers of ranks).
-GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = (
-    (
-        "DGX-H100",
-        "allgather",
-        lambda n: taccl.topologies.dgx_h100(n // 8, profile="nominal"),
-        (16, 32, 64, 128, 256, 512, 1024),
-    ),
-    ("random 8-regular", "allgather", lambda n: random_regular(n, 8), (16, 32, 64, 128, 256, 512, 1024)),
-    (
-        "DGX-H100",
-        "alltoall",
-        lambda n: taccl.topologies.dgx_h100(n // 8, profile="nominal"),
-        (16, 32, 64, 128),
-    ),
-    ("random 8-regular", "alltoall", lambda n: random_regular(n, 8), (16, 32, 64, 128)),
-)
+GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = tuple(
+    (name, collective, topology, sizes)
+    for collective, sizes in (("allgather", _RANKS), ("alltoall", _RANKS[:4]))
+    for name, topology in (
+        ("DGX-H100", lambda n: h100(n // 8)()), ("random 8-regular", lambda n: random_regular(n, 8)),
+    )
+)  # fmt: skip
 
 
 def main() -> int:
     """Run, print the tables, write the results; 1 if a figure is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     parser.add_argument("--plot", type=Path, help="an SVG file for how cost grows")
     options = parser.parse_args()
     parts = options.part or list(PARTS)
     if options.plot is not None and "growth" not in parts:
         parser.error("--plot needs the part growth")
     taccl.lower_bound(_problem(taccl.topologies.ring(3), "alltoall"))  # loads what it needs
-    results: dict[str, list[dict[str, Any]]] = {}
-    runs = {"figures": figures, "speed": speeds, "growth": growth, "gaps": gaps, "small": small}
-    for part in PARTS:
-        if part in parts:
-            results[part] = runs[part]()
-            print(flush=True)
-    misses = sum(not row.get("met", True) for rows in results.values() for row in rows)
-    print(f"{misses} missed; {machine()}")
-    print(", ".join(f"{name} {number}" for name, number in _versions().items()))
-    if options.output is not None:
-        command = " ".join(["python -m benchmarks.bounds", *sys.argv[1:]])
-        document = {"command": command, "machine": machine(), "versions": _versions(), **results}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+    results: dict[str, list[Row]] = {part: [] for part in PARTS if part in parts}
+    for part, rows in results.items():
+        make, columns, last = PARTS[part]
+        print(f"\n{heads(columns)}  {last.replace('_', ' ')}")
+        for row in make():
+            rows.append(row)
+            print(f"{cells(columns, row)}  {verdict(row)}{row.get(last, '')}", flush=True)
+    versions = {name: version(name) for name in ("taccl", "numpy", "scipy")}
+    print(", ".join(f"{name} {number}" for name, number in versions.items()))
     if options.plot is not None:
         draw(results["growth"], options.plot)
-    return 1 if misses else 0
+    return summed_up(options.output, results, versions=versions)
 
 
-def figures() -> list[dict[str, Any]]:
+def figures() -> Iterator[Row]:
     """GB/s that no schedule can pass, beside those derived by hand; of alltoall, those of the flows."""
-    rows = []
-    print(f"{'figure':<36} {'GB/s':>8} {'expected':>8} {'CPU s':>6} {'':<6} by hand")
     for figure in FIGURES:
         topology = taccl.topologies.parse(figure.machine, nodes=figure.nodes, profile="nominal")
         problem = _problem(topology, figure.collective)
         began = time.process_time()
         bound = taccl.lower_bound(problem, divisible=True, in_network=figure.in_network is True)
-        cpu_s = time.process_time() - began
+        row = _of_bound(bound, began)
         found = bound.algbw_gb_per_s
         if figure.collective == "alltoall":
             found = _flow_gb_per_s(problem)
@@ -187,15 +171,14 @@ def figures() -> list[dict[str, Any]]:
         name = f"{figure.collective} {figure.machine} x{figure.nodes}"
         if figure.in_network is not None:
             name += " in-network" if figure.in_network else " by ranks alone"
-        row = {"figure": name, "gb_per_s": found, "expected": figure.expected, "kind": bound.kind}
-        row |= {"bound_limits": bound.limits, "cpu_s": round(cpu_s, 3), "by_hand": figure.derived, "met": met}
-        rows.append(row)
-        print(
-            f"{name:<36} {found:>8.3f} {figure.expected:>8g} {cpu_s:>6.2f} {_verdict(met):<6} "
-            f"{figure.derived}",
-            flush=True,
-        )
-    return rows
+        about = {"figure": name, "gb_per_s": found, "expected": figure.expected}
+        yield about | row | {"by_hand": figure.derived, "met": met}
+
+
+def _of_bound(bound: Certificate, began: float) -> Row:
+    """What all rows say of a bound, and of the seconds since it was begun."""
+    cpu_s = round(time.process_time() - began, 3)
+    return {"cpu_s": cpu_s, "bound_us": bound.bound_us, "kind": bound.kind, "bound_limits": bound.limits}
 
 
 def _flow_gb_per_s(problem: Problem) -> float:
@@ -207,138 +190,96 @@ def _flow_gb_per_s(problem: Problem) -> float:
     return float(problem.size_bytes / (found[0] / problem.costs.ticks_per_us) / 1000)
 
 
-def speeds() -> list[dict[str, Any]]:
+def speeds() -> Iterator[Row]:
     """CPU seconds of bounds of whole chunks, beside the most that they may take."""
-    rows = []
-    print(_cost_header())
     for case in SPEEDS:
-        row = _cost(case.name, case.collective, case.topology)
-        row |= {"cpu_s_at_most": case.cpu_s, "met": row["checked"] and row["cpu_s"] <= case.cpu_s}
-        rows.append(row)
-        print(_cost_line(row), flush=True)
-    return rows
+        row = _cost(case.name, case.collective, case.topology())
+        yield row | {"cpu_s_at_most": case.cpu_s, "met": row["met"] and row["cpu_s"] <= case.cpu_s}
 
 
-def growth() -> list[dict[str, Any]]:
+def growth() -> Iterator[Row]:
     """CPU seconds of bounds of whole chunks, as fabrics grow."""
-    rows = []
-    print(_cost_header())
     for name, collective, topology, sizes in GROWTH:
         for num_ranks in sizes:
-            rows.append(_cost(name, collective, lambda: topology(num_ranks)))  # noqa: B023  called at once
-            print(_cost_line(rows[-1]), flush=True)
-    return rows
+            yield _cost(name, collective, topology(num_ranks))
 
 
-def _cost(name: str, collective: str, topology: Callable[[], Topology]) -> dict[str, Any]:
+def _cost(name: str, collective: str, topology: Topology) -> Row:
     began = time.process_time()
-    problem = _problem(topology(), collective)
+    problem = _problem(topology, collective)
     problem.costs  # noqa: B018  worked out once, when first asked for
     built = time.process_time()
-    bound = taccl.lower_bound(problem)
+    row = _of_bound(bound := taccl.lower_bound(problem), built)
     bounded = time.process_time()
-    checked = bound.check()
-    done = time.process_time()
-    return {
-        "case": name,
-        "collective": collective,
-        "ranks": problem.topology.num_ranks,
-        "links": len(problem.topology.links),
-        "build_s": round(built - began, 3),
-        "cpu_s": round(bounded - built, 3),
-        "check_s": round(done - bounded, 3),
-        "checked": checked,
-        "bound_us": bound.bound_us,
-        "kind": bound.kind,
-        "bound_limits": bound.limits,
-    }
+    return row | {
+        "case": name, "collective": collective, "ranks": topology.num_ranks, "links": len(topology.links),
+        "build_s": round(built - began, 3), "met": bound.check(),
+        "check_s": round(time.process_time() - bounded, 3),
+    }  # fmt: skip
 
 
-def _cost_header() -> str:
-    return (
-        f"{'case':<21} {'collective':<10} {'ranks':>5} {'links':>7} {'build s':>8} {'CPU s':>8} {'<=':>4} "
-        f"{'check s':>8} {'bound us':>10} {'':<7} limited by"
-    )
-
-
-def _cost_line(row: dict[str, Any]) -> str:
-    verdict = _verdict(row["met"]) if "met" in row else "" if row["checked"] else "WRONG"
-    return (
-        f"{row['case']:<21} {row['collective']:<10} {row['ranks']:>5} {row['links']:>7} "
-        f"{row['build_s']:>8.2f} {row['cpu_s']:>8.2f} {row.get('cpu_s_at_most', ''):>4} "
-        f"{row['check_s']:>8.2f} {row['bound_us']:>10.1f} {verdict:<7} {row['bound_limits']}"
-    )
-
-
-def gaps() -> list[dict[str, Any]]:
+def gaps() -> Iterator[Row]:
     """(finish - bound) / bound over the recorded cases, whose median and largest have a most."""
     recorded = {row["case"]: row for row in json.loads(QUALITY.read_text())["rows"] if "finish_us" in row}
-    rows, every = [], []
-    print(f"{'case':<28} {'finish':>9} {'bound':>9} {'gap':>7} {'CPU s':>6}  limited by")
+    every = []
     for case in CASES:
         if case.name not in recorded:
             continue
-        problem = _upstream_problem(case)
+        problem = case.problem()
         began = time.process_time()
         bound = taccl.lower_bound(problem)
-        cpu_s = time.process_time() - began
+        row = _of_bound(bound, began)
         finish = Fraction(str(recorded[case.name]["finish_us"]))
-        row = {"case": case.name, "finish_us": float(finish), "bound_us": bound.bound_us}
         every.append(bound.gap(finish))
-        row |= {"gap": every[-1], "cpu_s": round(cpu_s, 3), "kind": bound.kind}
-        row |= {"bound_limits": bound.limits, "met": bound.check() and bound.bound <= finish}
-        rows.append(row)
-        print(
-            f"{case.name:<28} {float(finish):>9.1f} {bound.bound_us:>9.1f} {row['gap']:>7.2%} {cpu_s:>6.2f}  "
-            f"{bound.limits}{'' if row['met'] else '  WRONG'}",
-            flush=True,
-        )
+        met = bound.check() and bound.bound <= finish
+        yield row | {"case": case.name, "finish_us": float(finish), "gap": every[-1], "met": met}
     median, largest = statistics.median(every), max(every)
-    met = median <= MEDIAN_GAP and largest <= LARGEST_GAP and len(rows) == len(CASES)
-    print(
-        f"{len(rows)} cases: median gap {median:.2%} (<= {MEDIAN_GAP:.0%}), largest {largest:.2%} "
-        f"(<= {LARGEST_GAP:.0%}) {_verdict(met)}"
-    )
-    rows.append({"case": "all", "median_gap": median, "largest_gap": largest, "met": met})
-    return rows
+    met = median <= MEDIAN_GAP and largest <= LARGEST_GAP and len(every) == len(CASES)
+    told = f"median gap {median:.2%} (<= {MEDIAN_GAP:.0%}), largest {largest:.2%} (<= {LARGEST_GAP:.0%})"
+    yield {"case": "all", "median_gap": median, "largest_gap": largest, "bound_limits": told, "met": met}
 
 
-def small() -> list[dict[str, Any]]:
+def small() -> Iterator[Row]:
     """Gaps of alltoalls that take little more than a send, beside the most that they may be."""
-    rows = []
-    print(f"{'alltoall':<14} {'bytes':>9} {'finish':>9} {'bound':>9} {'gap':>7} {'<=':>6} {'CPU s':>6}")
     for case in SMALL:
         topology = case.topology()
         made = taccl.collectives.alltoall(topology.num_ranks)
         problem = taccl.make_problem(topology, made, size_bytes=case.size_bytes)
         began = time.process_time()
         bound = taccl.lower_bound(problem)
-        cpu_s = time.process_time() - began
-        finish = Fraction(case.finish_us)
+        row, finish = _of_bound(bound, began), Fraction(case.finish_us)
         gap = bound.gap(finish)
         met = bound.check() and 0 <= gap <= case.gap
-        row = {"case": case.name, "size_bytes": case.size_bytes, "finish_us": float(finish)}
-        row |= {"bound_us": bound.bound_us, "gap": gap, "gap_at_most": case.gap, "cpu_s": round(cpu_s, 3)}
-        rows.append(row | {"kind": bound.kind, "bound_limits": bound.limits, "met": met})
-        print(
-            f"{case.name:<14} {case.size_bytes:>9} {float(finish):>9.2f} {bound.bound_us:>9.2f} {gap:>7.2%} "
-            f"{case.gap:>6.1%} {cpu_s:>6.2f}  {_verdict(met)}",
-            flush=True,
-        )
-    return rows
+        about = {"case": case.name, "size_bytes": case.size_bytes, "finish_us": float(finish)}
+        yield about | row | {"gap": gap, "gap_at_most": case.gap, "met": met}
 
 
-def _te_ccl(name: str) -> Topology:
-    return taccl.topologies.load(data_folder().parent / "te-ccl" / f"{name}.toml")
+_COST: tuple[Column, ...] = (
+    ("case", "case", "<21"), ("collective", "collective", "<10"), ("ranks", "ranks", ">5"),
+    ("links", "links", ">7"), ("build s", "build_s", ">8.2f"), ("CPU s", "cpu_s", ">8.2f"),
+    ("<=", "cpu_s_at_most", ">4"), ("check s", "check_s", ">8.2f"), ("bound us", "bound_us", ">10.1f"),
+)  # fmt: skip
+#: The rows of each part, what is shown of them, and what is said at the end of each.
+PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...], str]] = {
+    "figures": (figures, (
+        ("figure", "figure", "<36"), ("GB/s", "gb_per_s", ">8.3f"), ("expected", "expected", ">8g"),
+        ("CPU s", "cpu_s", ">6.2f"),
+    ), "by_hand"),
+    "speed": (speeds, _COST, "bound_limits"),
+    "growth": (growth, _COST, "bound_limits"),
+    "gaps": (gaps, (
+        ("case", "case", "<28"), ("finish", "finish_us", ">9.1f"), ("bound", "bound_us", ">9.1f"),
+        ("gap", "gap", ">7.2%"), ("CPU s", "cpu_s", ">6.2f"),
+    ), "bound_limits"),
+    "small": (small, (
+        ("alltoall", "case", "<14"), ("bytes", "size_bytes", ">9"), ("finish", "finish_us", ">9.2f"),
+        ("bound", "bound_us", ">9.2f"), ("gap", "gap", ">7.2%"), ("<=", "gap_at_most", ">6.1%"),
+        ("CPU s", "cpu_s", ">6.2f"),
+    ), "bound_limits"),
+}  # fmt: skip
 
 
-def _upstream_problem(case: Case) -> Problem:
-    folder = data_folder()
-    sketch, topology = folder / "sketch" / f"{case.sketch}.json", folder / "topo" / f"{case.topology}.json"
-    return load_problem(sketch, topology, collective=case.collective)
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """A plot of CPU seconds over ranks, one line for each family."""
     import matplotlib
 
@@ -365,14 +306,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def _problem(topology: Topology, collective: str) -> Problem:
     made = taccl.collectives.make(collective, topology.num_ranks)
     return taccl.make_problem(topology, made, chunk_bytes=MB)
-
-
-def _verdict(met: bool) -> str:
-    return "met" if met else "MISSED"
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in ("taccl", "numpy", "scipy")}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import taccl
-import taccl.problem
+from taccl.sketch.upstream import load_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
-
-__all__ = ["CASES", "PLAIN_CASES", "Case", "PlainCase", "data_folder"]
 
 MB = 10**6
 
@@ -49,6 +47,16 @@ class Case:
     floor: float
     seconds: float
     published: float
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """Its sketch and its topology."""
+        folder = data_folder()
+        return folder / "sketch" / f"{self.sketch}.json", folder / "topo" / f"{self.topology}.json"
+
+    def problem(self, collective: str = "", cost_model: Any = "upstream") -> Problem:
+        """What is to be synthesized; of another collective, where that is named."""
+        return load_problem(*self.files, collective=collective or self.collective, cost_model=cost_model)
 
 
 CASES = (
@@ -94,11 +102,7 @@ class PlainCase:
 
     def problem(self) -> Problem:
         """What is to be synthesized."""
-        if isinstance(self.machine, str):
-            file = data_folder().parent / "te-ccl" / f"{self.machine}.toml"
-            topology = taccl.topologies.load(file)
-        else:
-            topology = self.machine()
+        topology = te_ccl(self.machine) if isinstance(self.machine, str) else self.machine()
         made = taccl.collectives.make(
             self.collective, topology.num_ranks, chunks_per_rank=self.chunks_per_rank
         )
@@ -136,8 +140,13 @@ PLAIN_CASES = (
         16 * MB,
         16,
         gap=0.15,
-    ),
+    ),  # fmt: skip
 )
+
+
+def te_ccl(name: str) -> Topology:
+    """A topology file of the folder ``te-ccl``."""
+    return taccl.topologies.load(data_folder().parent / "te-ccl" / f"{name}.toml")
 
 
 def data_folder() -> Path:

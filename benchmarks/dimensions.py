@@ -13,25 +13,26 @@ algorithms along dimensions, where there are any. A row misses where a finish li
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import parser_of, summed_up, verdict
+from benchmarks.scale_fabrics import dragonfly
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TacclError, TopologyError
+from taccl.synthesis.backends import package_versions
 from taccl.synthesis.balanced import choose_num_chunks
 from taccl.topologies import dgx_h100, mesh, parse, torus
-from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from benchmarks.report import Row
     from taccl.problem import Problem
-    from taccl.topology.topology import Topology
 
 SIZE, CHUNKS, REACHED = 10**9, 64, 0.95
 #: Dimensions, and what the fixed order takes over the optimum, bandwidth only.
@@ -50,25 +51,6 @@ LARGE = (
 LISTED = "switch16@100,switch4@100,ring4@50"
 
 
-def dragonfly(groups: int = 9, size: int = 4) -> Topology:
-    """Groups of ranks linked all to all, and a link between every two groups, at 50 and 25 GB/s."""
-    builder = TopologyBuilder(
-        f"dragonfly {groups} x {size}",
-        [rank // size for rank in range(groups * size)],
-        alpha_meaning="pipelined",
-    )
-    for src in range(groups * size):
-        for dst in range(groups * size):
-            if src // size == dst // size and src != dst:
-                builder.add_link(src, dst, alpha_us="0.5", beta_us_per_mb=20)
-    for a in range(groups):
-        for b in range(groups):
-            if a != b:  # the ranks of a group share its links to others
-                src, dst = a * size + (b - a - 1) % groups % size, b * size + (a - b - 1) % groups % size
-                builder.add_link(src, dst, alpha_us="0.5", beta_us_per_mb=40)
-    return builder.build()
-
-
 def fabrics() -> dict[str, Problem]:
     """The fabrics of the third part, each with an allreduce of 64 MB."""
     options: dict[str, Any] = {"alpha_meaning": "pipelined"}
@@ -76,7 +58,7 @@ def fabrics() -> dict[str, Problem]:
         "torus 8x8x8": torus(8, 8, 8, **options),
         "mesh 16x16": mesh(16, 16, **options),
         "dgx-h100 x64": dgx_h100(64),
-        "dragonfly 9x4": dragonfly(),
+        "dragonfly 9x4": dragonfly(9, 4, us_per_mb=20, **options),
         "mesh 8x8, 100 and 25 GB/s": mesh(8, 8, bandwidth_gb_per_s=[100, 25], **options),
         "torus 8x8, two failed links": torus(8, 8, **options).without(links=[(0, 1), (27, 35)]),
     }
@@ -89,7 +71,7 @@ def fabrics() -> dict[str, Problem]:
     return found
 
 
-def product(dims: str, ratio: float) -> dict[str, Any]:
+def product(dims: str, ratio: float) -> Row:
     """A row of the first part."""
     name, each = f"multidim:{dims}", {}
     found = taccl.dimensions(name)
@@ -140,9 +122,8 @@ def search(fabric: Any, size: int = SIZE) -> float:
     )
 
 
-def effort() -> list[dict[str, Any]]:
+def effort() -> Iterator[Row]:
     """The second part: seconds of CPU for 256 ranks send by send, and for implicit schedules."""
-    rows: list[dict[str, Any]] = []
     since = time.process_time()
     problem = taccl.make_problem(
         parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS
@@ -151,25 +132,25 @@ def effort() -> list[dict[str, Any]]:
     result = taccl.synthesize(problem, backend="dimension-balanced")
     seconds = next(stage.seconds for stage in result.stages if stage.name == "dimensions")
     cpu_s = min(seconds, time.process_time() - built)
-    rows.append(
-        {"case": f"{LISTED}, send by send", "transfers": result.schedule.num_transfers, "cpu_s": cpu_s,
-         "limit_s": LISTED_S, "finish_us": result.finish_us, "bound_us": result.bound_us,
-         "built_s": built - since}
-    )  # fmt: skip
+    yield timed(f"{LISTED}, send by send", result, cpu_s, LISTED_S) | {"built_s": built - since}
     for dims in LARGE:
         since = time.process_time()
         found = along(f"multidim:{dims}", CHUNKS)
-        rows.append(
-            {"case": f"{dims}, implicit", "transfers": found.schedule.num_transfers,
-             "cpu_s": time.process_time() - since, "limit_s": IMPLICIT_S, "finish_us": found.finish_us,
-             "bound_us": found.bound.bound_us}
-        )  # fmt: skip
-    return [row | {"missed": ["seconds"] * (row["cpu_s"] > row["limit_s"])} for row in rows]
+        yield timed(f"{dims}, implicit", found, time.process_time() - since, IMPLICIT_S)
 
 
-def fabric(name: str, problem: Problem, limit_s: float) -> dict[str, Any]:
+def timed(name: str, found: Any, cpu_s: float, limit_s: float) -> Row:
+    """A row of the second part."""
+    return {
+        "case": name, "transfers": found.schedule.num_transfers, "cpu_s": cpu_s, "limit_s": limit_s,
+        "finish_us": found.finish_us, "bound_us": found.bound.bound_us,
+        "missed": ["seconds"] * (cpu_s > limit_s),
+    }  # fmt: skip
+
+
+def fabric(name: str, problem: Problem, limit_s: float) -> Row:
     """A row of the third part."""
-    row: dict[str, Any] = {"case": name, "num_ranks": problem.topology.num_ranks, "why": "", "missed": []}
+    row: Row = {"case": name, "num_ranks": problem.topology.num_ranks, "why": "", "missed": []}
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=limit_s)
     row |= {"general_us": result.finish_us, "bound_us": result.bound_us, "producer": result.schedule.producer}
     try:
@@ -198,10 +179,15 @@ def fabric(name: str, problem: Problem, limit_s: float) -> dict[str, Any]:
     return row
 
 
+PARTS: dict[str, Callable[[float], Iterable[Row]]] = {
+    "products": lambda _: itertools.starmap(product, PRODUCTS.items()),
+    "effort": lambda _: effort(),
+    "fabrics": lambda limit_s: (fabric(name, problem, limit_s) for name, problem in fabrics().items()),
+}
 _COLUMNS = ("fixed_us", "greedy_us", "lp_us", "general_us", "dimension_bound_us", "bound_us")
 
 
-def line(row: dict[str, Any]) -> str:
+def line(row: Row) -> str:
     """A row of the table."""
     cells = [f"{row[key]:>11.5g}" if key in row else f"{'-':>11}" for key in _COLUMNS]
     rates = [f"{row[f'{policy}_reached']:>7.1%}" for policy in ("greedy", "lp") if f"{policy}_reached" in row]
@@ -209,20 +195,16 @@ def line(row: dict[str, Any]) -> str:
         rates.append(f"{row['gain']:.2f}x, {row['cpu_s']:.2f} s")
     if "limit_s" in row:
         rates = [f"{row['transfers']} transfers, {row['cpu_s']:.2f} of {row['limit_s']:.0f} s of CPU"]
-    said = " ".join([*rates, row.get("why", ""), ", ".join(row["missed"])])
+    said = " ".join([*rates, row.get("why", ""), verdict(row)])
     return f"{row['case']:<50} {' '.join(cells)}  {said}"
 
 
 def main() -> int:
     """Run, print the table, write the results; 1 if a row misses its figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--part", action="append", choices=("products", "effort", "fabrics"), help="default: all"
-    )
+    parser = parser_of(__doc__)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of each general search")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
-    parts = options.part or ("products", "effort", "fabrics")
     warnings.simplefilter("ignore", taccl.NumericsWarning)
     taccl.synthesize(  # compiles what is compiled once
         taccl.make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1),
@@ -231,33 +213,14 @@ def main() -> int:
     along("torus:4x4", 1)
     heads = " ".join(f"{key.removesuffix('_us').replace('_', ' '):>11.11}" for key in _COLUMNS)
     print(f"{'case':<50} {heads}  (times in us; of the optimum's rate: greedy, lp)")
-    rows: list[dict[str, Any]] = []
-
-    def add(row: dict[str, Any]) -> None:
-        rows.append(row)
-        print(line(row), flush=True)
-
-    if "products" in parts:
-        for dims, ratio in PRODUCTS.items():
-            add(product(dims, ratio))
-    if "effort" in parts:
-        for row in effort():
-            add(row)
-    if "fabrics" in parts:
-        for name, problem in fabrics().items():
-            add(fabric(name, problem, options.time_limit))
-    missed = [row for row in rows if row["missed"]]
-    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
-    if options.output is not None:
-        from taccl.synthesis.backends import package_versions
-
-        document = {
-            "command": " ".join(["python -m benchmarks.dimensions", *sys.argv[1:]]),
-            "machine": machine(), "versions": package_versions(), "size_bytes": SIZE, "chunks": CHUNKS,
-            "rows": rows,
-        }  # fmt: skip
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if missed else 0
+    rows = []
+    for part in PARTS:
+        for row in PARTS[part](options.time_limit) if part in (options.part or PARTS) else ():
+            rows.append(row)
+            print(line(row), flush=True)
+    return summed_up(
+        options.output, {"rows": rows}, versions=package_versions(), size_bytes=SIZE, chunks=CHUNKS
+    )
 
 
 if __name__ == "__main__":

@@ -11,24 +11,29 @@ baseline `nccl` predicts on a fitted profile is set beside the log.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, keep, machine, parser_of, verdict
 from taccl.errors import NumericsWarning
+
+if TYPE_CHECKING:
+    from benchmarks.report import Column
 
 #: Errors at most, and seconds of CPU a log.
 WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 0.04, 0.08, 5.0
 #: Of two nodes predicted from one node and the network, at 1 GiB.
 WORST_PREDICTED = 0.15
+COLUMNS: tuple[Column, ...] = (
+    ("log", "log", "<72"), ("median", "median", ">7.1%"), ("p90", "p90", ">7.1%"),
+    ("largest", "largest", ">8.1%"), ("left out", "left_out", ">8.1%"), ("CPU s", "cpu_s", ">6.1f"),
+)  # fmt: skip
 #: Machine models whose constants are priors where there is none of the name that a log begins with.
 SWEEPS = {
     "a100_p4de.24xlarge_x2_allreduce_aws": "dgx-a100", "b200_lambda_x2_allreduce": "dgx-h100",
@@ -53,11 +58,9 @@ STREAM = """ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   M
 
 def main() -> int:
     """Fit, print the table, write the results; 1 if a figure is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
-    options = parser.parse_args()
+    options = parser_of(__doc__).parse_args()
     folder = Path(os.environ.get("TACCL_TEST_DATA", "../shared/data")) / "nccl-tests"
-    print(f"{'log':<72} {'median':>7} {'p90':>7} {'largest':>8} {'left out':>8} {'CPU s':>6}")
+    print(heads(COLUMNS))
     rows = [row_of(folder, (name,), model_of(name)) for name in SWEEPS]
     rows += [row_of(folder, names, model_of(names[0])) for names in TOGETHER]
     mean = statistics.mean(row["median"] for row in rows[: len(SWEEPS)])
@@ -73,12 +76,8 @@ def main() -> int:
     met = [*(row["met"] for row in (*rows, *beside)), mean <= WORST_MEAN, predicted["met"]]
     print(f"{len(met)} figures, {met.count(False)} missed; {machine()}")
     if options.output is not None:
-        command = " ".join(["python -m benchmarks.fit", *sys.argv[1:]])
-        document = {
-            "command": command, "machine": machine(), "rows": rows, "mean_of_medians": mean,
-            "predicted": predicted, "beside": beside,
-        }  # fmt: skip
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        found = {"rows": rows, "mean_of_medians": mean, "predicted": predicted, "beside": beside}
+        keep(options.output, found)
     return int(not all(met))
 
 
@@ -100,11 +99,7 @@ def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
         "met": found["median_error"] <= WORST_MEDIAN and found["p90_error"] <= WORST_P90
         and left <= WORST_LEFT_OUT and seconds <= MOST_SECONDS * len(names),
     }  # fmt: skip
-    print(
-        f"{row['log']:<72} {row['median']:>7.1%} {row['p90']:>7.1%} {row['largest']:>8.1%} "
-        f"{row['left_out']:>8.1%} {row['cpu_s']:>6.1f}{'' if row['met'] else ' missed'}",
-        flush=True,
-    )
+    print(f"{cells(COLUMNS, row)} {verdict(row)}", flush=True)
     return row
 
 

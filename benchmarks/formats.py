@@ -12,37 +12,45 @@ whether that is met.
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import taccl
 from benchmarks.cases import CASES, Case, data_folder
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
 from taccl.errors import TacclError
 from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
-from taccl.sketch.upstream import load_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks.report import Column, Row
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
-
-__all__ = ["FIGURES", "Figure", "main", "run_case"]
 
 PARTS = ("cases", "figures")
 COLLECTIVES = ("allgather", "alltoall", "reduce-scatter", "allreduce")
 LOWER_DGX2_S, LOWER_256_S, DEADLOCK_S, NUM_FAULTS = 1.0, 10.0, 1.0, 60
+
+
+_CASES: tuple[Column, ...] = (
+    ("sketch and topology", "case", "<26"), ("collective", "collective", "<15"), ("steps", "steps", ">6"),
+    ("lower s", "lower_s", ">8.2f"), ("runs", "interprets", ">5"), ("plan s", "plan_s", ">7.2f"),
+    ("runs", "plan_runs", ">5"), ("blocks", "threadblocks", ">6"), ("scratch", "scratch_chunks", ">7"),
+    ("xml s", "xml_s", ">6.2f"), ("back", "xml_comes_back", ">5"),
+)  # fmt: skip
+_FIGURES: tuple[Column, ...] = (
+    ("figure", "name", "<48"), ("found", "found", "<34"), ("asked for", "asked", "<24"),
+)  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -56,52 +64,37 @@ class Figure(NamedTuple):
 
 def main() -> int:
     """Run, print the table, write the results; 1 if a figure is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: both")
     parser.add_argument("--case", action="append", help="part of a case's name; default: all")
     parser.add_argument("--backend", default="greedy", help="that makes the schedules; default: greedy")
     parser.add_argument("--time-limit", type=float, default=0.2, help="seconds for each; default: 0.2")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     parts = options.part or list(PARTS)
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[Row]] = {part: [] for part in parts}
     if "cases" in parts:
-        print(_case_header(), flush=True)
-        results["cases"] = []
-        for case in _sketches(options.case):
-            for collective in COLLECTIVES:
-                row = run_case(case, collective, options.backend, options.time_limit)
-                results["cases"].append(row)
-                print(_case_line(row), flush=True)
+        print(heads(_CASES), flush=True)
+        for case, collective in product(_sketches(options.case), COLLECTIVES):
+            row = run_case(case, collective, options.backend, options.time_limit)
+            results["cases"].append(row)
+            print(f"{cells(_CASES, row)} {row.get('error', '')}", flush=True)
     if "figures" in parts:
-        print(f"\n{'figure':<48} {'found':<34} {'asked for':<24}", flush=True)
-        results["figures"] = []
-        for figure in (each() for each in FIGURES):
-            results["figures"].append(figure._asdict())
-            verdict = "met" if figure.met else "missed"
-            print(f"{figure.name:<48} {figure.found:<34} {figure.asked:<24} {verdict}", flush=True)
-    misses = sum(not row["met"] for rows in results.values() for row in rows)
-    print(f"\n{sum(map(len, results.values()))} rows, {misses} missed; {machine()}")
-    if options.output is not None:
-        command = " ".join(["python -m benchmarks.formats", *sys.argv[1:]])
-        document = {"command": command, "machine": machine(), **results}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if misses else 0
+        print(f"\n{heads(_FIGURES)}", flush=True)
+        for row in (each()._asdict() for each in FIGURES):
+            results["figures"].append(row)
+            print(f"{cells(_FIGURES, row)} {verdict(row)}", flush=True)
+    return summed_up(options.output, results)
 
 
 def _sketches(parts: list[str] | None) -> list[Case]:
     """Cases with a sketch and a topology of their own, whatever their collective."""
     chosen = {(each.sketch, each.topology): each for each in reversed(CASES)}
-    return [
-        each
-        for each in reversed(chosen.values())
-        if not parts or any(part.lower() in each.name.lower() for part in parts)
-    ]
+    return [each for each in reversed(chosen.values()) if wanted(each.name, parts)]
 
 
-def run_case(case: Case, collective: str, backend: str, limit_s: float) -> dict[str, Any]:
+def run_case(case: Case, collective: str, backend: str, limit_s: float) -> Row:
     """One row: everything that is done with one schedule, in seconds, and whether it was right."""
-    row: dict[str, Any] = {"case": f"{case.sketch} {case.topology}", "collective": collective}
+    row: Row = {"case": f"{case.sketch} {case.topology}", "collective": collective}
     try:
         schedule = _schedule(case, collective, backend, limit_s)
         clock = time.perf_counter()
@@ -119,8 +112,8 @@ def run_case(case: Case, collective: str, backend: str, limit_s: float) -> dict[
         clock = time.perf_counter()
         again = parse_msccl_xml(dump_msccl_xml(program))
         row["xml_s"], clock = _since(clock)
-        verdict = interpret(again)
-        row["xml_comes_back"] = verdict.ok and verdict.outputs_checked and again.in_place == program.in_place
+        back = interpret(again)
+        row["xml_comes_back"] = back.ok and back.outputs_checked and again.in_place == program.in_place
     except TacclError as error:
         row["error"] = str(error)
     row["met"] = all(row.get(name) for name in ("interprets", "plan_runs", "xml_comes_back"))
@@ -128,40 +121,12 @@ def run_case(case: Case, collective: str, backend: str, limit_s: float) -> dict[
 
 
 def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule | CompactSchedule:
-    folder = data_folder()
-    problem = load_problem(
-        folder / "sketch" / f"{case.sketch}.json",
-        folder / "topo" / f"{case.topology}.json",
-        collective=collective,
-    )
-    return taccl.synthesize(problem, backend=backend, time_limit_s=limit_s).schedule
+    return taccl.synthesize(case.problem(collective), backend=backend, time_limit_s=limit_s).schedule
 
 
 def _since(clock: float) -> tuple[float, float]:
     now = time.perf_counter()
     return round(now - clock, 3), now
-
-
-def _case_header() -> str:
-    return (
-        f"{'sketch and topology':<26} {'collective':<15} {'steps':>6} {'lower s':>8} {'runs':>5} "
-        f"{'plan s':>7} {'runs':>5} {'blocks':>6} {'scratch':>7} {'xml s':>6} {'back':>5}"
-    )
-
-
-def _case_line(row: dict[str, Any]) -> str:
-    start = f"{row['case']:<26} {row['collective']:<15} "
-    if "error" in row:
-        return start + str(row["error"])
-    return start + (
-        f"{row['steps']:>6} {row['lower_s']:>8.2f} {_yes(row['interprets']):>5} {row['plan_s']:>7.2f} "
-        f"{_yes(row['plan_runs']):>5} {row['threadblocks']:>6} {row['scratch_chunks']:>7} "
-        f"{row['xml_s']:>6.2f} {_yes(row['xml_comes_back']):>5}"
-    )
-
-
-def _yes(right: bool) -> str:
-    return "yes" if right else "NO"
 
 
 def lower_dgx2() -> Figure:

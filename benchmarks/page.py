@@ -16,17 +16,55 @@ from benchmarks.scale import draw
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.report import Column, Row
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 GROWTH = ROOT / "docs" / "images" / "scale-growth.svg"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-TITLES = {
-    "quality-upstream": "The portfolio, upstream costs",
-    "quality-physical": "The portfolio, physical costs",
-    "quality-backends": "Each backend alone, upstream costs",
-}
+_CASE = ("case", "case", "")
+_QUALITY = (
+    _CASE, ("backend", "backend", ""), ("finish", "finish_us", ".6g"), ("figure to meet", "floor", ".6g"),
+    ("bound", "bound_us", ".6g"), ("gap", "gap", ".2%"), ("seconds", "command_seconds", ".1f"),
+)  # fmt: skip
+_FIGURES = (
+    ("case", "figure", ""), ("GB/s", "gb_per_s", ".6g"), ("expected", "expected", ".6g"),
+    ("by hand", "by_hand", ""),
+)  # fmt: skip
+_SPEED = (
+    ("topology", "case", ""), ("collective", "collective", ""), ("ranks", "ranks", ""),
+    ("links", "links", ""), ("CPU s", "cpu_s", ".2f"), ("at most", "cpu_s_at_most", ""),
+)  # fmt: skip
+_SCALE = (
+    _CASE, ("collective", "collective", ""), ("ranks", "ranks", ""), ("sends", "sends", ""),
+    ("CPU s", "cpu_s", ".3g"), ("at most", "cpu_s_at_most", ".6g"), ("peak MB", "peak_mb", ".0f"),
+    ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"), ("ratio", "ratio", ".4f"),
+    ("at most", "ratio_at_most", ".6g"), ("baseline us", "beaten", ""), ("met", "met", ""),
+)  # fmt: skip
+_AGGREGATION = (
+    ("figure", "what", ""), ("found", "found", ".5g"), ("expected", "expected", ".5g"),
+    ("allowed", "allowed", ""), ("met", "met", ""),
+)  # fmt: skip
+_SWEEP = (
+    ("sweep", "name", ""), ("runs", "runs", ""), ("seconds", "seconds", ".1f"),
+    ("from the cache", "from_cache", ""), ("load average", "load", ""),
+)  # fmt: skip
+_SHIPPED = (
+    _CASE, ("costs", "cost_model", ""), ("shipped us", "shipped_us", ".6g"),
+    ("automatic us", "automatic_us", ".6g"), ("ratio", "ratio", ".3f"), ("bound us", "bound_us", ".6g"),
+    ("shipped s", "shipped_seconds", ".1f"), ("automatic s", "automatic_seconds", ".1f"),
+)  # fmt: skip
+_LARGER = (
+    _CASE, ("size", "size", ""), ("finish us", "finish_us", ".6g"), ("bound us", "bound_us", ".6g"),
+    ("gap", "gap", ".2%"), ("seconds", "seconds", ".1f"),
+)  # fmt: skip
+_FIT = (
+    ("log", "log", ""), ("median error", "median", ".1%"), ("90th percentile", "p90", ".1%"),
+    ("largest", "largest", ".1%"), ("left out, median", "left_out", ".1%"), ("CPU s", "cpu_s", ".1f"),
+    ("met", "met", ""),
+)  # fmt: skip
 
 
 def main() -> int:
@@ -46,22 +84,16 @@ def main() -> int:
 
 
 def _results() -> str:
-    parts = [_quality(name, title) for name, title in TITLES.items() if (RESULTS / f"{name}.json").exists()]
-    if (RESULTS / "bounds.json").exists():
-        parts += _bounds(_load("bounds"))
-    if (RESULTS / "scale.json").exists():
-        parts.append(_scale(_load("scale")))
-    if (RESULTS / "sums.json").exists():
-        parts.append(_sums(_load("sums")))
-    if (RESULTS / "aggregation.json").exists():
-        parts.append(_aggregation(_load("aggregation")))
-    if (RESULTS / "sweep.json").exists():
-        parts.append(_sweep(_load("sweep")))
-    if (RESULTS / "fit.json").exists():
-        parts.append(_fit(_load("fit")))
-    if (RESULTS / "suggest.json").exists():
-        parts += _suggest(_load("suggest"))
-    return "\n".join(parts)
+    makers = {
+        "quality-upstream": lambda data: _quality(data, "The portfolio, upstream costs"),
+        "quality-physical": lambda data: _quality(data, "The portfolio, physical costs"),
+        "quality-backends": lambda data: _quality(data, "Each backend alone, upstream costs"),
+        "bounds": _bounds, "scale": _scale, "sums": _sums, "aggregation": _aggregation, "sweep": _sweep,
+        "fit": _fit, "suggest": _suggest,
+    }  # fmt: skip
+    return "\n".join(
+        make(_load(name)) for name, make in makers.items() if (RESULTS / f"{name}.json").exists()
+    )
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -69,194 +101,66 @@ def _load(name: str) -> dict[str, Any]:
     return data
 
 
-def _quality(name: str, title: str) -> str:
-    data = _load(name)
-    rows = [
-        (
-            row["case"],
-            row["backend"],
-            _number(row.get("finish_us")),
-            _number(row.get("floor") if row["cost_model"] == "upstream" else None),
-            _number(row.get("bound_us")),
-            "" if row.get("gap") is None else f"{row['gap']:.2%}",
-            f"{row['command_seconds']:.1f}",
-        )
-        for row in data["rows"]
-    ]
-    head = ("case", "backend", "finish", "figure to meet", "bound", "gap", "seconds")
-    return _section(title, data, _table(head, rows))
+def _quality(data: dict[str, Any], title: str) -> str:
+    # Figures to meet are of upstream's costs.
+    rows = [row if row["cost_model"] == "upstream" else row | {"floor": None} for row in data["rows"]]
+    return _section(title, data, _QUALITY, rows)
 
 
-def _bounds(data: dict[str, Any]) -> list[str]:
-    figures = [
-        (f["figure"], _number(f["gb_per_s"]), _number(f["expected"]), f["by_hand"]) for f in data["figures"]
-    ]
-    speed = [
-        (
-            f["case"],
-            f["collective"],
-            str(f["ranks"]),
-            str(f["links"]),
-            f"{f['cpu_s']:.2f}",
-            str(f["cpu_s_at_most"]),
-        )
-        for f in data["speed"]
-    ]
-    return [
-        _section(
-            "Bounds of bandwidth: profile nominal, divisible data",
-            data,
-            _table(("case", "GB/s", "expected", "by hand"), figures),
-        ),
-        _section(
-            "How long a bound takes",
-            data,
-            _table(("topology", "collective", "ranks", "links", "CPU s", "at most"), speed),
-        ),
-    ]
+def _bounds(data: dict[str, Any]) -> str:
+    figures = _section(
+        "Bounds of bandwidth: profile nominal, divisible data", data, _FIGURES, data["figures"]
+    )
+    return f"{figures}\n{_section('How long a bound takes', data, _SPEED, data['speed'])}"
 
 
 def _sums(data: dict[str, Any]) -> str:
-    rivals = list(data["rivals"])
-    head = ("machine", "size", *rivals, "ours", "bound", "of every cut", "gap")
-    rows = [
-        (
-            row["machine"],
-            row["size"],
-            *(_number(row["rivals_us"].get(name)) for name in rivals),
-            _number(row["ours_us"]),
-            _number(row["bound_us"]),
-            _number(row["bound_of_every_cut_us"]),
-            f"{row['gap']:.2%}",
-        )
-        for row in data["rows"]
-    ]
+    columns = (
+        ("machine", "machine", ""), ("size", "size", ""), *((name, name, ".6g") for name in data["rivals"]),
+        ("ours", "ours_us", ".6g"), ("bound", "bound_us", ".6g"),
+        ("of every cut", "bound_of_every_cut_us", ".6g"), ("gap", "gap", ".2%"),
+    )  # fmt: skip
     title = "Sums of every size: an allreduce with 1 us a hop inside nodes and 3 us between, in us"
-    return _section(title, data, _table(head, rows))
+    return _section(title, data, columns, [row["rivals_us"] | row for row in data["rows"]])
 
 
 def _scale(data: dict[str, Any]) -> str:
-    head = (
-        "case",
-        "collective",
-        "ranks",
-        "sends",
-        "CPU s",
-        "at most",
-        "peak MB",
-        "finish us",
-        "bound us",
-        "ratio",
-        "at most",
-        "baseline us",
-        "met",
-    )
     rows = [
-        (
-            row["case"],
-            row["collective"],
-            str(row["ranks"]),
-            str(row["sends"]),
-            f"{row['cpu_s']:.3g}",
-            _number(row.get("cpu_s_at_most")),
-            f"{row['peak_mb']:.0f}",
-            _number(row["finish_us"]),
-            _number(row["bound_us"]),
-            f"{row['ratio']:.4f}",
-            _number(row.get("ratio_at_most")),
-            f"{row['baseline_us']:.6g} ({row['baseline']})" if row.get("baseline") else "",
-            "yes" if row["met"] else "no",
-        )
+        row | {"beaten": f"{row['baseline_us']:.6g} ({row['baseline']})" if row.get("baseline") else ""}
         for row in data["rows"]
     ]
     growth = ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in data["growth"].items())
-    said = f"Of an allgather on square meshes {growth}.\n\n" if growth else ""
-    return _section("Greedy at scale", data, said + _table(head, rows))
+    said = f"Of an allgather on square meshes {growth}." if growth else ""
+    return _section("Greedy at scale", data, _SCALE, rows, said)
 
 
-def _aggregation(results: dict[str, Any]) -> str:
-    lines = [
-        "### Sums in the network and at servers",
-        "",
-        f"`{results['command']}`: {results['machine']}. Times in us; a figure may differ by what",
-        "is allowed from what is expected.",
-        "",
-        "| figure | found | expected | allowed | met |",
-        "|---|---|---|---|---|",
+def _aggregation(data: dict[str, Any]) -> str:
+    rows = [
+        row | {"allowed": row["allowed"] if isinstance(row["allowed"], str) else f"{row['allowed']:.0%}"}
+        for row in data["rows"]
     ]
-    for row in results["rows"]:
-        allowed = row["allowed"] if isinstance(row["allowed"], str) else f"{row['allowed']:.0%}"
-        figures = f"{row['found']:.5g} | {row['expected']:.5g} | {allowed}"
-        lines.append(f"| {row['what']} | {figures} | {'yes' if row['met'] else 'no'} |")
-    return "\n".join([*lines, ""])
+    said = "Times in us; a figure may differ by what is allowed from what is expected."
+    return _section("Sums in the network and at servers", data, _AGGREGATION, rows, said)
 
 
 def _sweep(data: dict[str, Any]) -> str:
-    head = ("sweep", "runs", "seconds", "from the cache", "load average")
-    rows = [
-        (name, str(data["runs"]), f"{part['seconds']:.1f}", str(part["from_cache"]), str(part["load"]))
-        for name, part in (
-            ("one worker", data["one_worker"]),
-            ("two workers", data["two_workers"]),
-            ("the same again", data["cached"]),
-        )
-    ]
+    names = {"one_worker": "one worker", "two_workers": "two workers", "cached": "the same again"}
+    rows = [data[key] | {"name": name, "runs": data["runs"]} for key, name in names.items()]
     said = (
         f"Two workers are {data['speed_up']} times as fast as one (to be met: {data['speed_up_at_least']}); "
         f"the cached re-run is to take {data['cached_s_at_most']} s at most."
     )
-    return _section("A sweep of many runs", data, f"{said}\n\n{_table(head, rows)}")
+    return _section("A sweep of many runs", data, _SWEEP, rows, said)
 
 
-def _suggest(data: dict[str, Any]) -> list[str]:
-    shipped = [
-        (
-            row["case"],
-            row["cost_model"],
-            _number(row["shipped_us"]),
-            _number(row["automatic_us"]),
-            f"{row['ratio']:.3f}",
-            _number(row["bound_us"]),
-            f"{row['shipped_seconds']:.1f}",
-            f"{row['automatic_seconds']:.1f}",
-        )
-        for row in data["rows"]
-        if "ratio" in row
-    ]
-    larger = [
-        (
-            row["case"],
-            row["size"],
-            _number(row["finish_us"]),
-            _number(row["bound_us"]),
-            f"{row['gap']:.2%}",
-            f"{row['seconds']:.1f}",
-        )
-        for row in data["rows"]
-        if "gap" in row
-    ]
-    head = ("case", "costs", "shipped us", "automatic us", "ratio", "bound us", "shipped s", "automatic s")
-    return [
-        _section("Automatic sketches beside the shipped ones", data, _table(head, shipped)),
-        _section(
-            "Automatic sketches of larger machines, against physical bounds",
-            data,
-            _table(("case", "size", "finish us", "bound us", "gap", "seconds"), larger),
-        ),
-    ]
+def _suggest(data: dict[str, Any]) -> str:
+    shipped, larger = ([row for row in data["rows"] if key in row] for key in ("ratio", "gap"))
+    first = _section("Automatic sketches beside the shipped ones", data, _SHIPPED, shipped)
+    title = "Automatic sketches of larger machines, against physical bounds"
+    return f"{first}\n{_section(title, data, _LARGER, larger)}"
 
 
 def _fit(data: dict[str, Any]) -> str:
-    head = ("log", "median error", "90th percentile", "largest", "left out, median", "CPU s", "met")
-    rows = [
-        (
-            row["log"],
-            *(f"{row[name]:.1%}" for name in ("median", "p90", "largest", "left_out")),
-            f"{row['cpu_s']:.1f}",
-            "yes" if row["met"] else "no",
-        )
-        for row in data["rows"]
-    ]
     ahead = data["predicted"]
     said = (
         "To be met: median 6%, 90th percentile 20%, left out 8%, 5 s; mean of the medians of single logs 4%, "
@@ -266,22 +170,26 @@ def _fit(data: dict[str, Any]) -> str:
         + ", ".join(f"{row['log']} {row['median']:.1%}" for row in data["beside"])
         + "."
     )
-    return _section("Costs fitted to published logs", data, f"{said}\n\n{_table(head, rows)}")
+    return _section("Costs fitted to published logs", data, _FIT, data["rows"], said)
 
 
-def _section(title: str, data: dict[str, Any], table: str) -> str:
+def _section(
+    title: str, data: dict[str, Any], columns: Sequence[Column], rows: Sequence[Row], said: str = ""
+) -> str:
+    """A title, the command and the machine, what is said of the table, and the table."""
     versions = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
-    said = f"`{data['command']}`: {data['machine']}" + (f"; {versions}" if versions else "")
-    return f"### {title}\n\n{said}.\n\n{table}\n"
+    origin = f"`{data['command']}`: {data['machine']}" + (f"; {versions}" if versions else "")
+    lines = [[head for head, _, _ in columns]]
+    lines += [[_cell(row.get(key), form) for _, key, form in columns] for row in rows]
+    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    table = "\n".join([head, "|" + "---|" * len(columns), *rest])
+    return "\n\n".join([f"### {title}", f"{origin}.", *([said] if said else []), f"{table}\n"])
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+def _cell(value: Any, form: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

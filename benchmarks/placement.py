@@ -10,19 +10,23 @@ is found from the probe is timed on the true fabric, beside the best order that 
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import json
 import sys
 import time
-from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict
 from taccl.placement.reorder import Case, reorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from benchmarks.report import Column, Row
 
 #: What is recovered at least, of the gain of the best order known; seconds; and what exact search leaves.
 RECOVERED, LARGE_S, NEAR = 0.95, 30.0, 1.05
@@ -64,7 +68,12 @@ def finish_us(case: Case, order: Any) -> float:
     return float(case.problem.costs.us(case.ticks(order)))
 
 
-def recovered(name: str, algorithm: str) -> dict[str, Any]:
+def clouds() -> Iterator[Row]:
+    """A row for every cloud and algorithm."""
+    return itertools.starmap(recovered, itertools.product(CLOUDS, ("ring", "halving-doubling")))
+
+
+def recovered(name: str, algorithm: str) -> Row:
     """Twenty random starts on one cloud; the best known is that of long searches, and of all starts."""
     racks, pods = CLOUDS[name]
     found, before = [], []
@@ -86,13 +95,12 @@ def recovered(name: str, algorithm: str) -> dict[str, Any]:
     return {
         "cloud": name, "algorithm": algorithm, "random_us": float(np.mean(before)),
         "found_us": float(np.mean(found)), "best_us": best, "random_over_best": float(np.mean(before)) / best,
-        "least_recovered": least, "ok": least >= RECOVERED,
+        "least_recovered": least, "met": least >= RECOVERED,
     }  # fmt: skip
 
 
-def large() -> list[dict[str, Any]]:
+def large() -> Iterator[Row]:
     """256 hosts in 32 racks: seconds from a probe to an order, and what of the gain is found."""
-    rows = []
     for algorithm in ("ring", "halving-doubling"):
         truth, probe = cloud((8,) * 32, 1, 0)
         began, cpu_s = time.perf_counter(), time.process_time()
@@ -100,14 +108,11 @@ def large() -> list[dict[str, Any]]:
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
         before, found = (finish_us(case, order) for order in (placed.given, placed.order))
-        rows.append(
-            {
-                "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
-                # A machine that does other things besides takes longer; on one core this is the time.
-                "cpu_s": cpu_s, "ok": cpu_s <= LARGE_S,
-            }
-        )  # fmt: skip
-    return rows
+        yield {
+            "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
+            # A machine that does other things besides takes longer; on one core this is the time.
+            "cpu_s": cpu_s, "met": cpu_s <= LARGE_S,
+        }  # fmt: skip
 
 
 def small_fabric(seed: int) -> taccl.Topology:
@@ -126,7 +131,7 @@ def small_fabric(seed: int) -> taccl.Topology:
     return taccl.Probe(names, latency, RATE * rng.uniform(0.5, 1, inside.shape), uplinks=uplinks).topology()
 
 
-def exact() -> dict[str, Any]:
+def exact() -> Iterator[Row]:
     """The search alone beside the exact optimum, on 50 random fabrics."""
     ratios, proven = [], 0
     for seed in range(50):
@@ -135,10 +140,11 @@ def exact() -> dict[str, Any]:
         best = reorder(topology, algorithm=algorithm, size=SIZE, time_limit_s=60)
         proven += best.proven
         ratios.append(case.us(case.search(best.given, seed)[1]) / best.after_us)
-    return {"fabrics": 50, "proven": proven, "worst": max(ratios), "ok": max(ratios) <= NEAR and proven == 50}
+    met = max(ratios) <= NEAR and proven == 50
+    yield {"fabrics": 50, "proven": proven, "worst": max(ratios), "met": met}
 
 
-def ours() -> dict[str, Any]:
+def ours() -> Iterator[Row]:
     """Our own schedule for the same fabric, beside the reordered stock algorithm."""
     truth, _ = cloud((4,) * 4, 1, 0)
     placed = reorder(truth, algorithm="ring", size=SIZE)
@@ -146,76 +152,52 @@ def ours() -> dict[str, Any]:
     result = taccl.synthesize(problem, time_limit_s=60, seed=0)
     # With exact times, in which what shares a way takes turns, as in our schedule.
     ring_us, ours_us = placed.schedule().finish_us, result.schedule.finish_us
-    return {
+    yield {
         "hosts": 16, "random_us": placed.before_us, "reordered_us": placed.after_us,
         "reordered_schedule_us": ring_us, "synthesized_us": ours_us, "gain": ring_us / ours_us,
-        "ok": ours_us <= ring_us,
+        "met": ours_us <= ring_us,
     }  # fmt: skip
 
 
-def show_clouds() -> list[dict[str, Any]]:
-    """A row for every cloud and algorithm."""
-    heads = f"{'random us':>11}{'found us':>10}{'best us':>10}{'ratio':>7}{'least':>8}"
-    print(f"{'cloud':14}{'algorithm':18}{heads}")
-    rows = []
-    for name, algorithm in product(CLOUDS, ("ring", "halving-doubling")):
-        row = recovered(name, algorithm)
-        rows.append(row)
-        print(
-            f"{name:14}{algorithm:18}{row['random_us']:11.0f}{row['found_us']:10.0f}{row['best_us']:10.0f}"
-            f"{row['random_over_best']:7.2f}{row['least_recovered']:8.1%}" + "  MISSED" * (not row["ok"]),
-            flush=True,
-        )
-    return rows
-
-
-def show_large() -> list[dict[str, Any]]:
-    """A row for every algorithm."""
-    rows = large()
-    for row in rows:
-        print(
-            f"256 hosts, {row['algorithm']}: {row['random_us']:.0f} -> {row['found_us']:.0f} us in "
-            f"{row['seconds']:.1f} s, {row['cpu_s']:.1f} s of CPU" + "  MISSED" * (not row["ok"])
-        )
-    return rows
-
-
-def show_exact() -> dict[str, Any]:
-    """One row."""
-    row = exact()
-    print(
-        f"50 fabrics of 8 to 10: {row['proven']} proven, the search at worst {row['worst']:.3f} of the "
-        "optimum" + "  MISSED" * (not row["ok"])
-    )
-    return row
-
-
-def show_ours() -> dict[str, Any]:
-    """One row."""
-    row = ours()
-    print(
-        f"16 hosts: ring {row['random_us']:.0f} us, reordered {row['reordered_us']:.0f} us, as a schedule "
-        f"{row['reordered_schedule_us']:.0f} us; our own schedule {row['synthesized_us']:.0f} us: "
-        f"{row['gain']:.2f} times as fast" + "  MISSED" * (not row["ok"])
-    )
-    return row
-
-
-PARTS = {"clouds": show_clouds, "large": show_large, "exact": show_exact, "ours": show_ours}
+#: The rows of each part, and what is shown of them.
+PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[Column, ...]]] = {
+    "clouds": (clouds, (
+        ("cloud", "cloud", "<14"), ("algorithm", "algorithm", "<18"), ("random us", "random_us", ">10.0f"),
+        ("found us", "found_us", ">9.0f"), ("best us", "best_us", ">9.0f"),
+        ("ratio", "random_over_best", ">6.2f"), ("least", "least_recovered", ">7.1%"),
+    )),
+    "large": (large, (
+        ("256 hosts", "algorithm", "<18"), ("random us", "random_us", ">10.0f"),
+        ("found us", "found_us", ">9.0f"), ("seconds", "seconds", ">7.1f"), ("CPU s", "cpu_s", ">6.1f"),
+    )),
+    "exact": (exact, (
+        ("fabrics of 8 to 10", "fabrics", ">18"), ("proven", "proven", ">10"),
+        ("search over optimum", "worst", ">19.3f"),
+    )),
+    "ours": (ours, (
+        ("hosts", "hosts", ">5"), ("ring us", "random_us", ">10.0f"), ("reordered", "reordered_us", ">9.0f"),
+        ("as schedule", "reordered_schedule_us", ">11.0f"), ("ours", "synthesized_us", ">9.0f"),
+        ("gain", "gain", ">6.2f"),
+    )),
+}  # fmt: skip
 
 
 def main() -> int:
     """Print the tables, keep them, and say whether every figure is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="default: all; others are kept")
+    parser = parser_of(__doc__)
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all; others are kept")
+    parser.set_defaults(output=Path(__file__).parent / "results" / "placement.json")
     options = parser.parse_args()
-    found: dict[str, Any] = {part: PARTS[part]() for part in options.part or PARTS}
-    path = Path(__file__).parent / "results" / "placement.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    document = {**before, "command": "python -m benchmarks.placement", "machine": machine(), **found}
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    rows = [row for part in found.values() for row in (part if isinstance(part, list) else [part])]
-    return int(not all(row["ok"] for row in rows))
+    found: dict[str, list[Row]] = {}
+    for part in options.part or PARTS:
+        make, columns = PARTS[part]
+        print(f"\n{heads(columns)}")
+        found[part] = []
+        for row in make():
+            found[part].append(row)
+            print(f"{cells(columns, row)}  {verdict(row)}", flush=True)
+    before = json.loads(options.output.read_text()) if options.output.exists() else {}
+    return summed_up(options.output, found, **{part: before[part] for part in PARTS if part in before})
 
 
 if __name__ == "__main__":

@@ -11,30 +11,43 @@ Every run is a command of its own (``taccl synthesize``), so that its seconds ar
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
+from itertools import product
+from typing import TYPE_CHECKING
 
 import taccl
 from benchmarks.cases import CASES, PLAIN_CASES, Case, data_folder
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.report import Column, Row
+
+_COLUMNS: tuple[Column, ...] = (
+    ("case", "case", "<28"), ("backend", "backend", "<8"), ("finish", "finish_us", ">9.1f"),
+    ("floor", "floor", ">8g"), ("bound", "bound_us", ">9.1f"), ("gap", "gap", ">7.2%"),
+    ("seconds", "command_seconds", ">8.1f"),
+)  # fmt: skip
+_PLAIN: tuple[Column, ...] = (
+    ("case", "case", "<36"), ("finish", "finish_us", ">10.2f"), ("at most", "finish_at_most", ">10.6g"),
+    ("bound", "bound_us", ">10.2f"), ("gap", "gap", ">7.2%"), ("at most", "gap_at_most", ">8.2g"),
+    ("seconds", "seconds", ">8.1f"),
+)  # fmt: skip
 BACKENDS = ("auto", "highs", "scip", "cbc", "gurobi", "cpsat", "greedy")
 
 
 def main() -> int:
     """Run, print the table, write the results; 1 if a floor is missed by the portfolio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--backend", action="append", choices=[*BACKENDS, "all"], help="default: auto")
     parser.add_argument("--cost-model", choices=["upstream", "physical"], default="upstream")
     parser.add_argument("--case", action="append", help="part of a case's name; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--time-limit", type=float, help="default: the command's own")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     parser.add_argument("--plain", action="store_true", help="machines without a sketch instead of the files")
     options = parser.parse_args()
     if options.plain:
@@ -42,33 +55,24 @@ def main() -> int:
     backends = options.backend or ["auto"]
     if "all" in backends:
         backends = list(BACKENDS)
-    cases = [c for c in CASES if not options.case or any(part in c.name for part in options.case)]
     rows = []
-    print(_header(), flush=True)
-    for case in cases:
-        for backend in backends:
-            row = run_case(case, backend, options.cost_model, seed=options.seed, limit_s=options.time_limit)
-            rows.append(row)
-            print(_line(row), flush=True)
-    misses = [row for row in rows if row["verdict"] == "missed"]
-    print(f"\n{len(rows)} runs, {len(misses)} below their floor; {machine()}")
+    print(f"{heads(_COLUMNS)} {'':<7} stages (seconds)", flush=True)
+    for case, backend in product([each for each in CASES if wanted(each.name, options.case)], backends):
+        row = run_case(case, backend, options.cost_model, seed=options.seed, limit_s=options.time_limit)
+        rows.append(row)
+        floor = case.floor if options.cost_model == "upstream" else None
+        print(f"{cells(_COLUMNS, row | {'floor': floor})} {verdict(row):<7} {_details(row)}", flush=True)
     if rows and rows[0].get("versions"):
         print(", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items()))
-    if options.output is not None:
-        command = " ".join(["python -m benchmarks.quality", *sys.argv[1:]])
-        document = {"command": command, "machine": machine(), "rows": rows}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if misses else 0
+    return summed_up(options.output, {"rows": rows})
 
 
 def run_plain(names: list[str] | None, seed: int, output: Path | None) -> int:
     """The portfolio on machines without a sketch, a case after the other; 1 if a figure is missed."""
     rows = []
-    print(
-        f"{'case':<36} {'finish':>10} {'at most':>10} {'bound':>10} {'gap':>7} {'at most':>8} {'seconds':>8}"
-    )
+    print(heads(_PLAIN))
     for case in PLAIN_CASES:
-        if names and not any(part in case.name for part in names):
+        if not wanted(case.name, names):
             continue
         problem, began = case.problem(), time.monotonic()
         found = taccl.synthesize(problem, time_limit_s=case.seconds, seed=seed)
@@ -76,29 +80,16 @@ def run_plain(names: list[str] | None, seed: int, output: Path | None) -> int:
         gap, seconds = finish / bound - 1, time.monotonic() - began
         met = finish <= case.finish_us + 1e-9 and gap <= case.gap
         row = {"case": case.name, "finish_us": finish, "bound_us": bound, "gap": gap, "seed": seed}
-        rows.append(row | {"seconds": round(seconds, 2), "verdict": "met" if met else "missed"})
-        print(
-            f"{case.name:<36} {finish:>10.2f} {case.finish_us:>10.6g} {bound:>10.2f} {gap:>7.2%} "
-            f"{case.gap:>8.2g} {seconds:>8.1f} {'met' if met else 'missed'}",
-            flush=True,
-        )
-    misses = sum(row["verdict"] == "missed" for row in rows)
-    print(f"\n{len(rows)} runs, {misses} missed; {machine()}")
-    if output is not None:
-        command = " ".join(["python -m benchmarks.quality", *sys.argv[1:]])
-        output.write_text(
-            json.dumps({"command": command, "machine": machine(), "rows": rows}, indent=1) + "\n"
-        )
-    return 1 if misses else 0
+        rows.append(row | {"seconds": round(seconds, 2), "met": met})
+        most = {"finish_at_most": case.finish_us, "gap_at_most": case.gap}
+        print(f"{cells(_PLAIN, rows[-1] | most)} {verdict(rows[-1])}", flush=True)
+    return summed_up(output, {"rows": rows})
 
 
-def run_case(
-    case: Case, backend: str, cost_model: str, *, seed: int = 0, limit_s: float | None = None
-) -> dict[str, Any]:
+def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: float | None) -> Row:
     """One run as a command: what it printed, its seconds, and whether it meets the case's floor."""
-    folder = data_folder()
-    command = [sys.executable, "-m", "taccl", "synthesize", str(folder / "sketch" / f"{case.sketch}.json")]
-    command += ["--topology", str(folder / "topo" / f"{case.topology}.json"), "--json"]
+    sketch, topology = map(str, case.files)
+    command = [sys.executable, "-m", "taccl", "synthesize", sketch, "--topology", topology, "--json"]
     command += ["--collective", case.collective, "--cost-model", cost_model]
     command += ["--backend", backend, "--seed", str(seed)]
     if limit_s is not None:
@@ -106,7 +97,7 @@ def run_case(
     began = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began
-    row: dict[str, Any] = {"case": case.name, "backend": backend, "cost_model": cost_model}
+    row: Row = {"case": case.name, "backend": backend, "cost_model": cost_model}
     row |= {"command_seconds": round(seconds, 2), "exit_code": done.returncode, "floor": case.floor}
     # Notes name files; where they lie on this machine is nobody's business.
     stdout = done.stdout.replace(f"{data_folder().as_posix()}/", "")
@@ -116,42 +107,22 @@ def run_case(
         printed = {"error": done.stderr.strip().splitlines()[-1] if done.stderr else "printed nothing"}
     keep = ("finish_us", "bound_us", "gap", "verified", "stopped", "producer", "stages", "versions", "notes")
     row |= {key: printed[key] for key in (*keep, "error") if key in printed}
-    row["verdict"] = _verdict(case, row)
-    return row
+    # A run of the portfolio on upstream's costs has figures to meet, others have none.
+    is_judged = backend == "auto" and cost_model == "upstream"
+    reached = row.get("finish_us", float("inf")) <= case.floor + 1e-9 and seconds <= case.seconds
+    return row | {"met": reached or not is_judged}
 
 
-def _verdict(case: Case, row: dict[str, Any]) -> str:
-    """Whether a run of the portfolio on upstream's costs meets its figures; others have none to meet."""
+def _details(row: Row) -> str:
+    """What went wrong, or how many seconds each stage took."""
     if "finish_us" not in row:
-        return "failed"
-    if row["backend"] != "auto" or row["cost_model"] != "upstream":
-        return ""
-    met = row["finish_us"] <= case.floor + 1e-9 and row["command_seconds"] <= case.seconds
-    return "met" if met else "missed"
-
-
-def _header() -> str:
-    return (
-        f"{'case':<28} {'backend':<8} {'finish':>9} {'floor':>8} {'bound':>9} {'gap':>7} {'seconds':>8} "
-        f"{'':<7} stages (seconds)"
-    )
-
-
-def _line(row: dict[str, Any]) -> str:
-    start = f"{row['case']:<28} {row['backend']:<8} "
-    if "finish_us" not in row:
-        return f"{start}{row.get('error', '')} (exit {row['exit_code']}, {row['command_seconds']} s)"
-    floor = f"{row['floor']:g}" if row["cost_model"] == "upstream" else "-"
+        return f"{row.get('error', '')} (exit {row['exit_code']})"
     stages: dict[str, float] = {}
     for stage in row["stages"]:
         name = f"{stage['name']}/{stage['solver']}" if stage["solver"] != "taccl" else stage["name"]
         stages[name] = stages.get(name, 0) + stage["seconds"]
     parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in stages.items())
-    notes = f"; {'; '.join(row['notes'])}" if row.get("notes") else ""
-    return (
-        f"{start}{row['finish_us']:>9.1f} {floor:>8} {row['bound_us']:>9.1f} {row['gap']:>7.2%} "
-        f"{row['command_seconds']:>8.1f} {row['verdict']:<7} {parts}{notes}"
-    )
+    return "; ".join([parts, *row.get("notes", ())])
 
 
 if __name__ == "__main__":

@@ -36,23 +36,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import taccl
-from benchmarks.machine import machine
-from benchmarks.scale_fabrics import (
-    MB,
-    dragonfly,
-    hot_sizes,
-    mesh_with_failure,
-    neighbouring_groups,
-    oversubscribed,
-    paired_groups,
-    rail_rings,
-    random_groups,
-    random_quarters,
-    random_regular,
-    strided_groups,
-    without_nic,
-    zipf_sizes,
-)  # fmt: skip
+from benchmarks import scale_fabrics as fabrics
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict
+from benchmarks.scale_fabrics import MB
 from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.analysis.verification.verify_implicit import verify_implicit
@@ -64,6 +50,7 @@ from taccl.synthesis.large import schedule_large
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks.report import Column, Row
     from taccl.collective import Collective
     from taccl.topology.topology import Topology
 
@@ -129,10 +116,6 @@ class ImplicitCase:
     is_large: bool = False
 
 
-def _h100(nodes: int) -> Callable[[], Topology]:
-    return lambda: taccl.topologies.dgx_h100(nodes, profile="nominal")
-
-
 def _mesh(*dims: int, **costs: Any) -> Callable[[], Topology]:
     return lambda: taccl.topologies.mesh(*dims, **costs)
 
@@ -141,69 +124,77 @@ CASES = (
     Case("mesh-16x16", _mesh(16, 16), 0.2, 1.00),
     Case("mesh-32x32", _mesh(32, 32), 0.2, 1.00),
     Case("mesh-31x33", _mesh(31, 33), 0.3, 1.01),
-    Case("mesh-32x32-failed-link", mesh_with_failure, 0.3, 1.01),
+    Case("mesh-32x32-failed-link", fabrics.mesh_with_failure, 0.3, 1.01),
     Case("torus-32x32", lambda: taccl.topologies.torus(32, 32), 0.2, 1.01),
     Case("mesh-64x64", _mesh(64, 64), 4, 1.00),
     # A corner receives 9999 chunks over 2 links, in 5000 rounds of 20.5 us at least.
     Case("mesh-100x100", _mesh(100, 100), 60, 1.00, is_large=True, bound_us=102500),
     Case("mesh-32x32-tiered", _mesh(32, 32, bandwidth_gb_per_s=(75, 50)), 1, 1.01),
-    Case("rail-rings-16x8", lambda: rail_rings(16), 1, 1.05),
-    Case("rail-rings-128x8", lambda: rail_rings(128), 1, 1.05),
-    Case("dragonfly-9x8", dragonfly, 0.1, 1.02),
-    Case("random-8-regular-512", lambda: random_regular(512, 8), 1, 1.05),
-    Case("random-8-regular-512", lambda: random_regular(512, 8), 60, 1.15, "alltoall"),
-    Case("dgx-h100-x64", _h100(64), 10, 1.03),
-    Case("dgx-h100-x64", _h100(64), 10, 1.03, "reduce_scatter"),
-    Case("dgx-h100-x64", _h100(64), 20, 1.05, "allreduce"),
-    Case("dgx-h100-x64", _h100(64), 60, 1.05, "alltoall"),
-    Case("spine-x64", oversubscribed, 20, 1.05),
-    Case("spine-x64", oversubscribed, 20, 1.05, "reduce_scatter"),
-    Case("spine-x64", oversubscribed, 40, 1.08, "allreduce"),
-    Case("spine-x64", oversubscribed, 90, 1.08, "alltoall"),
-    Case("spine-x64-leaves-of-16", lambda: oversubscribed(64, 16), 20, 1.05),
-    Case("spine-x64-leaves-of-16", lambda: oversubscribed(64, 16), 90, 1.08, "alltoall"),
-    Case("dgx-h100-x32-zipf", _h100(32), 1, 1.10, "alltoall", zipf_sizes),
-    Case("dgx-h100-x32-zipf-hot", _h100(32), 1, 1.10, "alltoall", hot_sizes),
+    Case("rail-rings-16x8", lambda: fabrics.rail_rings(16), 1, 1.05),
+    Case("rail-rings-128x8", lambda: fabrics.rail_rings(128), 1, 1.05),
+    Case("dragonfly-9x8", fabrics.dragonfly, 0.1, 1.02),
+    Case("random-8-regular-512", lambda: fabrics.random_regular(512, 8), 1, 1.05),
+    Case("random-8-regular-512", lambda: fabrics.random_regular(512, 8), 60, 1.15, "alltoall"),
+    Case("dgx-h100-x64", fabrics.h100(64), 10, 1.03),
+    Case("dgx-h100-x64", fabrics.h100(64), 10, 1.03, "reduce_scatter"),
+    Case("dgx-h100-x64", fabrics.h100(64), 20, 1.05, "allreduce"),
+    Case("dgx-h100-x64", fabrics.h100(64), 60, 1.05, "alltoall"),
+    Case("spine-x64", fabrics.oversubscribed, 20, 1.05),
+    Case("spine-x64", fabrics.oversubscribed, 20, 1.05, "reduce_scatter"),
+    Case("spine-x64", fabrics.oversubscribed, 40, 1.08, "allreduce"),
+    Case("spine-x64", fabrics.oversubscribed, 90, 1.08, "alltoall"),
+    Case("spine-x64-leaves-of-16", lambda: fabrics.oversubscribed(64, 16), 20, 1.05),
+    Case("spine-x64-leaves-of-16", lambda: fabrics.oversubscribed(64, 16), 90, 1.08, "alltoall"),
+    Case("dgx-h100-x32-zipf", fabrics.h100(32), 1, 1.10, "alltoall", fabrics.zipf_sizes),
+    Case("dgx-h100-x32-zipf-hot", fabrics.h100(32), 1, 1.10, "alltoall", fabrics.hot_sizes),
     Case("mesh-4x4", _mesh(4, 4), 0.1, 1.05, "alltoall"),
     Case("dgx2-x2", lambda: taccl.topologies.dgx2(2), 0.5, 1.05, "alltoall"),
-    Case("groups-strided-x64", _h100(64), 10, 1.10, groups=strided_groups),
-    Case("groups-neighbours-x64", _h100(64), 10, 1.10, groups=neighbouring_groups),
-    Case("groups-pairs-x64", _h100(64), 10, 1.10, groups=paired_groups),
-    Case("groups-random-x64", _h100(64), 10, 1.10, groups=random_groups),
-    Case("groups-random-spine-x64", oversubscribed, 10, 1.10, groups=random_groups),
-    Case("replan-dgx-h100-x4", _h100(4), 1, 1.25, "allreduce", fails=without_nic),
+    Case("groups-strided-x64", fabrics.h100(64), 10, 1.10, groups=fabrics.strided_groups),
+    Case("groups-neighbours-x64", fabrics.h100(64), 10, 1.10, groups=fabrics.neighbouring_groups),
+    Case("groups-pairs-x64", fabrics.h100(64), 10, 1.10, groups=fabrics.paired_groups),
+    Case("groups-random-x64", fabrics.h100(64), 10, 1.10, groups=fabrics.random_groups),
+    Case("groups-random-spine-x64", fabrics.oversubscribed, 10, 1.10, groups=fabrics.random_groups),
+    Case("replan-dgx-h100-x4", fabrics.h100(4), 1, 1.25, "allreduce", fails=fabrics.without_nic),
     Case(
-        "replan-dgx-h100-x4-halves", _h100(4), 1, 1.25, "allreduce", chunks_per_rank=2,
-        chunk_bytes=MB // 2, fails=without_nic,
+        "replan-dgx-h100-x4-halves", fabrics.h100(4), 1, 1.25, "allreduce", chunks_per_rank=2,
+        chunk_bytes=MB // 2, fails=fabrics.without_nic,
     ),
-    Case("dgx-h100-x4", _h100(4), 0.2, 1.10, "scatter"),
-    Case("dgx-h100-x4", _h100(4), 0.2, 1.10, "gather"),
-    Case("dgx-h100-x4", _h100(4), 2, 1.10),
-    Case("dgx-h100-x4-16-chunks", _h100(4), 2, 1.16, "broadcast", chunks_per_rank=16),
-    Case("dgx-h100-x4-16-chunks", _h100(4), 2, 1.16, "reduce", chunks_per_rank=16),
-    Case("dgx-h100-x4-groups", _h100(4), 2, 1.14, groups=random_quarters),
+    Case("dgx-h100-x4", fabrics.h100(4), 0.2, 1.10, "scatter"),
+    Case("dgx-h100-x4", fabrics.h100(4), 0.2, 1.10, "gather"),
+    Case("dgx-h100-x4", fabrics.h100(4), 2, 1.10),
+    Case("dgx-h100-x4-16-chunks", fabrics.h100(4), 2, 1.16, "broadcast", chunks_per_rank=16),
+    Case("dgx-h100-x4-16-chunks", fabrics.h100(4), 2, 1.16, "reduce", chunks_per_rank=16),
+    Case("dgx-h100-x4-groups", fabrics.h100(4), 2, 1.14, groups=fabrics.random_quarters),
     Case("dgx2-x2-16-chunks", lambda: taccl.topologies.dgx2(2), 2, 1.10, "broadcast", chunks_per_rank=16),
-    Case("dgx2-x2-groups", lambda: taccl.topologies.dgx2(2), 2, 1.25, groups=random_quarters),
+    Case("dgx2-x2-groups", lambda: taccl.topologies.dgx2(2), 2, 1.25, groups=fabrics.random_quarters),
     Case("ndv2-x2-16-chunks", lambda: taccl.topologies.ndv2(2), 1, 1.10, "broadcast", chunks_per_rank=16),
-    Case("ndv2-x2-groups", lambda: taccl.topologies.ndv2(2), 1, 1.10, groups=random_quarters),
+    Case("ndv2-x2-groups", lambda: taccl.topologies.ndv2(2), 1, 1.10, groups=fabrics.random_quarters),
     Case("mesh-4x4-16-chunks", _mesh(4, 4), 1, 1.10, "broadcast", chunks_per_rank=16),
-    Case("mesh-4x4-groups", _mesh(4, 4), 1, 1.10, groups=random_quarters),
+    Case("mesh-4x4-groups", _mesh(4, 4), 1, 1.10, groups=fabrics.random_quarters),
     ImplicitCase("mesh-200x200-implicit", "mesh:200x200", 600, 1.01),
     ImplicitCase("torus-200x200-implicit", "torus:200x200", 0.1, 1.001),
     ImplicitCase("torus-100x100x100-implicit", "torus:100x100x100", 2, 1.001),
 )  # fmt: skip
 
 
+_COLUMNS: tuple[Column, ...] = (
+    ("case", "case", "<24"), ("collective", "collective", "<14"), ("ranks", "ranks", ">5"),
+    ("sends", "sends", ">9"), ("build s", "build_s", ">7.2f"), ("CPU s", "cpu_s", ">7.3f"),
+    ("<=", "cpu_s_at_most", ">4g"), ("verify s", "verify_s", ">8.2f"), ("bound s", "bound_s", ">7.2f"),
+    ("peak MB", "peak_mb", ">7"), ("finish us", "finish_us", ">10.1f"), ("bound us", "bound_us", ">10.1f"),
+    ("ratio", "ratio", ">6.3f"), ("<=", "ratio_at_most", ">4.2f"), ("baseline us", "baseline_us", ">12.1f"),
+)  # fmt: skip
+
+
 def main() -> int:
     """Run, print the table, write the results; 1 if a figure is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     names = sorted({c.name for c in CASES})
     parser.add_argument("--case", action="append", choices=names, help="default: not large")
     parser.add_argument("--collective", choices=sorted({c.collective for c in CASES}))
     parser.add_argument("--all", action="store_true", help="the large cases too")
     parser.add_argument("--seed", type=int, action="append", help="again for a row of each; default: 0")
     parser.add_argument("--no-target", action="store_true", help="do not stop at a case's ratio")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     parser.add_argument("--plot", type=Path, help="an SVG file for a plot of the growth, of the meshes")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,7 +208,7 @@ def main() -> int:
         print(json.dumps(row))
         return 0
     rows = []
-    print(_header(), flush=True)
+    print(f"{heads(_COLUMNS)}  beside", flush=True)
     cases: tuple[Case | ImplicitCase, ...] = CASES
     for case, seed in product(cases, options.seed or [0]):
         wanted = case.name in options.case if options.case else options.all or not case.is_large
@@ -227,22 +218,17 @@ def main() -> int:
             command = [sys.executable, "-m", "benchmarks.scale", "--here", *what]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             rows.append(json.loads(done.stdout))
-            print(_line(rows[-1]), flush=True)
+            said = f"{cells(_COLUMNS, rows[-1])}  {rows[-1]['beside']}  {verdict(rows[-1])}"
+            print(said + "  INVALID" * (not rows[-1]["verified"]), flush=True)
     growth = growth_exponents(rows)
     if growth:
         print("\nmeshes: " + ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in growth.items()))
-    misses = sum(not row["met"] for row in rows)
-    print(f"\n{len(rows)} cases, {misses} missed; {machine()}")
-    if options.output is not None:
-        command = ["python -m benchmarks.scale", *sys.argv[1:]]
-        document = {"command": " ".join(command), "machine": machine(), "rows": rows}
-        options.output.write_text(json.dumps(document | {"growth": growth}, indent=1) + "\n")
     if options.plot is not None:
         draw(rows, options.plot)
-    return 1 if misses else 0
+    return summed_up(options.output, {"rows": rows}, growth=growth)
 
 
-def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> dict[str, Any]:
+def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> Row:
     """One case in this process; with a target, what meets the case's ratio is good enough."""
     warm_up(case)
     began = time.process_time()
@@ -272,39 +258,29 @@ def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> dict[str,
     checked = time.process_time()
     cpu_s, reached = done - began_search, float(finish / bound)
     rivals = Rivals("bound met") if finish <= bound else find_rivals(problem, finish)
+    is_first = rivals.finish is None or finish <= rivals.finish
     return {
-        "case": case.name,
-        "collective": case.collective,
-        "seed": seed,
-        "ranks": topology.num_ranks,
-        "links": len(topology.links),
-        "sends": num_sends,
-        "build_s": round(built - began, 3),
-        "cpu_s": round(cpu_s, 3),
-        "cpu_s_at_most": case.cpu_s,
-        "verify_s": round(checked - done, 3),
-        "bound_s": round(bound_s, 3),
-        "peak_mb": round(peak),
-        "grown_mb": round(peak - memory, 1),
-        "finish_us": float(finish),
-        "bound_us": float(bound),
-        "limits": limits,
-        "ratio": round(reached, 5),
-        "ratio_at_most": case.ratio,
-        "baseline": rivals.first,
-        "baseline_us": None if rivals.finish is None else float(rivals.finish),
-        "beside": rivals.beside,
-        "verified": verified.ok,
-        "met": bool(
-            verified.ok
-            and cpu_s <= case.cpu_s
-            and reached <= case.ratio + 5e-4
-            and (rivals.finish is None or finish <= rivals.finish)
-        ),
-    }
+        "seed": seed, "ranks": topology.num_ranks, "links": len(topology.links), "sends": num_sends,
+        "build_s": round(built - began, 3), "bound_s": round(bound_s, 3), "peak_mb": round(peak),
+        "grown_mb": round(peak - memory, 1), "finish_us": float(finish), "bound_us": float(bound),
+        "limits": limits, "baseline": rivals.first,
+        "baseline_us": None if rivals.finish is None else float(rivals.finish), "beside": rivals.beside,
+        **judged(case, cpu_s, checked - done, reached, ok=verified.ok),
+        "met": verified.ok and cpu_s <= case.cpu_s and reached <= case.ratio + 5e-4 and is_first,
+    }  # fmt: skip
 
 
-def run_implicit(case: ImplicitCase) -> dict[str, Any]:
+def judged(case: Case | ImplicitCase, cpu_s: float, verify_s: float, ratio: float, *, ok: bool) -> Row:
+    """What every row says of its case: what was reached, beside the figures to meet."""
+    return {
+        "case": case.name, "collective": case.collective, "verified": ok,
+        "cpu_s": round(cpu_s, 3), "cpu_s_at_most": case.cpu_s, "verify_s": round(verify_s, 3),
+        "ratio": round(ratio, 5), "ratio_at_most": case.ratio,
+        "met": ok and cpu_s <= case.cpu_s and ratio <= case.ratio,
+    }  # fmt: skip
+
+
+def run_implicit(case: ImplicitCase) -> Row:
     """One case in this process, of a schedule that stays a pattern and a group."""
     verify_implicit(taccl.synthesize_implicit("torus:4x4", case.collective, chunk_size="1MB").schedule)
     memory, began = _peak_mb(), time.process_time()
@@ -314,28 +290,12 @@ def run_implicit(case: ImplicitCase) -> dict[str, Any]:
     verified = verify_implicit(found.schedule).ok
     verify_s, ratio = time.process_time() - since, 1 + found.gap
     return {
-        "case": case.name,
-        "collective": case.collective,
-        "ranks": found.schedule.num_ranks,
-        "sends": found.schedule.num_transfers,
-        "build_s": 0.0,
-        "cpu_s": round(cpu_s, 3),
-        "cpu_s_at_most": case.cpu_s,
-        "verify_s": round(verify_s, 3),
-        "bound_s": 0.0,
-        "peak_mb": round(peak),
-        "grown_mb": round(peak - memory, 1),
-        "finish_us": found.finish_us,
-        "bound_us": found.bound.bound_us,
+        "ranks": found.schedule.num_ranks, "sends": found.schedule.num_transfers, "peak_mb": round(peak),
+        "grown_mb": round(peak - memory, 1), "finish_us": found.finish_us, "bound_us": found.bound.bound_us,
         "limits": found.bound.limits,
-        "ratio": round(ratio, 5),
-        "ratio_at_most": case.ratio,
-        "baseline": "",
-        "baseline_us": None,
         "beside": "bound met" if found.gap == 0 else "nothing: too many arrivals",
-        "verified": verified,
-        "met": bool(verified and cpu_s <= case.cpu_s and ratio <= case.ratio),
-    }
+        **judged(case, cpu_s, verify_s, ratio, ok=verified),
+    }  # fmt: skip
 
 
 def _problem(case: Case, topology: Topology) -> Problem:
@@ -356,7 +316,7 @@ def _problem(case: Case, topology: Topology) -> Problem:
     )
 
 
-def growth_exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
+def growth_exponents(rows: list[Row]) -> dict[str, float]:
     """The slopes of CPU seconds and of memory over the number of ranks, both as logarithms, by least squares.
 
     Over square meshes; memory is what a case took beyond what the process had before.
@@ -371,7 +331,7 @@ def growth_exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[Row], path: Path) -> None:
     """A plot of CPU seconds and of memory over ranks, of square meshes, with lines of the growth fitted."""
     import matplotlib
 
@@ -404,7 +364,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def _square_meshes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _square_meshes(rows: list[Row]) -> list[Row]:
     meshes = [row for row in rows if row["case"] in {f"mesh-{n}x{n}" for n in (16, 32, 64, 100)}]
     return [row for row in meshes if row["collective"] == "allgather"]
 
@@ -444,26 +404,6 @@ def prove(problem: Problem) -> tuple[Fraction, str, float]:
 
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-
-
-def _header() -> str:
-    return (
-        f"{'case':<24} {'collective':<14} {'ranks':>5} {'sends':>9} {'build s':>7} {'CPU s':>7} {'<=':>4} "
-        f"{'verify s':>8} {'bound s':>7} {'peak MB':>7} {'finish us':>10} {'bound us':>10} {'ratio':>6} "
-        f"{'<=':>4} {'baseline us':>12}  beside"
-    )
-
-
-def _line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['case']:<24} {row['collective']:<14} {row['ranks']:>5} {row['sends']:>9} "
-        f"{row['build_s']:>7.2f} {row['cpu_s']:>7.3f} {row['cpu_s_at_most']:>4g} {row['verify_s']:>8.2f} "
-        f"{row['bound_s']:>7.2f} {row['peak_mb']:>7} {row['finish_us']:>10.1f} {row['bound_us']:>10.1f} "
-        f"{row['ratio']:>6.3f} {row['ratio_at_most']:>4.2f} "
-        f"{'' if row['baseline_us'] is None else format(row['baseline_us'], '.1f'):>12}  {row['beside']}"
-        f"{'' if row['met'] else '  MISSED'}"
-        f"{'' if row['verified'] else '  INVALID'}"
-    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -10,24 +11,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import taccl
-from taccl.topology.topology import Hold, Resource, Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Hold, Resource, Topology, TopologyBuilder
 from taccl.topology.transform import without
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from taccl.collective import Collective
 
 ALPHA_US = "0.5"
 MB = 10**6
 
 
+def h100(nodes: int) -> Callable[[], Topology]:
+    """DGX-H100 at the rates of data sheets."""
+    return lambda: taccl.topologies.dgx_h100(nodes, profile="nominal")
+
+
 def rail_rings(nodes: int) -> Topology:
     """`nodes` full meshes of 8 ranks at 50 GB/s; ranks of one local rank form a ring at 12.5 GB/s."""
     builder = TopologyBuilder(f"rail-rings x{nodes}", [rank // 8 for rank in range(8 * nodes)])
     for node in range(nodes):
-        for a in range(8):
-            for b in range(8):
-                if a != b:
-                    builder.add_link(8 * node + a, 8 * node + b, alpha_us=ALPHA_US, beta_us_per_mb=20)
+        for src, dst in itertools.permutations(range(8 * node, 8 * node + 8), 2):
+            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=20)
     for node in range(nodes):
         for rail in range(8):
             here, there = 8 * node + rail, 8 * ((node + 1) % nodes) + rail
@@ -36,20 +42,22 @@ def rail_rings(nodes: int) -> Topology:
     return builder.build()
 
 
-def dragonfly(groups: int = 9, ranks: int = 8) -> Topology:
-    """Groups of ranks joined fully at 100 GB/s, and one link at 25 GB/s from every group to every other."""
-    builder = TopologyBuilder(f"dragonfly {groups}x{ranks}", [g for g in range(groups) for _ in range(ranks)])
+def dragonfly(
+    groups: int = 9, ranks: int = 8, *, us_per_mb: int = 10, alpha_meaning: AlphaMeaning = "occupies"
+) -> Topology:
+    """Groups of ranks joined fully, at 100 GB/s, and one link at 25 GB/s from every group to every other.
+
+    Where groups have fewer ranks than there are others, ranks have several of these links.
+    """
+    nodes = [group for group in range(groups) for _ in range(ranks)]
+    builder = TopologyBuilder(f"dragonfly {groups}x{ranks}", nodes, alpha_meaning=alpha_meaning)
     for group in range(groups):
-        for a in range(ranks):
-            for b in range(ranks):
-                if a != b:
-                    builder.add_link(
-                        group * ranks + a, group * ranks + b, alpha_us=ALPHA_US, beta_us_per_mb=10
-                    )
+        for src, dst in itertools.permutations(range(group * ranks, (group + 1) * ranks), 2):
+            builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=us_per_mb)
     for group in range(groups):
         for step in range(1, groups):
             other = (group + step) % groups
-            src, dst = group * ranks + step - 1, other * ranks + groups - step - 1
+            src, dst = group * ranks + (step - 1) % ranks, other * ranks + (groups - step - 1) % ranks
             builder.add_link(src, dst, alpha_us=ALPHA_US, beta_us_per_mb=40)
     return builder.build()
 
@@ -150,20 +158,17 @@ def paired_groups(topology: Topology) -> list[list[int]]:
     ]
 
 
-def random_groups(topology: Topology) -> list[list[int]]:
+def random_groups(topology: Topology, count: int = 16, seed: int = 0) -> list[list[int]]:
     """16 groups of as many ranks, drawn at random."""
     ranks = list(range(topology.num_ranks))
-    random.Random(0).shuffle(ranks)
-    size = len(ranks) // 16
+    random.Random(seed).shuffle(ranks)
+    size = len(ranks) // count
     return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
 
 
 def random_quarters(topology: Topology) -> list[list[int]]:
-    """Four groups of as many ranks, drawn at random."""
-    ranks = list(range(topology.num_ranks))
-    random.Random(1).shuffle(ranks)
-    size = len(ranks) // 4
-    return [sorted(ranks[first : first + size]) for first in range(0, len(ranks), size)]
+    """Four such groups."""
+    return random_groups(topology, 4, seed=1)
 
 
 def without_nic(topology: Topology) -> Topology:

@@ -19,22 +19,19 @@ switches.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 import warnings
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.cases import CASES, Case, data_folder
-from benchmarks.machine import machine
-from taccl.sketch.upstream import load_problem
+from benchmarks.cases import CASES, Case
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
 
 if TYPE_CHECKING:
+    from benchmarks.report import Column, Row
     from taccl.problem import Problem
 
 #: The automatic finish over that of the shipped sketch, at most.
@@ -43,54 +40,45 @@ WORST_RATIO = 1.02
 WORST_GAP, MOST_SECONDS = 0.10, 60.0
 LARGER = tuple(product(("dgx-a100", "dgx-h100"), ("allgather", "allreduce", "alltoall")))
 LARGER_NODES, LARGER_SIZE = 4, "64MB"
+SHIPPED: tuple[Column, ...] = (
+    ("case", "case", "<28"), ("costs", "cost_model", "<9"), ("shipped", "shipped_us", ">9.2f"),
+    ("auto", "automatic_us", ">9.2f"), ("ratio", "ratio", ">7.3f"), ("bound", "bound_us", ">9.2f"),
+    ("shipped s", "shipped_seconds", ">9.1f"), ("auto s", "automatic_seconds", ">7.1f"),
+)  # fmt: skip
+BOUNDED: tuple[Column, ...] = (
+    ("machine", "case", "<28"), ("finish", "finish_us", ">9.2f"), ("bound", "bound_us", ">9.2f"),
+    ("gap", "gap", ">7.2%"), ("seconds", "seconds", ">8.1f"),
+)  # fmt: skip
 
 
 def main() -> int:
     """Run, print the tables, write the results; 1 if a figure is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--case", action="append", help="part of a case's or a machine's name; default: all")
     parser.add_argument("--cost-model", choices=["upstream", "physical", "both"], default="both")
     parser.add_argument("--time-limit", type=float, default=40.0, help="seconds of each search")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
     models = ["physical", "upstream"] if options.cost_model == "both" else [options.cost_model]
-    rows: list[dict[str, Any]] = []
-    print(f"{'case':<28} {'costs':<9} {'shipped':>9} {'auto':>9} {'ratio':>7} {'bound':>9} {'seconds':>13}")
-    for case in CASES:
-        for model in models:
-            if _wanted(case.name, options.case):
-                rows.append(against_shipped(case, model, limit_s=options.time_limit, seed=options.seed))
-                print(_shipped_line(rows[-1]), flush=True)
-    print(f"\n{'machine':<28} {'finish':>9} {'bound':>9} {'gap':>7} {'seconds':>8}")
+    searched = {"limit_s": options.time_limit, "seed": options.seed}
+    rows: list[Row] = []
+    print(heads(SHIPPED))
+    for case, model in product(CASES, models):
+        if wanted(case.name, options.case):
+            rows.append(against_shipped(case, model, **searched))
+            print(f"{cells(SHIPPED, rows[-1])} {verdict(rows[-1])}", flush=True)
+    print(f"\n{heads(BOUNDED)}")
     for name, collective in LARGER:
-        if _wanted(f"{collective} {name} x{LARGER_NODES}", options.case):
-            rows.append(against_bound(name, collective, limit_s=options.time_limit, seed=options.seed))
-            print(_bound_line(rows[-1]), flush=True)
-    missed = [row for row in rows if not row["met"]]
-    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
-    if options.output is not None:
-        command = " ".join(["python -m benchmarks.suggest", *sys.argv[1:]])
-        document = {
-            "command": command,
-            "machine": machine(),
-            "time_limit_s": options.time_limit,
-            "rows": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if missed else 0
+        if wanted(f"{collective} {name} x{LARGER_NODES}", options.case):
+            rows.append(against_bound(name, collective, **searched))
+            print(f"{cells(BOUNDED, rows[-1])} {verdict(rows[-1])}", flush=True)
+    return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit)
 
 
-def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -> dict[str, Any]:
+def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -> Row:
     """One case with the shipped sketch, and with the one that is suggested."""
-    folder = data_folder()
-    shipped = load_problem(
-        folder / "sketch" / f"{case.sketch}.json",
-        folder / "topo" / f"{case.topology}.json",
-        collective=case.collective,
-        cost_model=cost_model,  # type: ignore[arg-type]
-    )
+    shipped = case.problem(cost_model=cost_model)
     by_hand = _synthesized(shipped, limit_s, seed, sketch="none")
     since = time.monotonic()
     if cost_model == "upstream":
@@ -115,7 +103,7 @@ def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -
     }
 
 
-def against_bound(name: str, collective: str, *, limit_s: float, seed: int) -> dict[str, Any]:
+def against_bound(name: str, collective: str, *, limit_s: float, seed: int) -> Row:
     """One larger machine, against the bound of its physical problem."""
     topology = taccl.topologies.parse(name, nodes=LARGER_NODES, profile="nominal")
     size_bytes = 64 * 10**6
@@ -157,25 +145,6 @@ def _synthesized(problem: Problem, limit_s: float, seed: int, **options: Any) ->
     result = taccl.synthesize(problem, time_limit_s=limit_s, seed=seed, **options)
     taccl.verify(result.schedule).raise_if_failed()
     return result
-
-
-def _wanted(name: str, parts: list[str] | None) -> bool:
-    return not parts or any(part in name for part in parts)
-
-
-def _shipped_line(row: dict[str, Any]) -> str:
-    seconds = f"{row['shipped_seconds']:.1f} / {row['automatic_seconds']:.1f}"
-    return (
-        f"{row['case']:<28} {row['cost_model']:<9} {row['shipped_us']:>9.2f} {row['automatic_us']:>9.2f} "
-        f"{row['ratio']:>7.3f} {row['bound_us']:>9.2f} {seconds:>13} {'' if row['met'] else 'missed'}"
-    )
-
-
-def _bound_line(row: dict[str, Any]) -> str:
-    return (
-        f"{row['case']:<28} {row['finish_us']:>9.2f} {row['bound_us']:>9.2f} {row['gap']:>7.2%} "
-        f"{row['seconds']:>8.1f} {'' if row['met'] else 'missed'}"
-    )
 
 
 if __name__ == "__main__":

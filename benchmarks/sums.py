@@ -11,24 +11,28 @@ finishes before ours, where a finish lies below a bound, or where something fini
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
-from pathlib import Path
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
 from taccl.errors import InputError
 from taccl.units import format_size
 
 if TYPE_CHECKING:
+    from benchmarks.report import Column
     from taccl.topology.topology import Topology
 
 SIZES = (8, 80, 800, 8_000, 80_000, 800_000, 8_000_000, 80_000_000, 1_000_000_000)
 MACHINES = ("fully-connected:4", "dgx-a100 x1", "dgx-h100 x1", "dgx-h100 x4", "ndv2 x2")
 RIVALS = ("one-shot", "recursive", "multiplying", "ring", "hierarchical", "tree")
+COLUMNS: tuple[Column, ...] = (
+    ("machine", "machine", "<18"), ("size", "size", ">6"), *((name, name, ">11.4g") for name in RIVALS),
+    ("ours", "ours_us", ">11.4g"), ("bound", "bound_us", ">11.4g"),
+    ("every cut", "bound_of_every_cut_us", ">11.4g"), ("gap", "gap", ">8.2%"),
+)  # fmt: skip
 #: Microseconds a hop.
 INSIDE_US, BETWEEN_US = 1, 3
 
@@ -82,46 +86,22 @@ def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, An
     }
 
 
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    rivals = " ".join(f"{row['rivals_us'].get(name, float('nan')):>11.4g}" for name in RIVALS)
-    return (
-        f"{row['machine']:<18} {format_size(row['size_bytes']):>6} {rivals} {row['ours_us']:>11.4g} "
-        f"{row['bound_us']:>11.4g} {row['bound_of_every_cut_us']:>11.4g} {row['gap']:>8.2%}  "
-        f"{row['producer']}  {', '.join(row['missed'])}"
-    )
-
-
 def main() -> int:
     """Run, print the table, write the results; 1 if a row misses its figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--machine", action="append", help="part of a machine's name; default: all")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds of each search")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    heads = " ".join(f"{name:>11}" for name in (*RIVALS, "ours", "bound", "every cut"))
-    print(f"{'machine':<18} {'size':>6} {heads} {'gap':>8}  (times in us)")
+    print(f"{heads(COLUMNS)}  (times in us)")
     rows = []
-    for name in MACHINES:
-        if options.machine and not any(part in name for part in options.machine):
-            continue
-        for size in SIZES:
-            rows.append(measured(name, size, limit_s=options.time_limit, seed=options.seed))
-            print(line(rows[-1]), flush=True)
-    missed = [row for row in rows if row["missed"]]
-    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
-    if options.output is not None:
-        document = {
-            "command": " ".join(["python -m benchmarks.sums", *sys.argv[1:]]),
-            "machine": machine(),
-            "time_limit_s": options.time_limit,
-            "rivals": RIVALS,
-            "rows": rows,
-        }
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if missed else 0
+    for name, size in product(MACHINES, SIZES):
+        if wanted(name, options.machine):
+            row = measured(name, size, limit_s=options.time_limit, seed=options.seed)
+            rows.append(row)
+            print(f"{cells(COLUMNS, row['rivals_us'] | row)}  {row['producer']}  {verdict(row)}", flush=True)
+    return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit, rivals=RIVALS)
 
 
 if __name__ == "__main__":

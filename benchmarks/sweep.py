@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import keep, parser_of
 from taccl.synthesis.backends import package_versions
 
 SPEED_UP_AT_LEAST = 1.6
@@ -33,9 +32,8 @@ SIZES = ("10KB", "100KB", "1MB", "10MB", "100MB")
 
 def main() -> int:
     """Measure, or be one of the processes that are measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="a multiple of 10 (default 100)")
-    parser.add_argument("--output", type=Path, help="write the figures to a JSON file")
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cache", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -62,9 +60,7 @@ def main() -> int:
     )
     print(f"cached re-run {cached['seconds']:.2f} s (at most {CACHED_S_AT_MOST})")
     if options.output is not None:
-        command = " ".join(["python -m benchmarks.sweep", *sys.argv[1:]])
-        document = {"command": command, "machine": machine(), "versions": package_versions(), **figures}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
+        keep(options.output, {"versions": package_versions(), **figures})
     met = figures["speed_up"] >= SPEED_UP_AT_LEAST and cached["seconds"] <= CACHED_S_AT_MOST
     return 0 if met else 1
 

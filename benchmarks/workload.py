@@ -15,16 +15,14 @@ are to finish within 1.10 and 1.04 of either.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 import warnings
-from pathlib import Path
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.machine import machine
+from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
 from taccl import Workload
 from taccl.workload import autotransform, overlap, schedule_workload
 from taccl.workload.autotransform import overlapped
@@ -32,6 +30,7 @@ from taccl.workload.autotransform import overlapped
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks.report import Column
     from taccl.topology.topology import Topology
     from taccl.workload import Step
 
@@ -42,6 +41,11 @@ MACHINES: dict[str, Callable[[], Topology]] = {
 }
 #: How far above the bound ours may be; and above what there is to compute, by tiles.
 MOST, EVEN = 1.05, {16: 1.10, 64: 1.04}
+COLUMNS: tuple[Column, ...] = (
+    ("case", "case", "<20"), ("machine", "machine", "<12"), ("in sequence", "sequence_us", ">11.1f"),
+    ("hand rule", "hand_us", ">11.1f"), ("ours", "ours_us", ">11.1f"), ("bound", "bound_us", ">11.1f"),
+    ("gap", "gap", ">7.2%"), ("tiles", "tiles", ">5"),
+)  # fmt: skip
 
 
 def mlp(n: int) -> Workload:
@@ -187,29 +191,35 @@ def measured(case: str, where: str, *, limit_s: float) -> dict[str, Any]:
     """One row: times in microseconds, and what is missed."""
     topology, began = MACHINES[where](), time.process_time()
     workload = CASES[case](topology.num_ranks)
-    sequence = schedule_workload(workload, topology, order="in-sequence")
-    hand = by_hand(workload, topology)
     ours = autotransform(workload, topology, time_limit_s=limit_s)
-    missed = [
-        f"{name}: {step.verify()!r}"
-        for name, step in (("ours", ours), ("hand", hand))
-        if not step.verify().ok
-    ]
-    if ours.finish_us > min(sequence.finish_us, hand.finish_us):
+    row = beside_others(workload, ours, where)
+    missed = row["missed"]
+    if ours.finish_us > min(row["sequence_us"], row["hand_us"]):
         missed.append("another is faster")
-    if not 1 - 1e-9 <= ours.finish / ours.bound <= MOST:
-        missed.append(f"{float(ours.finish / ours.bound):.3f} of its bound")
     if workload.state and ours.workload.state_bytes < workload.state_bytes:
         sliced = [old for old, _ in workload.state if ours.workload.tensors[old].axis is not None]
         whole = sum(workload.tensors[name].num_bytes for name in sliced)
         kept = sum(ours.workload.tensors[name].local_bytes(topology.num_ranks) for name in sliced)
         missed += ["state"] if kept * topology.num_ranks != whole else []
+    state_bytes = [workload.state_bytes, ours.workload.state_bytes]
+    return row | {"state_bytes": state_bytes, "cpu_s": round(time.process_time() - began, 1)}
+
+
+def beside_others(workload: Workload, ours: Step, where: str) -> dict[str, Any]:
+    """What all rows say of ours: times in microseconds, in sequence and by hand, too, and what is missed."""
+    sequence = schedule_workload(workload, ours.topology, order="in-sequence")
+    hand = by_hand(workload, ours.topology)
+    missed = [
+        f"{name}: {step.verify()!r}"
+        for name, step in (("ours", ours), ("hand", hand))
+        if not step.verify().ok
+    ]
+    if not 1 - 1e-9 <= ours.finish / ours.bound <= MOST:
+        missed.append(f"{float(ours.finish / ours.bound):.3f} of its bound")
     return {
         "case": workload.name, "machine": where, "sequence_us": sequence.finish_us, "hand_us": hand.finish_us,
         "ours_us": ours.finish_us, "bound_us": ours.bound_us, "gap": ours.gap,
-        "tiles": max((each.tiles for each in ours.workload.overlaps), default=1),
-        "state_bytes": [workload.state_bytes, ours.workload.state_bytes],
-        "cpu_s": round(time.process_time() - began, 1), "missed": missed,
+        "tiles": max((each.tiles for each in ours.workload.overlaps), default=1), "missed": missed,
     }  # fmt: skip
 
 
@@ -225,62 +235,35 @@ def even(tiles: int, where: str) -> dict[str, Any]:
 
     sent_us = schedule_workload(step(0), topology, order="in-sequence").finish_us
     workload = step(round(sent_us, 3))
-    sequence = schedule_workload(workload, topology, order="in-sequence")
-    hand = by_hand(workload, topology)
     ours = schedule_workload(overlap(workload, ["y", "sum"], tiles=tiles), topology)
-    missed = [] if ours.verify().ok else [repr(ours.verify())]
-    ratio = ours.finish_us / sent_us
+    row, ratio = beside_others(workload, ours, where), ours.finish_us / sent_us
     if ratio > EVEN[tiles]:
-        missed.append(f"{ratio:.4f} of max(Tc, Tm); at most {EVEN[tiles]}")
-    if not 1 - 1e-9 <= ours.finish / ours.bound <= MOST:
-        missed.append(f"{float(ours.finish / ours.bound):.3f} of its bound")
-    return {
-        "case": workload.name, "machine": where, "sequence_us": sequence.finish_us, "hand_us": hand.finish_us,
-        "ours_us": ours.finish_us, "bound_us": ours.bound_us, "gap": ours.gap, "tiles": tiles,
-        "of_the_larger": ratio, "missed": missed,
-    }  # fmt: skip
-
-
-def line(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    ratio = f"{row['of_the_larger']:.4f} of max(Tc, Tm)" if "of_the_larger" in row else ""
-    return (
-        f"{row['case']:<20} {row['machine']:<12} {row['sequence_us']:>11.1f} {row['hand_us']:>11.1f} "
-        f"{row['ours_us']:>11.1f} {row['bound_us']:>11.1f} {row['gap']:>7.2%} {row['tiles']:>5}  "
-        f"{ratio}{', '.join(row['missed'])}"
-    )
+        row["missed"].append(f"{ratio:.4f} of max(Tc, Tm); at most {EVEN[tiles]}")
+    return row | {"of_the_larger": ratio}
 
 
 def main() -> int:
     """Run, print the table, write the results; 1 if a row misses its figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--machine", action="append", help="part of a machine's name; default: all")
     parser.add_argument("--case", action="append", choices=[*CASES, "even"], help="default: all")
     parser.add_argument("--time-limit", type=float, default=300.0, help="seconds of each search")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    heads = " ".join(f"{name:>11}" for name in ("in sequence", "hand rule", "ours", "bound"))
-    print(f"{'case':<20} {'machine':<12} {heads} {'gap':>7} {'tiles':>5}  (times in us)")
+    print(f"{heads(COLUMNS)}  (times in us)")
     rows = []
-    for where in MACHINES:
-        if options.machine and not any(part in where for part in options.machine):
+    for where, case in product(MACHINES, options.case or ["even", *CASES]):
+        if not wanted(where, options.machine):
             continue
-        for case in options.case or ["even", *CASES]:
-            if case == "even":
-                found = [even(tiles, where) for tiles in EVEN]
-            else:
-                found = [measured(case, where, limit_s=options.time_limit)]
-            rows += found
-            for row in found:
-                print(line(row), flush=True)
-    missed = [row for row in rows if row["missed"]]
-    print(f"\n{len(rows)} rows, {len(missed)} miss their figure; {machine()}")
-    if options.output is not None:
-        command = " ".join(["python -m benchmarks.workload", *sys.argv[1:]])
-        document = {"command": command, "machine": machine(), "rows": rows}
-        options.output.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if missed else 0
+        if case == "even":
+            found = [even(tiles, where) for tiles in EVEN]
+        else:
+            found = [measured(case, where, limit_s=options.time_limit)]
+        rows += found
+        for row in found:
+            ratio = f"{row['of_the_larger']:.4f} of max(Tc, Tm)" if case == "even" else ""
+            print(f"{cells(COLUMNS, row)}  {ratio}{verdict(row)}", flush=True)
+    return summed_up(options.output, {"rows": rows})
 
 
 if __name__ == "__main__":

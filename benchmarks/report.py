@@ -1,0 +1,86 @@
+"""What drivers share: their options, tables that are printed row by row, and results in files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Row = dict[str, Any]
+    #: The head of a column, the key of its values in a row, and their format, such as ``">9.1f"``.
+    Column = tuple[str, str, str]
+
+
+def parser_of(text: str | None) -> argparse.ArgumentParser:
+    """The options that all drivers have, below what a driver says of itself."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, help="a JSON file for the results")
+    return parser
+
+
+def wanted(name: str, parts: Sequence[str] | None) -> bool:
+    """Whether a name has one of these parts, in whatever case; any will do where none are given."""
+    return not parts or any(part.lower() in name.lower() for part in parts)
+
+
+def heads(columns: Sequence[Column]) -> str:
+    """The line above a table."""
+    return " ".join(f"{head:{_width(form)}}" for head, _, form in columns)
+
+
+def cells(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
+    """A row of a table; what it does not say is left empty."""
+    return " ".join(_cell(row.get(key), form) for _, key, form in columns)
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or isinstance(value, bool):
+        return f"{'' if value is None else 'yes' if value else 'NO':{_width(form)}}"
+    return f"{value:{form}}"
+
+
+def _width(form: str) -> str:
+    found = re.match(r"[<>]\d+", form)
+    assert found, "a format has a side and a width"
+    return found[0]
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """What a row misses, if anything: it has a list of that, or says whether its figure is met."""
+    missed: Sequence[str] = row.get("missed", () if row.get("met", True) else ("MISSED",))
+    return ", ".join(missed)
+
+
+def summed_up(output: Path | None, results: Mapping[str, Sequence[Row]], **facts: Any) -> int:
+    """Say how many rows miss their figure, and keep all of them; the exit code: 1 if any does.
+
+    - `results`: Rows by the name of their table.
+    - `facts`: What else is kept.
+    """
+    rows = [row for some in results.values() for row in some]
+    misses = sum(bool(verdict(row)) for row in rows)
+    print(f"\n{len(rows)} rows, {misses} missed; {machine()}")
+    if output is not None:
+        keep(output, {**facts, **results})
+    return int(misses > 0)
+
+
+def keep(output: Path, contents: Mapping[str, Any]) -> None:
+    """Write results, with the command that they are of and the machine."""
+    command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    origin = {"command": command, "machine": machine()}
+    output.write_text(json.dumps({**origin, **contents, **origin}, indent=1) + "\n")
+
+
+def machine() -> str:
+    """The cores this process may use, the kind of processor and system, and the version of Python."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
