@@ -158,10 +158,9 @@ class _Rank:
         self._settle()
         self.note("sending out of clusters together")
         uplinks = self._uplinks()
-        found: dict[str, Any] = {}
-        if self.comm.rank == 0:
-            found = self._found(uplinks).to_dict()
-        found = told(self.comm, found)
+        found: dict[str, Any] = told(
+            self.comm, self._found(uplinks).to_dict() if self.comm.rank == 0 else None
+        )
         self._at_first(lambda: self._keep(found))
         self.comm.Free()
         return found
@@ -177,16 +176,11 @@ class _Rank:
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
         self._at_first(self._recall)
-        known = told(
-            self.comm,
-            [
-                bool(np.isfinite(self.latency_us[tuple(zip(*pairs, strict=True))]).all())
-                for pairs in self.rounds
-            ],
-        )
-        if any(known):
-            self.note(f"{format_count(sum(known), 'round')} were measured before")
-        self.rounds = [pairs for pairs, is_known in zip(self.rounds, known, strict=True) if not is_known]
+        is_known = [all(np.isfinite(self.latency_us[pair]) for pair in pairs) for pairs in self.rounds]
+        known = told(self.comm, [number for number, each in enumerate(is_known) if each])
+        if known:
+            self.note(f"{format_count(len(known), 'round')} were measured before")
+        self.rounds = [pairs for number, pairs in enumerate(self.rounds) if number not in known]
 
     def _recall(self) -> None:
         if self.path is None or self.part is None:
@@ -232,7 +226,7 @@ class _Rank:
                     self.gb_per_s[a, b] = np.fmax(self.gb_per_s[a, b], gb_per_s)
         if self.part is not None and self.comm.rank == 0:
             with contextlib.suppress(TacclError):  # what is kept on the way is no more than a help
-                self._found((), sampled=True).save(self.part, overwrite=True)
+                self._found(()).save(self.part, overwrite=True)
 
     def _both_ways(self, pair: tuple[int, int]) -> list[float]:
         """From this rank to its partner: microseconds, GB/s, and the spread."""
@@ -308,13 +302,11 @@ class _Rank:
         found: float = told(self.comm, sum(gathered(self.comm, rate) or ()))
         return found
 
-    def _found(
-        self, uplinks: Sequence[tuple[tuple[int, ...], float]], *, sampled: bool | None = None
-    ) -> Probe:
+    def _found(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> Probe:
         missing = np.isnan(self.latency_us) & ~np.eye(self.comm.size, dtype=bool)
         return Probe(
             tuple(self.hosts), self.latency_us, self.gb_per_s, uplinks=tuple(uplinks),
-            sampled=bool(missing.any()) if sampled is None else sampled,
+            sampled=bool(missing.any()),
             latency_spread=None if np.isnan(self.spread).all() else float(np.nanmedian(self.spread)),
         )  # fmt: skip
 
