@@ -20,8 +20,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import FOREVER
-from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
+from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 from taccl.costs import link_ends
@@ -62,10 +61,10 @@ def throughput(
     sets = _sets(volume, symmetries, in_network=in_network)
     if not sets:
         return None
-    program = _Program(volume, symmetries, known)
+    program = _Program(volume, symmetries)
     for parts in sets:
         program.add(parts)
-    solved = program.solve(deadline)
+    solved = program.solve(known, deadline)
     if solved is None:
         return program.best_of_one()
     while time.monotonic() < deadline and len(program.sets) < _MAX_SETS:
@@ -75,27 +74,20 @@ def throughput(
         before = solved.value
         for parts in missing:
             program.add(parts)
-        better = program.solve(deadline)
+        better = program.solve(known, deadline)
         if better is None:
             break
         solved = better
         if solved.value <= before * (1 + 1e-9):
             break
-    best = program.witness(solved)
-    for _ in range(MOST_ROUNDS - 1):
-        if (
-            best is None
-            or not says_more(program.idle, program.known, best[0])
-            or time.monotonic() >= deadline
-        ):
-            break
-        program.known = int(best[0])
-        again = program.solve(deadline)
-        found = None if again is None else program.witness(again)
-        if found is None or found[0] <= best[0]:
-            break
-        best = found
-    return best
+
+    def prove(least: int) -> tuple[Fraction, CutDual] | None:
+        if least == known:
+            return program.witness(solved)
+        again = program.solve(least, deadline) if time.monotonic() < deadline else None
+        return None if again is None else program.witness(again)
+
+    return proven_in_rounds(program.idle, known, prove)
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
@@ -127,13 +119,11 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 class _Program:
     """max sum need z + sum b w, subject to: z of the sets that a link enters <= what it pays, sum w = 1.
 
-    b is how long a resource is idle at least, but `known` at most: beyond the bound an idle resource passes
-    nothing, which a linear program cannot say.
+    b is how long a resource is `idle_at_most`: beyond the bound it passes nothing, which no program says.
     """
 
-    def __init__(self, volume: Volume, symmetries: Symmetries, known: int) -> None:
+    def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
         self.volume, self.symmetries = volume, symmetries
-        self.known = known
         allowed = np.array(volume.problem.links_allowed, dtype=np.int64)
         orbit_of_link = symmetries.links[allowed]
         self.rows, size = np.unique(orbit_of_link, return_counts=True)
@@ -144,13 +134,13 @@ class _Program:
         used = _worth_pricing([volume.held[e] for e in allowed.tolist()], idle.tolist())
         self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
         self.idle = idle[self.columns]
-        self.used, self.is_priced = used, frozenset(used)
+        self.used = used
         self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
         self.holds: list[tuple[int, int, int]] = [
             (row, self._column(resource), ticks)
             for row, e in enumerate(self.rows.tolist())
             for resource, ticks in volume.held[e].items()
-            if resource in self.is_priced
+            if resource in used
         ]
 
     def _column(self, resource: int) -> int:
@@ -164,7 +154,7 @@ class _Program:
         count = np.bincount(rows[rows >= 0], minlength=len(self.rows)) / self.row_size
         self.sets[parts] = (self.volume.needed(parts), count)
 
-    def solve(self, deadline: float) -> _Priced | None:
+    def solve(self, known: int, deadline: float) -> _Priced | None:
         """The best prices and charges; None where the program has no bound, or none in time."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_array, csr_array, hstack, vstack
@@ -177,7 +167,7 @@ class _Program:
         paid = coo_array((-held / ticks, (row, column)), shape=(len(self.rows), len(self.columns)))
         matrix = hstack([crossing, paid]).tocsr()
         total = np.concatenate((np.zeros(len(need)), self.column_size.astype(float)))
-        idle = np.where(self.idle < FOREVER, np.minimum(self.idle, self.known), 0) * self.column_size
+        idle = idle_at_most(self.idle, known) * self.column_size
         answer = linprog(
             np.concatenate((-need / scale, -idle * (self.volume.ticks_scale / scale / ticks))),
             A_ub=matrix,
@@ -230,19 +220,17 @@ class _Program:
         ]
         if not total or not charged:
             return None
+        pays = [0] * len(self.rows)
+        for row, column, ticks in self.holds:
+            pays[row] += price[column] * ticks
         size = self.row_size.tolist()
         share = Fraction(1)
         entered = np.sum([count for _, _, count, _ in charged], axis=0) > 0
-        crossed = np.flatnonzero(entered)
-        for row, e in zip(crossed.tolist(), self.rows[crossed].tolist(), strict=True):
-            asked = sum(
-                (z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged),
-                Fraction(0),
-            )
+        for row in np.flatnonzero(entered).tolist():
+            asked = sum(z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged)
             if asked:
-                held = [(r, ticks) for r, ticks in self.volume.held[e].items() if r in self.is_priced]
-                share = min(share, sum(price[self._column(r)] * ticks for r, ticks in held) / asked)
-        needed = share * sum((needed * z for _, needed, _, z in charged), Fraction(0))
+                share = min(share, pays[row] / asked)
+        needed = share * sum(needed * z for _, needed, _, z in charged)
         # Sends that no set charges pay for nothing.
         idle = self.volume.heads_tails.idle(
             len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
@@ -254,12 +242,10 @@ class _Program:
         prices = [0] * len(self.symmetries.resources)
         for resource in self.used:
             prices[resource] = price[self._column(resource)]
-        charges: list[SetCharge] = []
-        for parts, _, _, z in charged:
-            images = self.symmetries.images(parts)
-            charges += [
-                SetCharge(image, share * z / (len(images) * self.volume.ticks_scale)) for image in images
-            ]
+        images = [
+            (self.symmetries.images(parts), share * z / self.volume.ticks_scale) for parts, _, _, z in charged
+        ]
+        charges = [SetCharge(image, charge / len(some)) for some, charge in images for image in some]
         return bound, CutDual(tuple(prices), tuple(charges))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import Arcs, from_nearest
-from taccl.analysis.certificates.gates import FOREVER
-from taccl.analysis.certificates.heads_tails import MOST_ROUNDS, least_time, says_more
+from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.certificates.witnesses import FlowDual
 from taccl.sketch.group import Symmetries
@@ -67,21 +66,18 @@ def multicommodity(
     num_flows = sum(len(each[0]) for each in arcs)
     solved = num_flows <= min(_MAX_FLOWS, max(_FEW_FLOWS, _FLOWS_PER_S * budget_s))
     deadline = time.monotonic() + budget_s
-    best: tuple[Fraction, FlowDual, bool] | None = None
-    for _ in range(MOST_ROUNDS):
-        left = max(0.0, deadline - time.monotonic()) if best is not None else budget_s
-        priced = _solve(volume, symmetries, commodities, arcs, idle, left, known) if solved else None
-        if priced is None and best is not None:
-            break
-        candidates = list(_flat(volume)) if priced is None else list(_rounded(priced, symmetries))
+
+    def best_of(candidates: Iterable[list[int]]) -> tuple[Fraction, FlowDual]:
         proven = [(_proved(volume, commodities, arcs, idle, w), FlowDual(tuple(w))) for w in candidates]
-        bound, witness = max(proven, key=lambda each: each[0])
-        if best is None or bound > best[0]:
-            best = bound, witness, priced is not None
-        if priced is None or not says_more(idle, known, bound):
-            break
-        known = int(bound)
-    return best
+        return max(proven, key=lambda each: each[0])
+
+    def prove(known: int) -> tuple[Fraction, FlowDual] | None:
+        left = deadline - time.monotonic()
+        priced = _solve(volume, symmetries, commodities, arcs, idle, left, known) if left > 0 else None
+        return None if priced is None else best_of(_rounded(priced, symmetries))
+
+    best = proven_in_rounds(idle, known, prove) if solved else None
+    return (*best, True) if best is not None else (*best_of(_flat(volume)), False)
 
 
 def _commodities(volume: Volume, symmetries: Symmetries) -> Iterator[_Commodity]:
@@ -128,47 +124,33 @@ def _solve(
 ) -> NDArray[np.float64] | None:
     """Prices dual to the least T such that flows arrive and no orbit is held for longer than it can be."""
     from scipy.optimize import linprog
-    from scipy.sparse import coo_array
+    from scipy.sparse import coo_array, csr_array, hstack
 
-    num_ranks = volume.problem.topology.num_ranks
+    num_ranks, num_links = volume.problem.topology.num_ranks, len(volume.problem.topology.links)
     orbits, column, size = np.unique(symmetries.resources, return_inverse=True, return_counts=True)
-    ticks = max((t for held in volume.held for t in held.values()), default=1) or 1
+    holder, resource, held = volume.holds
+    ticks = int(held.max(initial=1))
     unit = max(max(each.volume.values()) for each in commodities)
-    num_arcs = [len(link) for link, _, _ in arcs]
-    first = np.concatenate(([0], np.cumsum(num_arcs))).astype(np.int64)
-    last = int(first[-1])  # the variable T
-    arrive: tuple[list[NDArray[np.int64]], ...] = ([], [], [])
-    load: tuple[list[int], list[int], list[float]] = ([], [], [])
-    asked = np.zeros(len(commodities) * num_ranks)
-    for k, (each, (link, src, dst)) in enumerate(zip(commodities, arcs, strict=True)):
-        flows = first[k] + np.arange(len(link))
-        for sign, end in ((1, dst), (-1, src)):
-            inner = ~np.isin(end, each.origins)
-            arrive[0].append(k * num_ranks + end[inner])
-            arrive[1].append(flows[inner])
-            arrive[2].append(np.full(int(inner.sum()), sign))
-        for target, amount in each.volume.items():
-            asked[k * num_ranks + target] += amount / unit
-        for flow, e in zip(flows.tolist(), link.tolist(), strict=True):
-            for resource, held in volume.held[e].items():
-                orbit = int(column[resource])
-                load[0].append(orbit)
-                load[1].append(flow)
-                load[2].append(each.count * held / ticks / int(size[orbit]))
-    arrivals = coo_array(
-        (np.concatenate(arrive[2]), (np.concatenate(arrive[0]), np.concatenate(arrive[1]))),
-        shape=(len(asked), last + 1),
-    )
-    load[0].extend(range(len(orbits)))
-    load[1].extend([last] * len(orbits))
-    load[2].extend([-1.0] * len(orbits))
-    loads = coo_array((load[2], (load[0], load[1])), shape=(len(orbits), last + 1))
-    ticks_idle = np.where(idle[orbits] < FOREVER, np.minimum(idle[orbits], known), 0) * volume.ticks_scale
-    objective = np.zeros(last + 1)
-    objective[last] = 1
+    # A row for every rank of every commodity, a column for every arc of each, and the last for T.
+    number = np.repeat(np.arange(len(commodities)), [len(each[0]) for each in arcs])
+    link, src, dst = np.concatenate(arcs, axis=1)
+    asked, starts = np.zeros((2, len(commodities), num_ranks))
+    for k, each in enumerate(commodities):
+        asked[k, [*each.volume]] = np.array([*each.volume.values()]) / unit
+        starts[k, [*each.origins]] = 1
+    num_flows = len(link)
+    end, flow = np.append(dst, src) + num_ranks * np.tile(number, 2), np.tile(np.arange(num_flows), 2)
+    sign = np.where(starts.ravel()[end] > 0, 0, np.repeat((1, -1), num_flows))
+    arrivals = coo_array((sign, (end, flow)), shape=(asked.size, num_flows + 1))
+    orbit = column[resource]
+    shares = csr_array((held / ticks / size[orbit], (holder, orbit)), shape=(num_links, len(orbits)))
+    count = np.array([each.count for each in commodities])[number]
+    loads = hstack([shares[link].multiply(count[:, None]).T, np.full((len(orbits), 1), -1.0)])
+    ticks_idle = idle_at_most(idle[orbits], known) * volume.ticks_scale
     answer = linprog(
-        objective, A_ub=loads.tocsr(), b_ub=-ticks_idle / ticks / unit, A_eq=arrivals.tocsr(), b_eq=asked,
-        method="highs-ds" if last <= _FEW_FLOWS else "highs-ipm",
+        np.append(np.zeros(num_flows), 1),
+        A_ub=loads.tocsr(), b_ub=-ticks_idle / ticks / unit, A_eq=arrivals.tocsr(), b_eq=asked.ravel(),
+        method="highs-ds" if num_flows <= _FEW_FLOWS else "highs-ipm",
         options={"time_limit": budget_s},
     )  # fmt: skip
     if answer.status != 0:
@@ -193,18 +175,14 @@ def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[lis
 def _flat(volume: Volume) -> Iterator[list[int]]:
     """One price for all resources; for those that links between nodes hold; for those that links share."""
     topology = volume.problem.topology
-    users: list[set[int]] = [set() for _ in topology.resources]
-    for e in volume.problem.links_allowed:
-        for resource in volume.held[e]:
-            users[resource].add(e)
-    between = set(topology.internode_links)
-    for chosen in (
-        [bool(links) for links in users],
-        [bool(links & between) for links in users],
-        [len(links) > 1 for links in users],
-    ):
-        if any(chosen):
-            yield [int(each) for each in chosen]
+    link, resource, _ = volume.holds
+    allowed = np.isin(link, volume.problem.links_allowed)
+    users = np.bincount(resource[allowed], minlength=len(topology.resources))
+    allowed &= np.isin(link, [*topology.internode_links])
+    between = np.bincount(resource[allowed], minlength=len(topology.resources))
+    for chosen in (users > 0, between > 0, users > 1):
+        if chosen.any():
+            yield chosen.astype(int).tolist()
 
 
 def _proved(

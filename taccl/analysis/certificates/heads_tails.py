@@ -10,9 +10,10 @@ its tail at most, and what must be sent is sent by them alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,10 @@ from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.gates import FOREVER, Ints
 from taccl.costs import hold_columns
 
+Proof = TypeVar("Proof")
+
 #: So often a linear program is solved, with what the one before proved.
-MOST_ROUNDS = 4
+_MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,25 @@ def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
     return time if needed > 0 else Fraction(0)
 
 
-def says_more(idle: Ints, known: int, bound: Fraction) -> bool:
-    """Whether a linear program that took resources to be idle for `known` at most may now prove more."""
-    return known < int(bound) and bool(((idle > known) & (idle < FOREVER)).any())
+def idle_at_most(idle: Ints, known: int) -> Ints:
+    """Idle ticks as a linear program takes them, which knows a bound but not that resources may be unused."""
+    return np.where(idle < FOREVER, np.minimum(idle, known), 0)
+
+
+def proven_in_rounds(
+    idle: Ints, known: int, prove: Callable[[int], tuple[Fraction, Proof] | None]
+) -> tuple[Fraction, Proof] | None:
+    """What a linear program proves that takes resources to be `idle_at_most` what the one before proved.
+
+    - `prove`: Solves it with a bound that is known; None is where it cannot.
+    """
+    best: tuple[Fraction, Proof] | None = None
+    for _ in range(_MOST_ROUNDS):
+        found = prove(known)
+        if found is None or (best is not None and found[0] <= best[0]):
+            break
+        best = found
+        if known >= int(best[0]) or not ((idle > known) & (idle < FOREVER)).any():
+            break
+        known = int(best[0])
+    return best

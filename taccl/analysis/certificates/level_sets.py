@@ -147,8 +147,7 @@ class _Borders:
 
     def __init__(self, volume: Volume) -> None:
         self.volume = volume
-        held = [(e, r, ticks) for e in volume.problem.links_allowed for r, ticks in volume.held[e].items()]
-        self.link, self.resource, self.ticks = np.array(held, dtype=np.int64).reshape(-1, 3).T
+        self.link, self.resource, self.ticks = volume.holds
         self.num_links = len(volume.problem.topology.links)
         self.num_resources = len(volume.problem.topology.resources)
 

@@ -58,6 +58,13 @@ class Volume:
         return table
 
     @cached_property
+    def holds(self) -> Arcs:
+        """(link, resource, ticks) of all that links hold, as `held` says it."""
+        found = [(e, r, ticks) for e, held in enumerate(self.held) for r, ticks in held.items()]
+        link, resource, ticks = np.array(found, dtype=np.int64).reshape(-1, 3).T
+        return link, resource, ticks
+
+    @cached_property
     def heads_tails(self) -> HeadsTails:
         """When holds that chunks need can begin, and what is left of a schedule after them."""
         return heads_and_tails(self.distances, divisible=self.divisible, by_chunk=self.by_chunk)
