@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
+#: What a send waits for.
+WaitedFor = Literal["nothing", "data", "resource", "clause"]
 #: A tick is cut into 2**JITTER_BITS where there is jitter, so that jittered times are exact too.
 JITTER_BITS = 20
 
@@ -53,6 +55,28 @@ class Events(Precedence):
             self.waits_of[event].append(wait)
         within = ([self.source[w] for w in waits if not self.tile[w]] for waits in self.waits_of)
         self.components = _components(dict(enumerate(within)))
+
+    def sent(self, send: int) -> tuple[tuple[int, ...], int, str]:
+        """What travels in a send: its chunks, over which link, by index and ends."""
+        link = self.link[send]
+        return self._chunks(send), link, str(self.own.topology.links[link])
+
+    def _chunks(self, event: int) -> tuple[int, ...]:
+        return tuple(self.chunk[t] for t in self.transfers[event]) if event < self.num_sends else ()
+
+    def described(self, wait: int) -> tuple[WaitedFor, str]:
+        """The kind of a wait and its name: the chunk, the resource or the clause."""
+        if wait < 0:
+            return "nothing", ""
+        cause = self.cause[wait]
+        if cause >= 0:
+            return "resource", self.own.topology.resources[cause].name
+        if cause == CLAUSE:
+            return "clause", "own_first"
+        mine, brought = self._chunks(self.target[wait]), self._chunks(self.source[wait])
+        shared = [chunk for chunk in mine if chunk in brought] or mine
+        name = f"chunk{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))}"
+        return "data", f"{name}, to be sent on first" if cause == SUM else name
 
     def gaps(self) -> list[int]:
         """Ticks from the source's start to the target's earliest, of every wait."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
 
-from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes, spend
+import numpy as np
+
+from taccl.analysis.simulation.events import JITTER_BITS, EventTimes, WaitedFor, spend
 from taccl.arguments import Natural, checked
 from taccl.errors import InputError
 from taccl.names import numbers_table
 from taccl.problem import Problem
 from taccl.schedule.figures import Figures
-from taccl.schedule.precedence import CLAUSE, SUM
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.units import format_count, format_size
 
@@ -34,7 +34,7 @@ class Step:
     link_name: str
     start: Fraction
     end: Fraction
-    waited_for: Literal["nothing", "data", "resource", "clause"]
+    waited_for: WaitedFor
     what: str
     tile: int
     group: int
@@ -77,10 +77,8 @@ class ResourceUse:
     @property
     def utilisation(self) -> float:
         """The busy part of the time until the finish."""
-        total = (
-            self.busy + self.idle_for_data + self.idle_for_clause + self.idle_for_resource + self.idle_at_end
-        )
-        return float(self.busy / total) if total else 0.0
+        idle = self.idle_for_data + self.idle_for_clause + self.idle_for_resource + self.idle_at_end
+        return float(self.busy / (self.busy + idle)) if self.busy else 0.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -157,19 +155,13 @@ class Simulation(Figures):
             if event < events.num_sends:
                 start = int(self.run.starts[tile][event])
                 end = start + events.duration[event] * self.run.scale(tile)[event]
-                steps.append(self._step(tile, event, start, end, wait))
+                waited_for, what = events.described(wait)
+                ends = self._us(start), self._us(end)
+                steps.append(Step(*events.sent(event), *ends, waited_for, what, tile, event))
             if wait < 0:
                 return tuple(reversed(steps))
             event = events.source[wait]
             tile -= events.tile[wait]
-
-    def _step(self, tile: int, send: int, start: int, end: int, wait: int) -> Step:
-        events, links = self.run.events, self.problem.topology.links
-        waited_for, what = describe_wait(self.schedule, events, wait)
-        chunks = tuple(int(self.schedule.chunk[t]) for t in events.transfers[send])
-        link = events.link[send]
-        us = self._us
-        return Step(chunks, link, str(links[link]), us(start), us(end), waited_for, what, tile, send)
 
     @cached_property
     def resources(self) -> tuple[ResourceUse, ...]:
@@ -194,22 +186,15 @@ class Simulation(Figures):
                 "jitter: simulate that",
                 where="tiles, jitter",
             )
-        events = self.run.events
-        start = [0] * len(self.schedule)
-        end, group = list(start), list(start)
-        for send, transfers in enumerate(events.transfers):
-            for transfer in transfers:
-                start[transfer] = int(self.run.starts[0][send])
-                end[transfer] = start[transfer] + events.duration[send]
-                group[transfer] = send
-        old = self.schedule
+        events, old = self.run.events, self.schedule
+        start = self.run.starts[0][events.send]
         return make_schedule(
             self.problem,
             chunk=old.chunk,
             link=old.link,
             start=start,
-            end=end,
-            group=group,
+            end=start + np.array(events.duration)[events.send],
+            group=events.send,
             reduce=old.reduce,
             producer=old.producer,
             contributions=old.contributions,
@@ -271,22 +256,3 @@ class Simulation(Figures):
         rate = "" if algbw is None else f", {algbw:.2f} GB/s"
         finish = f"finish {self.finish_us:.3f} us{self.predicted_text}"
         return f"Simulation({problem.title}, {', '.join(details)}: {finish}{rate})"
-
-
-def describe_wait(
-    schedule: Schedule, events: Events, wait: int
-) -> tuple[Literal["nothing", "data", "resource", "clause"], str]:
-    """The kind of a wait and its name: the chunk, the resource or the clause."""
-    if wait < 0:
-        return "nothing", ""
-    cause, target = events.cause[wait], events.target[wait]
-    if cause >= 0:
-        return "resource", schedule.problem.topology.resources[cause].name
-    if cause == CLAUSE:
-        return "clause", "own_first"
-    mine = [int(schedule.chunk[t]) for t in events.transfers[target]]
-    source = events.source[wait]
-    brought = [int(schedule.chunk[t]) for t in events.transfers[source]] if source < events.num_sends else []
-    shared = [chunk for chunk in mine if chunk in brought] or mine
-    name = f"chunk{'s' if len(shared) > 1 else ''} {', '.join(map(str, shared))}"
-    return "data", f"{name}, to be sent on first" if cause == SUM else name

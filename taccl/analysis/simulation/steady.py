@@ -15,10 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
 
-from taccl.analysis.simulation.events import Events
-from taccl.analysis.simulation.simulation import describe_wait
+from taccl.analysis.simulation.events import Events, WaitedFor
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import numbers_table, shown
@@ -44,7 +42,7 @@ class CycleStep:
     group: int
     tile: int
     after: Fraction
-    waits_for: Literal["nothing", "data", "resource", "clause"]
+    waits_for: WaitedFor
     what: str
 
     @property
@@ -109,9 +107,9 @@ class SteadyState:
     @cached_property
     def cycle(self) -> tuple[CycleStep, ...]:
         """The sends that wait for one another, in order; the first waits for the last."""
-        schedule, events = self.schedule, Events(self.schedule, self.schedule.problem)
-        gaps, links = events.gaps(), schedule.problem.topology.links
-        us = schedule.problem.costs.us
+        problem = self.schedule.problem
+        events, us = Events(self.schedule, problem), problem.costs.us
+        gaps = events.gaps()
         # Begin behind a send, so that every join on the way is passed between two sends.
         first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
         steps = []
@@ -122,10 +120,7 @@ class SteadyState:
             send = events.target[wait]
             if send >= events.num_sends:
                 continue
-            waits_for, what = describe_wait(schedule, events, wait)
-            chunks = tuple(int(schedule.chunk[t]) for t in events.transfers[send])
-            link = events.link[send]
-            steps.append(CycleStep(chunks, link, str(links[link]), send, tile, us(after), waits_for, what))
+            steps.append(CycleStep(*events.sent(send), send, tile, us(after), *events.described(wait)))
             after = 0
         return tuple(steps)
 
