@@ -59,6 +59,9 @@ _PREFERRED = (
 )  # fmt: skip
 
 
+Finder = Callable[[], Iterable[Claim]]
+
+
 @checked
 def lower_bound(
     problem: Problem,
@@ -150,33 +153,22 @@ def _claims(
     except OutOfTime:
         return
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
-    prices: Callable[[], Iterable[Claim]] = partial(
-        _prices,
-        volume,
-        symmetries,
-        in_network=in_network,
-        deadline=deadline,
-        limit=limit,
-        known=int(latency.ticks),
-    )  # fmt: skip
+    within = {"in_network": in_network}
+    prices: Finder = partial(
+        _prices, volume, symmetries, **within, deadline=deadline, limit=limit, known=int(latency.ticks)
+    )
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and crossings <= _MAX_TIMED, pairs <= _MAX_TIMED
-    finders: list[Callable[[], Iterable[Claim]]] = [prices]
-    if not divisible:
-        spread_tails = partial(spread_tail_bounds, demand, in_network=in_network)
-        if is_timed:
-            machine: Callable[[], Iterable[Claim]] = partial(_single_machine, demand)
-            finders = [
-                partial(_counting, demand, in_network=in_network),
-                partial(dissemination_bounds, demand, in_network=in_network),
-                partial(pair_counting_bounds, demand, in_network=in_network),
-                partial(delayed_source_bounds, demand, in_network=in_network),
-                spread_tails,
-                *([machine, prices] if is_small else [prices, machine]),
-            ]
-        else:
-            finders = [partial(_counted, demand, volume), spread_tails, prices]
+    finders: list[Finder] = [prices]
+    if not divisible and not is_timed:
+        finders = [partial(_counted, demand, volume), partial(spread_tail_bounds, demand, **within), prices]
+    elif not divisible:
+        quick = (
+            _counting, dissemination_bounds, pair_counting_bounds, delayed_source_bounds, spread_tail_bounds
+        )  # fmt: skip
+        finders = [*(partial(find, demand, **within) for find in quick), partial(_single_machine, demand)]
+        finders.insert(len(finders) if is_small else -1, prices)
     best, some = latency.ticks, False
     for find in finders:
         until = limit if is_small and find is not prices else min(deadline, limit)

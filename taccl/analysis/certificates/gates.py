@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -215,11 +216,7 @@ def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
     low, top = 0, 1
     while top < high and not holds(top):
         low, top = top, 16 * top
-    top = min(top, high)
-    while low < top:
-        middle = (low + top) // 2
-        low, top = (low, middle) if holds(middle) else (middle + 1, top)
-    return low
+    return bisect_left(range(high), True, low, min(top, high), key=holds)
 
 
 def passed_by(

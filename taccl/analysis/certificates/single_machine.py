@@ -6,10 +6,10 @@ with batches in place of single jobs.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from taccl.problem import Problem
 
@@ -98,28 +98,15 @@ def batch_ends(queues: list[list[int]], alpha: int, beta: int, max_merge: int) -
     """
     if max_merge == 1 or math.prod(len(queue) + 1 for queue in queues) > _MAX_STATES:
         queues = [sorted(release for queue in queues for release in queue)]
-    if max_merge == 1:
-        end = 0
-        for release in queues[0]:
-            end = max(end, release) + alpha + beta
-        return {1: end}
     goal = tuple(len(queue) for queue in queues)
     earliest: dict[tuple[int, ...], int] = {(0,) * len(queues): 0}
     ends: dict[int, int] = {}
-    order = [(0, (0,) * len(queues))]
-    seen = set()
-    while order:
-        _, state = heapq.heappop(order)
-        if state in seen:
-            continue
-        seen.add(state)
+    for state in product(*(range(size + 1) for size in goal)):  # each after all that lead to it
         for q, queue in enumerate(queues):
             for count in range(1, min(max_merge, len(queue) - state[q]) + 1):
                 after = (*state[:q], state[q] + count, *state[q + 1 :])
                 end = max(earliest[state], queue[after[q] - 1]) + alpha + count * beta
                 if after == goal:
                     ends[count] = min(end, ends.get(count, end))
-                if end < earliest.get(after, end + 1):
-                    earliest[after] = end
-                heapq.heappush(order, (sum(after), after))
+                earliest[after] = min(end, earliest.get(after, end))
     return ends

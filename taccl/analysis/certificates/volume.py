@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from taccl.analysis.certificates.distances import Arcs, Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
 from taccl.collective import RankSets
-from taccl.costs import hold_columns
+from taccl.costs import hold_columns, wide_links
 from taccl.memo import kept
 from taccl.problem import Problem
 
@@ -72,8 +72,7 @@ class Volume:
     @cached_property
     def single_ended(self) -> bool:
         """Whether every link joins one rank to one rank."""
-        links = self.problem.topology.links
-        return all(len(links[e].srcs) == len(links[e].dsts) == 1 for e in self.problem.links_allowed)
+        return set(wide_links(self.problem.topology)).isdisjoint(self.problem.links_allowed)
 
     @cached_property
     def _starts(self) -> RankSets:
