@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from fractions import Fraction
 
-from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_facts import Facts, shortest_ways
 from taccl.analysis.certificates.check_gates import passages
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.witnesses import PairCounting
@@ -19,6 +19,8 @@ from taccl.schedule.combine import reduction_half
 NEVER = 2**61
 #: More numbers than these, of contributions and of ranks, are rounded up to the next of as many.
 _STEPS = 12
+#: Of more ranks than these all are taken to be near.
+_MOST_RANKS = 256
 
 
 def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
@@ -36,10 +38,10 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
     if not number or not all(way.hold for way in ways):
         return False
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
-    soonest = _soonest(turned, facts.allowed, most_added)
-    latest = _soonest(
-        facts, (e for e in facts.allowed if {links[e].src, links[e].dst} <= inside), most_wanted
-    )
+    outside = set(range(facts.topology.num_ranks)) - inside
+    soonest = _soonest(turned, facts.allowed, outside, most_added)
+    within = [e for e in facts.allowed if {links[e].src, links[e].dst} <= inside]
+    latest = _soonest(facts, within, inside, most_wanted)
     last = math.ceil(ticks) - 1
     passed: dict[tuple[int, int], int] = {}
 
@@ -63,13 +65,25 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
     return served < number
 
 
-def _soonest(facts: Facts, links: Iterable[int], most: int) -> dict[int, int]:
+def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
     """By number: after how long a chunk can be at so many ranks, and at more than the number before."""
     sending: dict[int, list[int]] = defaultdict(list)
     for e in links:
         sending[facts.topology.links[e].src].append(e)
     fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
-    times = [ticks for ticks in reached(fast, [0], most) if ticks < NEVER]
+    times = list(reached(fast, [0], most))
+    if (
+        facts.topology.num_ranks <= _MOST_RANKS
+    ):  # from the first rank there is a way to each, from one of `starts`
+        size, out = facts.units[0], defaultdict(list)
+        for e in links:
+            out[facts.topology.links[e].src].append(
+                (facts.topology.links[e].dst, facts.alpha[e] + size * facts.beta[e])
+            )
+        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
+        for n in range(most):
+            times[n] = max(times[n], min((way[n] for way in ways if n < len(way)), default=NEVER))
+    times = [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _STEPS
     number = 0

@@ -32,6 +32,8 @@ Ints = NDArray[np.int64]
 FOREVER = 2**61
 #: More chunks than a collective has; what passes a gate is cut off there.
 _MANY = 2**30
+#: Of more ranks it is not asked how far they are from one another.
+_MOST_RANKS = 2_048
 
 
 class Costs:
@@ -230,6 +232,25 @@ def passed_by(
     if not gates.hold.all():
         return since, number
     return first_tick(lambda ticks: int(gates.within(0, ticks).sum()) >= sends.total()), number
+
+
+def nearest(costs: Costs, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
+    """(num_inner,) the shortest way over links to one rank, to two, ... from any of some; 0 of too many.
+
+    - `inner`, (num_ranks,) bool: The ranks that count; links and starts are among them.
+    """
+    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
+
+    num = int(np.count_nonzero(inner))
+    if num > _MOST_RANKS:
+        return np.zeros(num, dtype=np.int64)
+    place = np.cumsum(inner) - 1
+    direct = np.full((num, num), np.inf)
+    took = (costs.link_alpha + costs.link_beta)[links]
+    np.minimum.at(direct, (place[costs.src[links]], place[costs.dst[links]]), took)
+    times = dijkstra(csgraph_from_dense(direct, null_value=np.inf), indices=np.unique(place[starts]))
+    soonest = np.sort(times, axis=1).min(axis=0)
+    return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
 
 class Sender(NamedTuple):

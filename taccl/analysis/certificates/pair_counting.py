@@ -21,6 +21,7 @@ from taccl.analysis.certificates.gates import (
     fastest_senders,
     first_tick,
     gates_of,
+    nearest,
     waking,
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
@@ -33,6 +34,8 @@ from taccl.units import format_count
 _MOST_SETS = 8
 #: Contributions that come, and ranks that are reached, one after another are rounded up to so many steps.
 _MOST_STEPS = 12
+#: Of more ranks it is not asked how far they are from others.
+_MOST_RANKS = 256
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -62,9 +65,11 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
     if not pairs or not gates.hold.all():
         return pairs, 0
     backwards = Costs(reduction_half(problem), int(problem.costs.chunk_units[0]))
-    ends = demand.topology.links
-    inside = [e for e in demand.allowed if ranks.issuperset((ends[e].src, ends[e].dst))]
-    windows = _windows(_steps(backwards, demand.allowed, adding), _steps(demand.costs, inside, wanting))
+    everyone = frozenset(range(demand.topology.num_ranks))
+    windows = _windows(
+        _steps(backwards, demand.allowed, everyone, everyone - ranks, adding),
+        _steps(demand.costs, demand.allowed, ranks, ranks, wanting),
+    )
 
     def served(ticks: int) -> int:
         @cache
@@ -79,10 +84,21 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
     return pairs, first_tick(lambda ticks: served(ticks) >= pairs)
 
 
-def _steps(costs: Costs, links: Collection[int], num: int) -> list[tuple[int, int]]:
-    """(ticks, number): after how long a chunk can have come from one rank to so many, itself included."""
-    out = gates_of(costs, np.array(sorted(links), dtype=np.int64), costs.src, np.zeros_like(costs.src))
-    times = [ticks for ticks in waking(fastest_senders(out), [0], num) if ticks < FOREVER]
+def _steps(
+    costs: Costs, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
+) -> list[tuple[int, int]]:
+    """(ticks, number): after how long a chunk can have come to so many ranks, the first included.
+
+    It goes over links between ranks that it may come to, from one of some of them.
+    """
+    inner, links = np.zeros(costs.num_ranks, dtype=bool), np.zeros(len(costs.src), dtype=bool)
+    inner[list(among)], links[list(allowed)] = True, True
+    links &= inner[costs.src] & inner[costs.dst]
+    out = gates_of(costs, np.flatnonzero(links), costs.src, np.zeros_like(costs.src))
+    woken = waking(fastest_senders(out), [0], num)
+    if len(starts) <= _MOST_RANKS:
+        woken = np.maximum(woken, nearest(costs, links, np.array(sorted(starts)), inner)[:num]).tolist()
+    times = [ticks for ticks in woken if ticks < FOREVER]
     factor = 1 if len(set(times)) <= _MOST_STEPS else num ** (1 / _MOST_STEPS)
     steps, number = [], 0
     while number < len(times):

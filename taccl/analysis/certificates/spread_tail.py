@@ -27,6 +27,7 @@ from taccl.analysis.certificates.gates import (
     Ints,
     fastest_senders,
     gates_of,
+    nearest,
     sends_of,
     waking,
 )
@@ -37,8 +38,8 @@ from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 _EVERY, _MOST = 16, 256
 #: So many numbers of ranks that want a chunk are tried as the least.
 _MOST_SIZES = 4
-#: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
-_MOST_RANKS, _MOST_WAYS = 2_048, 2_000_000
+#: Of more pairs of an entry and a rank it is not asked how far ranks are from entries.
+_MOST_WAYS = 2_000_000
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -166,7 +167,7 @@ class Spread:
             gates(enters, costs.dst),
             gates(inside, costs.dst),
             gates(inside, costs.src),
-            _nearest(costs, label >= 0, used & inside, costs.dst[used & enters]),
+            nearest(costs, used & inside, costs.dst[used & enters], label >= 0),
             fed,
         )
 
@@ -233,22 +234,6 @@ class Spread:
             return np.repeat(entries[:1], pairs)
         ways: Ints = np.sort((some[:, None] + self.near).ravel())[:pairs]
         return ways
-
-
-def _nearest(costs: Costs, inner: NDArray[np.bool_], inside: NDArray[np.bool_], entered: Ints) -> Ints:
-    """(num_ranks,) the shortest way to one rank, to two, ... from any of those that are entered."""
-    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
-
-    num = int(np.count_nonzero(inner))
-    if num > _MOST_RANKS:
-        return np.zeros(num, dtype=np.int64)
-    place = np.cumsum(inner) - 1
-    direct = np.full((num, num), np.inf)
-    took = (costs.link_alpha + costs.link_beta)[inside]
-    np.minimum.at(direct, (place[costs.src[inside]], place[costs.dst[inside]]), took)
-    times = dijkstra(csgraph_from_dense(direct, null_value=np.inf), indices=np.unique(place[entered]))
-    nearest = np.sort(times, axis=1).min(axis=0)
-    return np.where(np.isfinite(nearest), nearest, FOREVER).astype(np.int64)
 
 
 class _Fed:
