@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("highspy",)
 
-_STOP_TICK_S = 0.05
 _STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
 _OVERRUN_S = 3.0  # past the time limit, before CBC is interrupted; it checks its clock between nodes only
 _VERSION = re.compile(r"^Version:\s*(\S+)", re.MULTILINE)
@@ -120,46 +119,44 @@ def _start(hint: np.ndarray) -> str:
 
 def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, str]:
     """What CBC printed, and how it was ended as time was up; empty if it ended by itself, or crashed."""
-    limit_s = control.seconds() + control.time_left_s() + _OVERRUN_S
     null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
-    lines: list[str] = []
-    reader = threading.Thread(target=_follow, args=(process, lines, control, echo), daemon=True)
-    reader.start()
-    interrupted_s = None
-    killed = False
-    try:
-        while process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_TICK_S)
-                break
-            if interrupted_s is None and (control.stop_requested() or control.seconds() > limit_s):
-                interrupted_s = control.seconds()
-                process.send_signal(signal.SIGINT)  # CBC then writes its best solution and ends
-            elif interrupted_s is not None and control.seconds() > interrupted_s + _STOP_GRACE_S:
-                killed = True
+    interrupted, killed = threading.Event(), threading.Event()
+
+    def end() -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            process.send_signal(signal.SIGINT)  # CBC then writes its best solution and ends
+            try:
+                process.wait(_STOP_GRACE_S)
+            except subprocess.TimeoutExpired:
+                killed.set()
                 process.kill()
+
+    overrun = threading.Timer(control.time_left_s() + _OVERRUN_S, end)
+    overrun.daemon = True
+    overrun.start()
+    try:
+        with control.stopping(end):
+            log = _follow(process, control, echo=echo)
+            code = process.wait()
     finally:
-        if process.poll() is None:
-            process.kill()
+        overrun.cancel()
+        process.kill()
         process.wait()
-        reader.join()
-    log = "".join(lines)
-    if process.returncode < 0 and interrupted_s is None:
-        log += f"\nCBC died of {signal.Signals(-process.returncode).name}"
-    if killed:
+    if killed.is_set():
         return log, "killed, as it did not answer an interrupt"
-    if interrupted_s is not None and process.returncode in (0, -signal.SIGINT):
-        return log, "interrupted before it could write one"
-    if process.returncode == 0 and control.time_left_s() <= 0:
-        return log, "it wrote none"
-    return log, ""
+    if interrupted.is_set():
+        return log, "interrupted before it could write one" if code in (0, -signal.SIGINT) else ""
+    if code < 0:
+        return f"{log}\nCBC died of {signal.Signals(-code).name}", ""
+    return log, "it wrote none" if code == 0 and control.time_left_s() <= 0 else ""
 
 
-def _follow(process: subprocess.Popen[str], lines: list[str], control: Control, echo: bool) -> None:
-    """Collect CBC's log and turn the lines that show new bounds into progress."""
+def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> str:
+    """CBC's log, once it has ended it; its lines that show new bounds become progress."""
     assert process.stdout is not None
-    best = np.inf
+    best, lines = np.inf, []
     for line in process.stdout:
         lines.append(line)
         if echo:
@@ -175,6 +172,7 @@ def _follow(process: subprocess.Popen[str], lines: list[str], control: Control, 
         if abs(objective) < _NOTHING:
             best = min(best, objective)
         control.tell(best, bound)
+    return "".join(lines)
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
