@@ -96,8 +96,7 @@ class Search:
     serves_above: bool = False  # its schedules are schedules of the problem above, too
     best: Schedule | CompactSchedule | None = None
     best_fold: ListSchedule | None = None  # the same on the timing fold
-    #: The list scheduler's, and the same on the fold, kept aside while a named solver works alone.
-    first: tuple[Schedule | CompactSchedule, ListSchedule] | None = None
+    rival: Search | None = None  # of the same problem, that found a schedule: of a solver that works alone
     is_verified: bool = False  # whatever is returned is verified at last
     earliest: list[Schedule] = field(default_factory=list)  # found, along trees
     most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
@@ -204,36 +203,12 @@ class Search:
         """Whether there is nothing left to do: the bound is met, time is up, or Ctrl-C came."""
         return self.is_met or self.deadline.has_passed
 
-    def upper_ticks(self) -> int:
-        """The finish of the best schedule so far, also if it is kept aside."""
-        first = None if self.first is None else self.first[0]
-        known = [each.finish_ticks for each in (self.best, first) if each is not None]
-        assert known, "the list scheduler runs first"
-        return min(known)
-
     @property
-    def known_fold(self) -> ListSchedule | None:
-        """A schedule on the timing fold that finishes by `upper_ticks`, where there is one."""
-        if self.first is not None and self.first[0].finish_ticks <= self.upper_ticks():
-            return self.first[1]
-        return self.best_fold
-
-    def keep_aside(self) -> None:
-        """Begin anew, with the best so far to be better than."""
-        assert self.best is not None, "there is a schedule"
-        assert self.best_fold is not None, "the list scheduler works on the fold"
-        self.first, self.best, self.best_fold = (self.best, self.best_fold), None, None
-        self.trace[:] = [each for each in self.trace if each.finish_us is None or each.half != self.half]
-
-    def settle(self) -> bool:
-        """Whether what was kept aside is better than the best since; it is the best then."""
-        if self.first is None:
-            return False
-        if self.best is not None and self.best.finish_ticks <= self.first[0].finish_ticks:
-            return False
-        self.best, self.best_fold = self.first
-        self.is_verified = False
-        return True
+    def known(self) -> tuple[int, ListSchedule | None]:
+        """The finish of the best schedule so far, its own or its rival's, and the same on the timing fold."""
+        both = [each for each in (self.rival, self) if each is not None]
+        found = [(each.best.finish_ticks, each.best_fold) for each in both if each.best is not None]
+        return min(found, key=lambda each: each[0])
 
     def offer(self, schedule: ListSchedule, *, producer: str, proposed: bool = False) -> float | None:
         """Unfold a schedule, and keep it if it is the best; its finish in us, None if it was refused."""

@@ -87,37 +87,38 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     greedy(search, budget_s=0.0, max_runs=1)
     if search.best is None:
         return
-    search.keep_aside()
+    # Of the progress, what the solver finds counts alone.
+    search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
+    own = search.part(search.problem, "", search.deadline, bound=search.bound)
+    own.rival, own.folded, own.fold_s = search, search.folded, search.fold_s
+    first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
-        alone(search, solver, budget_s=limit_s)
-        last = search.stages[-1]
-        if search.best is None and last.status == "unavailable":
+        alone(own, solver, budget_s=limit_s)
+        last = own.stages[-1]
+        if own.best is None and last.status == "unavailable":
             raise SolverUnavailableError(f"{solver} cannot run here: {last.message}; see taccl backends")
-        unlicensed = search.best is None and last.status == "unlicensed" and solver != "highs"
+        unlicensed = own.best is None and last.status == "unlicensed" and solver != "highs"
         if unlicensed:
             search.fallbacks.append(
                 f"{solver} has no licence for this model ({last.message}); highs was used instead"
             )
             solver = "highs"
-            alone(search, solver, budget_s=search.deadline.left_s)
+            alone(own, solver, budget_s=search.deadline.left_s)
     finally:
-        own, is_first = search.best, search.settle()
-    if is_first and own is not None:
-        search.notes.append(
-            f"{solver} alone came to {format_us(own.finish_us)}{_of_half(search)}; the list scheduler's "
-            f"schedule, from which it started, takes {format_us(search.best.finish_us)} and is returned"
-        )
-    elif is_first and not unlicensed:
-        last = search.stages[-1]
+        if own.best is not None and own.best.finish_ticks <= search.best.finish_ticks:
+            search.best, search.best_fold, search.is_verified = own.best, own.best_fold, own.is_verified
+    if own.best is None and not unlicensed:
+        last = own.stages[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
         search.fallbacks.append(
-            f"{solver} found no schedule{_of_half(search)} ({last.name}: {why}); the list scheduler's is "
-            f"returned, which takes {format_us(search.best.finish_us)}"
+            f"{solver} found no schedule{half} ({last.name}: {why}); the list scheduler's is returned, "
+            f"which takes {first_us}"
         )
-
-
-def _of_half(search: Search) -> str:
-    return f" in the {search.half} half" if search.half else ""
+    elif own.best is not None and own.best is not search.best:
+        search.notes.append(
+            f"{solver} alone came to {format_us(own.best.finish_us)}{half}; the list scheduler's schedule, "
+            f"from which it started, takes {first_us} and is returned"
+        )
 
 
 #: Part of a tick by which a solver's bound may lie above a whole one and be that one.
@@ -216,7 +217,7 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
 
 def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
     """The resources to put in order when routing is done again; none where that would not help."""
-    upper, orbits = search.upper_ticks(), search.folded
+    (upper, _), orbits = search.known, search.folded
     # Where sends merge their order is not that of moves by themselves: NDv2 x2 and x4 got no better by it.
     merges = any(orbits.merging[move.link_orbit] for move in orbits.moves)
     if routed.in_order or merges or upper <= max(search.bound_ticks, routed.bound_ticks):
@@ -239,12 +240,12 @@ def route(
     search.report(f"routing on {solver}")
     orbits = search.folded if sequenced else search.routing_fold
     lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
-    upper = search.upper_ticks()
+    upper, known = search.known
     model = routing.RoutingModel(
         orbits, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
     )
     hint = None
-    if orbits is search.folded and (known := search.known_fold) is not None:
+    if orbits is search.folded and known is not None:
         hint = routing.routing_hint(orbits, model, known)
     answer = solve(
         model.model,
