@@ -143,27 +143,21 @@ def fitting_shifts(
         deadline.check()
         if shift.repeats_one_of(found):
             continue
-        permutations = tuple(each.ranks(num_ranks) for each in (*found, shift))
-        if _has(problem, permutations[-1]) and _folds(problem, permutations):
+        if _folds(problem, tuple(each.ranks(num_ranks) for each in (*found, shift))):
             found.append(shift)
     return tuple(found)
 
 
-def _has(problem: Problem, ranks: tuple[int, ...]) -> bool:
-    """Whether the clauses and the collective have a symmetry of the topology."""
-    links = link_permutation(problem.topology, ranks)
+def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
+    """Whether the last of some symmetries is the problem's, and all move every rank and used resource."""
+    topology, clauses, ranks = problem.topology, problem.clauses, permutations[-1]
+    links, folded = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
     if links is None or chunk_permutation(problem, ranks) is None:
         return False
     try:
-        check_clauses(problem.topology, problem.clauses, ranks, links, label="", where="")
+        check_clauses(topology, clauses, ranks, links, label="", where="")
     except SketchError:
         return False
-    return True
-
-
-def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether a group moves every rank, and every resource in use."""
-    folded = problem.with_clauses(symmetry=permutations)
     group = symmetry_group(folded)
     # Each rank has as many images as there are symmetries, so that none but the identity fixes it.
     moved = (np.bincount(group.ranks)[group.ranks] == group.order).all()

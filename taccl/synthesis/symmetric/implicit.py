@@ -129,26 +129,22 @@ def synthesize_implicit(
     """
     began = time.monotonic()
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
+    along = None
     if backend == "dimension-balanced":
         host = fabric.host if isinstance(fabric, Translations) else fabric
         dims = dimensions(parse_named(host, **costs) if isinstance(host, str) else host)
         schedule = balanced_implicit(
             dims, collective, chunk_bytes=chunk_bytes, num_chunks=chunks_per_rank, policy=policy
         )
-        verify_implicit(schedule).raise_if_failed()
-        known = dimension_bound(dims, collective, schedule.size_bytes)
-        return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began, known)
-    shape = implicit_translations(fabric, group=group, **costs)
-    schedule = translate(
-        shape,
-        collective,
-        chunk_bytes=chunk_bytes,
-        chunks_per_rank=chunks_per_rank,
-        seed=seed,
-        parameters=parameters,
-    )
+        along = dimension_bound(dims, collective, schedule.size_bytes)
+    else:
+        shape = implicit_translations(fabric, group=group, **costs)
+        schedule = translate(
+            shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed,
+            parameters=parameters,
+        )  # fmt: skip
     verify_implicit(schedule).raise_if_failed()
-    return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began)
+    return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began, along)
 
 
 def implicit_translations(
