@@ -64,11 +64,6 @@ class LinearModel:
         """The row of each nonzero, (Z,) int64."""
         return np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
 
-    def row_sums(self, values: np.ndarray) -> np.ndarray:
-        """``A @ values``, of shape (N,)."""
-        weights = self.coefficient * values[self.column]
-        return np.bincount(self.row_of_nonzero, weights=weights, minlength=self.num_rows)
-
     def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
         """What a point breaks, one sentence each; empty if it is feasible.
 
@@ -90,7 +85,8 @@ class LinearModel:
             f"variable {index} is {values[index]:.9g}; expected a whole number"
             for index in np.flatnonzero(fraction > tolerance)
         ]
-        sums = self.row_sums(values)
+        weights = self.coefficient * values[self.column]
+        sums = np.bincount(self.row_of_nonzero, weights=weights, minlength=self.num_rows)
         short = sums < self.row_lower - tolerance * np.maximum(1.0, np.abs(self.row_lower))
         over = sums > self.row_upper + tolerance * np.maximum(1.0, np.abs(self.row_upper))
         broken += [
@@ -177,16 +173,6 @@ class MilpModel:
     def num_variables(self) -> int:
         """How many variables there are so far."""
         return len(self._variables)
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are so far."""
-        return len(self._rows)
-
-    @property
-    def num_nonzeros(self) -> int:
-        """How many coefficients there are so far."""
-        return len(self._column)
 
     def arrays(self) -> LinearModel:
         """The model so far, as read-only arrays."""

@@ -17,7 +17,7 @@ from typing import Any
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
-from taccl.solvers.model import MilpModel
+from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule, unfold
 from taccl.synthesis.heuristic.improvement import improve_schedule
@@ -247,20 +247,21 @@ def route(
     hint = None
     if orbits is search.folded and known is not None:
         hint = routing.routing_hint(orbits, model, known)
+    arrays = model.model.arrays()
     answer = solve(
-        model.model,
+        arrays,
         solver,
         time_limit_s=budget_s,
         hint=hint,
         on_progress=lambda _: search.report(f"routing on {solver}"),
         **search.options.of_solvers,
     )
-    size = f"{model.model.num_variables} variables, {model.model.num_rows} rows"
+    size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {orbits.num_resources} resources" if sequenced else ""
     message = "; ".join(part for part in (answer.message, size, order, search.unfolded) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
-    _record(search, "routing", solver, since, model.model, answer, message=message)
+    _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
         return None
     bound = 0
@@ -293,7 +294,8 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     search.report(f"contiguity on {solver}")
     model = contiguity_stage.ContiguityModel(orbits, schedule)
     limit_s = max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s))
-    answer = solve(model.model, solver, time_limit_s=limit_s, **search.options.of_solvers)
+    arrays = model.model.arrays()
+    answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None
     if answer.values is not None:
         merged = contiguity_stage.merged(orbits, model, answer.values)
@@ -301,7 +303,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
         finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:
             found = merged
-    _record(search, "contiguity", solver, since, model.model, answer, answer.message, finish)
+    _record(search, "contiguity", solver, since, arrays, answer, answer.message, finish)
     return found
 
 
@@ -428,7 +430,7 @@ def _record(
     name: str,
     solver: str,
     since: float,
-    model: MilpModel,
+    model: LinearModel,
     answer: Solution,
     message: str,
     finish_us: float | None = None,

@@ -28,13 +28,13 @@ def test_terms_of_one_variable_are_summed():
 
 def test_zero_factors_are_dropped():
     """A factor of zero makes no nonzero."""
-    assert small().num_nonzeros == 3
+    assert small().arrays().num_nonzeros == 3
 
 
 def test_counts():
     """Variables and rows are counted."""
     model = small()
-    assert (model.num_variables, model.num_rows) == (2, 2)
+    assert (model.num_variables, model.arrays().num_rows) == (2, 2)
 
 
 def test_rows_have_tags():

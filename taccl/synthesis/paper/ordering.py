@@ -39,15 +39,11 @@ def best_order(
 
     - `starts` (mapping of (chunk, link) to ticks): When the routing model starts each send.
     """
-    best: tuple[ListSchedule, str] | None = None
-    for rule in RULES:
-        found = order(orbits, rule)
-        if found is not None and (best is None or found.finish_ticks < best[0].finish_ticks):
-            best = (found, rule)
-    planned = None if starts is None else _as_planned(orbits, starts)
-    if planned is not None and (best is None or planned.finish_ticks < best[0].finish_ticks):
-        best = (planned, "as routed")
-    return best
+    tried = [(order(orbits, rule), rule) for rule in RULES]
+    if starts is not None:
+        tried.append((_as_planned(orbits, starts), "as routed"))
+    found = [(schedule, rule) for schedule, rule in tried if schedule is not None]
+    return min(found, key=lambda each: each[0].finish_ticks, default=None)
 
 
 def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
