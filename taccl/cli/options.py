@@ -128,10 +128,39 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def option(
+    parser: argparse._ActionsContainer, words: str, help: str, read: Callable[[str], Any] | None = None,
+    **how: Any,
+) -> None:  # fmt: skip
+    """Declare an option as its help shows it: flags, then what its value is called, or ``one|other`` choices.
+
+    Without a word for its value it is a switch. A default is told, unless the help speaks of it.
+    """
+    *flags, value = words.split(" ")
+    if value.startswith("-") and "choices" not in how:
+        how["action"] = "store_true"
+    if value.startswith("-"):
+        flags.append(value)
+    elif value.islower():
+        how["choices"] = value.split("|")
+    else:
+        how |= {"metavar": value, "type": read}
+    default = how.get("default")
+    if default and "default" not in help:
+        help += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
+    parser.add_argument(*flags, help=help, **how)
+
+
 def add_options(parser: argparse._ActionsContainer, *names: str, **changed: Any) -> None:
     """Declare options that verbs share, with what is `changed` of how argparse takes them."""
     for name in names:
         parser.add_argument(name, **(_OPTIONS[name] | changed))
+
+
+def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
+    """Declare the file to write."""
+    option(verb, "-o --output FILE", help, required=required)
+    add_options(verb, "--overwrite")
 
 
 def add_size(parser: argparse._ActionsContainer) -> None:
@@ -189,13 +218,12 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
     group = parser.add_argument_group("problem")
     add_options(group, "--collective", required=collective_required)
     add_options(group, "--topology")
-    help = "what to make of the costs in an upstream topology file"
-    group.add_argument("--cost-model", choices=("upstream", "physical"), help=help)
+    option(group, "--cost-model upstream|physical", "what to make of the costs in an upstream topology file")
     add_options(group, "--time-unit-us", help="microseconds in an upstream file's unit of time")
     add_options(group, "--nodes", "--profile", "--protocol")
     add_size(parser.add_argument_group("size, one of"))
     add_options(group, "--chunks-per-rank", "--root")
-    group.add_argument("--roots", type=_ranks, metavar="R,R", help="ranks; of the multi-root collectives")
+    option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
 
 
 def need_collective(options: argparse.Namespace) -> None:

@@ -70,12 +70,6 @@ def failed(message: str, code: int, *, where: str | None = None) -> Answer:
     return Answer("", values, f"{where}: {message}" if where else message, code)
 
 
-def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
-    """Declare the file to write."""
-    verb.add_argument("-o", "--output", required=required, metavar="FILE", help=help)
-    verb.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
-
-
 def check_output(options: argparse.Namespace) -> None:
     """Raise `InputError` for an output file that could not be written, before any long work."""
     if options.output is not None:
@@ -123,7 +117,11 @@ def emit(answer: Answer, *, as_json: bool) -> int:
     code = answer.exit_code
     if content:
         try:
-            _print(content)
+            if sys.stdout is None:
+                raise ValueError("it is closed")
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
+            print(content, flush=True)
         except BrokenPipeError:
             _give_up(sys.stdout)
         except (OSError, ValueError) as error:
@@ -198,15 +196,6 @@ def is_first_rank() -> bool:
         return True
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return False
-
-
-def _print(content: str) -> None:
-    if sys.stdout is None:
-        raise ValueError("it is closed")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
-    print(content)
-    sys.stdout.flush()
 
 
 def _give_up(stream: TextIO | None) -> None:

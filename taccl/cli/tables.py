@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, positive, reader
-from taccl.cli.output import Answer, add_output, check_output, with_content
+from taccl.cli.options import add_options, add_output, option, positive, reader
+from taccl.cli.output import Answer, check_output, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_count, format_size, format_us
@@ -28,14 +29,12 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     """Declare what each run is given, and where the table goes."""
     group = verb.add_argument_group("runs")
     help = f"of `taccl backends`, with commas between (default {backends})"
-    group.add_argument("--backends", type=words, default=words(backends), metavar="A,B", help=help)
-    help = "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)"
-    group.add_argument("--seeds", type=_seeds, default=(0,), metavar="N,N|N:N", help=help)
+    option(group, "--backends A,B", help, words, default=words(backends))
+    option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
     add_options(group, "--time-limit", help="seconds of each run (default 30)")
     add_options(group, "--threads", default=1, help="threads of a solver (default 1)")
-    help = "runs at a time (default: one for each core)"
-    group.add_argument("--workers", type=positive, metavar="N", help=help)
-    group.add_argument("--no-cache", action="store_true", help="neither read nor store results in the cache")
+    option(group, "--workers N", "runs at a time (default: one for each core)", positive)
+    option(group, "--no-cache", "neither read nor store results in the cache")
     add_output(verb, "write the table: .csv, .json or .parquet")
 
 
@@ -55,16 +54,11 @@ def check_table(options: argparse.Namespace) -> None:
         return
     ending = Path(options.output).suffix.lower()
     if ending not in _ENDINGS:
-        raise InputError(
-            f"found {ending or 'no ending'}; expected .csv, .json or .parquet", where=options.output
-        )
-    if ending == ".parquet":
-        from importlib.util import find_spec
-
-        if find_spec("pyarrow") is None:
-            raise InputError(
-                "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv", where=options.output
-            )
+        said = f"found {ending or 'no ending'}; expected .csv, .json or .parquet"
+        raise InputError(said, where=options.output)
+    if ending == ".parquet" and find_spec("pyarrow") is None:
+        said = "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv"
+        raise InputError(said, where=options.output)
     check_output(options)
 
 
@@ -99,7 +93,8 @@ def _text(rows: list[dict[str, Any]]) -> str:
     lines = [(*(_COLUMNS.get(name, (name,))[0] for name in columns), "status")]
     for row in rows:
         status = row["status"] + (" (cached)" if row["from_cache"] else "")
-        lines.append((*(_shown(name, row[name]) for name in columns), status))
+        cells = ("-" if row[n] is None else _COLUMNS.get(n, (n, str))[1](row[n]) for n in columns)
+        lines.append((*cells, status))
     title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
     if "sketch" not in labels and first["sketch"] != "none":
         title += f", sketch {first['sketch']}"
@@ -120,10 +115,6 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }  # fmt: skip
 
 
-def _shown(name: str, value: Any) -> str:
-    return "-" if value is None else _COLUMNS.get(name, (name, str))[1](value)
-
-
 def _seeds(text: str) -> Sequence[int]:
     """Seeds such as ``0,7`` or ``0:3``, for argparse."""
     first, colon, end = text.partition(":")
@@ -132,7 +123,6 @@ def _seeds(text: str) -> Sequence[int]:
         raise argparse.ArgumentTypeError(f"found {text!r}; expected whole numbers such as 0,7 or 0:3")
     seeds = range(int(first), int(end)) if colon else tuple(int(piece) for piece in pieces)
     if not seeds:
-        raise argparse.ArgumentTypeError(
-            f"found {text!r}, which is no seed; expected e.g. 0:3 for 0, 1 and 2"
-        )
+        said = f"found {text!r}, which is no seed; expected e.g. 0:3 for 0, 1 and 2"
+        raise argparse.ArgumentTypeError(said)
     return seeds

@@ -46,11 +46,15 @@ def table_of(
     """
     rows = [labels for _, labels in asked]
     done = 0
+    if isinstance(cache, bool):
+        chosen = Cache() if cache else None
+    else:
+        chosen = cache if isinstance(cache, Cache) else Cache(cache)
     try:
         with (
             signals_to(_leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
             _counter(len(asked), progress) as count,
-            contextlib.closing(_rows(asked, num_workers, _chosen(cache))) as coming,
+            contextlib.closing(_rows(asked, num_workers, chosen)) as coming,
         ):
             for index, row in coming:
                 rows[index] = row
@@ -70,15 +74,6 @@ def table_of(
         said = f"{why}; {left} of {len(rows)} runs are left: run the same again to resume"
         warnings.warn(said, TacclWarning, stacklevel=4)
     return frame(with_best_bounds(rows))
-
-
-def _chosen(cache: bool | Cache | str | os.PathLike[str]) -> Cache | None:
-    """The cache that is meant: the user's, none, one at hand, or one in a folder."""
-    if isinstance(cache, Cache):
-        return cache
-    if isinstance(cache, bool):
-        return Cache() if cache else None
-    return Cache(cache)
 
 
 def _rows(

@@ -226,6 +226,10 @@ def figures(result: Result) -> dict[str, Any]:
     known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     largest = max(models, key=lambda model: model.num_nonzeros, default=None)
+    versions = dict(result.versions) or package_versions()
+    ran = [f"{stage.solver} {stage.model.solver_version}" for stage in result.stages if stage.model]
+    if any(stage.solver == "cpsat" and stage.model is None for stage in result.stages):
+        ran.append(f"cpsat {versions.get('ortools', '')}")
     every = result.bound_of_every_cut
     told = {
         "bound_us": result.bound_us, "bound_of_every_cut_us": None if every is None else every.bound_us,
@@ -236,24 +240,12 @@ def figures(result: Result) -> dict[str, Any]:
         "first_schedule_s": min(known, default=result.seconds),
         "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
-        **_versions(result), "schedule_digest": result.schedule.digest(), **_measures(result.schedule),
+        "taccl_version": versions.get("taccl"), "python_version": versions.get("python"),
+        "solver_version": ", ".join(dict.fromkeys(map(str.strip, ran))) or None,
+        "schedule_digest": result.schedule.digest(), **_measures(result.schedule),
     }  # fmt: skip
 
 
 def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
     """The columns of `_MEASURES`."""
     return {name: getattr(schedule, name) for name in _MEASURES} | {"verified": True}
-
-
-def _versions(result: Result) -> dict[str, Any]:
-    versions = dict(result.versions) or package_versions()
-    ran = dict.fromkeys(
-        f"{stage.solver} {stage.model.solver_version}".strip() for stage in result.stages if stage.model
-    )
-    if any(stage.solver == "cpsat" and stage.model is None for stage in result.stages):
-        ran |= {f"cpsat {versions.get('ortools', '')}".strip(): None}
-    return {
-        "taccl_version": versions.get("taccl"),
-        "solver_version": ", ".join(ran) or None,
-        "python_version": versions.get("python"),
-    }

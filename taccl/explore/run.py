@@ -26,7 +26,6 @@ from taccl.explore.rows import FOUND, OF_SCHEDULES, figures
 from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.process import WORKERS
-from taccl.synthesis.result import Result
 from taccl.topology.registry import parse
 
 #: Statuses that the same question would get again. Other failures hang on the machine and the moment.
@@ -89,7 +88,14 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     said = (str(w.message) for w in caught if issubclass(w.category, TacclWarning))
     row["notes"] = "; ".join(dict.fromkeys((*result.notes, *said))) or None
     if any(issubclass(w.category, FallbackWarning) for w in caught):
-        row |= _fallen_back(run, result)
+        # The backend found nothing: another's schedule is none of its own.
+        own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
+        ended = "interrupted" if result.interrupted else "no schedule"
+        row |= dict.fromkeys(OF_SCHEDULES) | {
+            "status": "unlicensed" if "unlicensed" in own else ended, "verified": False,
+            "error": "; ".join(note for note in result.notes if note not in run.problem.notes),
+            "notes": "; ".join(run.problem.notes) or None,
+        }  # fmt: skip
     if not _worth_storing(row, run) or not isinstance(result.schedule, Schedule):
         return row, None
     return row, entry_document(row["key"], row, result.schedule, found=result.to_dict())
@@ -105,19 +111,6 @@ def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), "crashed")
     text = str(error) if isinstance(error, TacclError) else f"{type(error).__name__}: {error}".rstrip(": ")
     return row | {"status": status, "error": text}
-
-
-def _fallen_back(run: RunRequest, result: Result) -> dict[str, Any]:
-    """What to change in the row where the backend found nothing, and another's schedule was returned."""
-    reasons = [note for note in result.notes if note not in run.problem.notes]
-    own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]
-    status = "unlicensed" if "unlicensed" in own else "interrupted" if result.interrupted else "no schedule"
-    return dict.fromkeys(OF_SCHEDULES) | {
-        "status": status,
-        "error": "; ".join(reasons),
-        "notes": "; ".join(run.problem.notes) or None,
-        "verified": False,
-    }
 
 
 @cache

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.measure.model import LATENCIES, PARAMETERS, Parameter, Work, times_us
-from taccl.measure.ranges import NOISE, lines, protocols_at, reassigned
+from taccl.measure.ranges import NOISE, lines, reassigned
 
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
 _DETERMINED = 0.5
@@ -56,9 +56,11 @@ class Estimate:
     ) -> NDArray[np.float64]:
         """Times under the protocol of the sizes of a series next to each; of two, under the faster."""
         found = times_us(seen.work, size_bytes, self.logs)
-        below, above = protocols_at(seen.size_bytes, self.protocols[index], size_bytes)
-        every = np.arange(len(size_bytes))
-        return np.minimum(found[below, every], found[above, every])
+        last, every = len(seen.size_bytes) - 1, np.arange(len(size_bytes))
+        below = np.searchsorted(seen.size_bytes, size_bytes, side="right") - 1
+        above = np.searchsorted(seen.size_bytes, size_bytes, side="left")
+        near = (self.protocols[index][np.clip(each, 0, last)] for each in (below, above))
+        return np.minimum(*(found[each, every] for each in near))
 
 
 def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estimate:

@@ -15,7 +15,7 @@ from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_la
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine
 from taccl.measure.model import COLLECTIVES, Parameter, priors, times_us, work_of
-from taccl.measure.series import Log, Series
+from taccl.measure.series import Series
 
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
@@ -184,7 +184,12 @@ def fit(
         said = f"found {collective!r}; expected one of {', '.join(COLLECTIVES)}"
         raise InputError(said, where="collective")
     read = [read_log(log, collective=collective, in_place=in_place) for log in logs]
-    _check_one_machine(read)
+    first = next((log for log in read if log.gpus), read[0])
+    for log in read:
+        if log.gpus and log.gpus != first.gpus:
+            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
+            said = f"found {here}, but {first.path} is of {there}; expected logs of one machine"
+            raise FormatError(f"{said}: fit them apart", where=log.path)
     machine = find_machine(topology)
     before = priors(machine.node_gb_per_s, machine.network_gb_per_s, f"profile nominal of {machine.name}")
     series = [_placed(each, machine.ranks_per_node, nodes) for log in read for each in log.series]
@@ -209,17 +214,6 @@ def fit(
         machine.name, _parameters(observed, before, found, source, seed), tuple(fitted), tuple(errors),
         tuple(_left_out(observed, before)), rows, taken,
     )  # fmt: skip
-
-
-def _check_one_machine(logs: Sequence[Log]) -> None:
-    first = next((log for log in logs if log.gpus), None)
-    for log in logs:
-        if first is not None and log.gpus and log.gpus != first.gpus:
-            here, there = (", ".join(sorted(each.gpus)) for each in (log, first))
-            said = (
-                f"found {here}, but {first.path} is of {there}; expected logs of one machine: fit them apart"
-            )
-            raise FormatError(said, where=log.path)
 
 
 def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:

@@ -85,7 +85,9 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no measurement to use{told}; expected {expected}", where=where)
-    return Log(where, tuple(joined(series)), _gpus(lines), tuple(left_out))
+    devices = filter(None, map(_DEVICE.search, lines))
+    gpus = frozenset(device[3].strip() for device in devices) - {""}
+    return Log(where, tuple(joined(series)), gpus, tuple(left_out))
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_Run]:
@@ -227,11 +229,6 @@ def _of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
 
 def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
-
-
-def _gpus(lines: list[str]) -> frozenset[str]:
-    found = (_DEVICE.search(line) for line in lines)
-    return frozenset(device[3].strip() for device in found if device is not None and device[3].strip())
 
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:

@@ -84,13 +84,3 @@ def _cut_at(totals: NDArray[np.float64], n: int) -> NDArray[np.int64]:
     """The protocol of each of `n` sizes: cut twice, of all cuts where the total is least."""
     cuts = np.transpose(np.triu_indices(n + 1))[np.argmin(totals)]
     return np.searchsorted(cuts, np.arange(n), side="right")
-
-
-def protocols_at(
-    seen_bytes: NDArray[np.float64], protocols: NDArray[np.int64], size_bytes: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each size, the protocols of the sizes seen below and above it; equal where only one is possible."""
-    last = len(seen_bytes) - 1
-    below = np.clip(np.searchsorted(seen_bytes, size_bytes, side="right") - 1, 0, last)
-    above = np.clip(np.searchsorted(seen_bytes, size_bytes, side="left"), 0, last)
-    return protocols[below], protocols[above]

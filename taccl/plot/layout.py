@@ -71,7 +71,11 @@ def lay_out(topology: Topology) -> Layout:
     alone = max(len(ranks) for ranks in topology.ranks_of_node) == 1
     if (num_nodes == 1 or alone) and not topology.switches:
         shape = _grid_shape(topology)
-        place = _by_links(topology) if shape is None else _grid(*shape)
+        if shape is None:
+            place = _by_links(topology)
+        else:
+            row, column = np.divmod(np.arange(topology.num_ranks), shape[1])
+            place = np.stack([column, shape[0] - 1 - row], axis=1).astype(float)
         centre = place if alone else np.zeros((1, 2))
         return Layout(place, centre, np.zeros((0, 2)), 0.0, grid=shape is not None)
     radius = 0.0 if alone else 1.0
@@ -101,10 +105,11 @@ def lines_of(topology: Topology, layout: Layout) -> list[Line]:
         else:
             for pair in product(link.srcs, link.dsts):
                 pairs[pair].append(index)
-    lines = [
-        _port(topology, layout.place[rank], layout.hub[hub], links, out)
-        for (rank, hub, out), links in ports.items()
-    ]
+    lines = []
+    for (rank, hub, out), links in ports.items():
+        ends = (layout.place[rank], layout.hub[hub])
+        held = _held(topology, links, "send" if out else "receive")
+        lines.append(Line(*_beside(*(ends if out else ends[::-1])), tuple(links), held, "port"))
     node = topology.node_of_rank
     inside: list[tuple[int, int]] = [pair for pair in pairs if node[pair[0]] == node[pair[1]]]
     between = [pair for pair in pairs if node[pair[0]] != node[pair[1]]]
@@ -117,7 +122,13 @@ def lines_of(topology: Topology, layout: Layout) -> list[Line]:
     for src, dst in between:
         nodes = node[src], node[dst]
         bundles[(min(nodes), max(nodes)) if both_ways else nodes] += pairs[src, dst]
-    return lines + [_bundle(topology, layout, nodes, links) for nodes, links in bundles.items()]
+    edge = 0.0 if layout.by_node else 1.17 * layout.radius
+    for (src, dst), links in bundles.items():  # from edge to edge of two nodes
+        start, end = layout.centre[src], layout.centre[dst]
+        margin = (end - start) / np.linalg.norm(end - start) * edge
+        ends = _beside(start + margin, end - margin, by=0.06)
+        lines.append(Line(*ends, tuple(links), _held(topology, links), "between nodes"))
+    return lines
 
 
 def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -137,14 +148,6 @@ def _held(topology: Topology, links: Sequence[int], side: str | None = None) -> 
     )
 
 
-def _port(
-    topology: Topology, rank: NDArray[np.float64], hub: NDArray[np.float64], links: list[int], out: bool
-) -> Line:
-    start, end = (rank, hub) if out else (hub, rank)
-    shifted = _beside(start, end)
-    return Line(*shifted, tuple(links), _held(topology, links, "send" if out else "receive"), "port")
-
-
 def _link(topology: Topology, layout: Layout, pair: tuple[int, int], links: list[int]) -> Line:
     start, end = layout.place[pair[0]], layout.place[pair[1]]
     length = float(np.linalg.norm(end - start))
@@ -152,15 +155,6 @@ def _link(topology: Topology, layout: Layout, pair: tuple[int, int], links: list
         end = start - 0.5 * (end - start) / length
         return Line(start, end, tuple(links), _held(topology, links), "link round the border")
     return Line(*_beside(start, end), tuple(links), _held(topology, links), "link")
-
-
-def _bundle(topology: Topology, layout: Layout, nodes: tuple[int, int], links: list[int]) -> Line:
-    """From edge to edge of two nodes."""
-    start, end = layout.centre[nodes[0]], layout.centre[nodes[1]]
-    way = (end - start) / np.linalg.norm(end - start)
-    margin = way * (0.0 if layout.by_node else 1.17 * layout.radius)
-    ends = _beside(start + margin, end - margin, by=0.06)
-    return Line(*ends, tuple(links), _held(topology, links), "between nodes")
 
 
 def _beside(
@@ -185,11 +179,6 @@ def _grid_shape(topology: Topology) -> tuple[int, int] | None:
         return None
     rows, columns = int(found[1]), int(found[2])
     return (rows, columns) if rows * columns == topology.num_ranks else None
-
-
-def _grid(rows: int, columns: int) -> NDArray[np.float64]:
-    row, column = np.divmod(np.arange(rows * columns), columns)
-    return np.stack([column, rows - 1 - row], axis=1).astype(float)
 
 
 def _by_links(topology: Topology) -> NDArray[np.float64]:

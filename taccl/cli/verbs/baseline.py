@@ -6,8 +6,15 @@ import time
 from argparse import ArgumentParser, Namespace
 
 import taccl
-from taccl.cli.options import add_problem_options, add_sketch, need_collective, problem_from_options
-from taccl.cli.output import Answer, add_output, check_output, with_file
+from taccl.cli.options import (
+    add_output,
+    add_problem_options,
+    add_sketch,
+    need_collective,
+    option,
+    problem_from_options,
+)
+from taccl.cli.output import Answer, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
 from taccl.units import format_us
@@ -22,7 +29,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
     add_sketch(verb)
-    verb.add_argument("--list", action="store_true", help="list the baselines")
+    option(verb, "--list", "list the baselines")
     add_problem_options(verb, collective_required=False)
     add_output(verb, "write the schedule to a file")
 

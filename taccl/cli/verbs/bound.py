@@ -11,6 +11,7 @@ from taccl.cli.options import (
     add_problem_options,
     add_sketch,
     need_collective,
+    option,
     problem_from_options,
     refuse,
     schedule_in,
@@ -38,7 +39,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     add_sketch(verb, also="; or a file with a schedule or a program")
     add_problem_options(verb, collective_required=False)
-    verb.add_argument("--check", action="store_true", help="work the proof out again from its witness alone")
+    option(verb, "--check", "work the proof out again from its witness alone")
 
 
 def run(options: Namespace) -> Answer:
@@ -73,7 +74,9 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
 
     prices = taccl.prices(problem)
     bound, problem = prices.bound, prices.bound.problem
-    in_switches = taccl.lower_bound(problem, in_network=True) if _shares_sums(problem) else None
+    collective, in_switches = problem.collective, None
+    if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
+        in_switches = taccl.lower_bound(problem, in_network=True)  # several ranks need one sum of several
     proven = bound.check() if options.check else None
     limit = f", so {rate_text(bound.algbw_gb_per_s)} GB/s at most" if bound.algbw_gb_per_s else ""
     rows = [
@@ -93,10 +96,10 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
         "prices": {name: each.to_dict() for name, each in certificates.items()}
         | picked(prices, "sketch", "chunks"),
         "in_switches": None if in_switches is None else in_switches.to_dict(), "checked": proven,
-        "collective": problem.collective.name, "topology": problem.topology.name,
+        "collective": collective.name, "topology": problem.topology.name,
         "sketch": problem.clauses.name or None, "cost_model": problem.topology.cost_model,
         "size_bytes": problem.size_bytes, "num_ranks": problem.topology.num_ranks,
-        "num_chunks": problem.collective.num_chunks, "notes": list(problem.notes),
+        "num_chunks": collective.num_chunks, "notes": list(problem.notes),
     }  # fmt: skip
     text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
     return Answer(text, values, "the witness does not prove the bound" if proven is False else "")
@@ -104,11 +107,3 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
 
 def _brief(bound: Certificate) -> str:
     return f"{format_us(bound.bound)} ({bound.kind})"
-
-
-def _shares_sums(problem: Problem) -> bool:
-    """Whether several ranks need one sum of several: what reduction inside switches would speed up."""
-    chunks = problem.collective.chunks
-    return problem.collective.combining and any(
-        len(chunk.origins) > 1 and len(chunk.destinations) > 1 for chunk in chunks
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from taccl.cli.options import add_options, reader
+from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import topology_from_word
 from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
@@ -21,14 +21,14 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", nargs="?", metavar="IN", help="the file to read; its content tells the format")
     verb.add_argument("target", nargs="?", metavar="OUT", help="the file to write")
-    verb.add_argument("--from", metavar="FORMAT", help="the format of IN, where its content does not tell")
-    verb.add_argument("--to", metavar="FORMAT", help="the format of OUT (default: by its ending)")
-    verb.add_argument("--list", action="store_true", help="list the formats")
+    option(verb, "--from FORMAT", "the format of IN, where its content does not tell")
+    option(verb, "--to FORMAT", "the format of OUT (default: by its ending)")
+    option(verb, "--list", "list the formats")
     add_options(verb, "--overwrite", help="replace OUT if it exists")
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
     help = "an option of the format of OUT, or of IN; more than once for several"
-    verb.add_argument("--set", action="append", default=[], type=setting, metavar="NAME=VALUE", help=help)
-    verb.add_argument("-o", "--output", metavar="OUT", help="the same as OUT")
+    option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
+    option(verb, "-o --output OUT", "the same as OUT")
     group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
     add_options(group, "--topology", help="where it is to run, timed anew")
     add_options(group, "--nodes", help="number of nodes of the topology")

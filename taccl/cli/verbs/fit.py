@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 import taccl
-from taccl.cli.options import add_options
-from taccl.cli.output import Answer, add_output, check_output, notes_shown, picked, with_content
+from taccl.cli.options import add_options, add_output, option
+from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.names import shown, table
 
 EXAMPLES = (
@@ -25,10 +25,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "what was measured, where a log does not say"
     add_options(verb, "--collective", required=False, type=str, help=help)
     add_output(verb, "the profile, e.g. mine.toml")
-    verb.add_argument("--plot", metavar="FILE", help="a picture of measured and predicted times (.svg, .png)")
-    help = "fit the times in place (default: out of place)"
-    verb.add_argument("--in-place", action="store_true", help=help)
-    verb.add_argument("--accept", action="store_true", help="write the profile though its errors are large")
+    option(verb, "--plot FILE", "a picture of measured and predicted times (.svg, .png)")
+    option(verb, "--in-place", "fit the times in place (default: out of place)")
+    option(verb, "--accept", "write the profile though its errors are large")
     add_options(verb, "--seed")
 
 

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, positive, resized, topology_for
+from taccl.cli.options import add_options, option, positive, resized, topology_for
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
@@ -27,29 +27,25 @@ def add(verb: ArgumentParser) -> None:
     help = "shipped names or files; without any, none is used"
     verb.add_argument("sketches", nargs="*", metavar="SKETCH", help=help)
     add_options(verb, "--collective")
-    help = "from:to, or S,S,... where to synthesize (default 1KB:1GB)"
-    verb.add_argument("--sizes", default="1KB:1GB", metavar="S:S", help=help)
-    verb.add_argument("-o", "--output", metavar="DIR", help="the folder to write, whole or not at all")
-    help = "replace an older plan in DIR"
-    verb.add_argument("--force", "--overwrite", dest="overwrite", action="store_true", help=help)
+    option(verb, "--sizes S:S", "from:to, or S,S,... where to synthesize", default="1KB:1GB")
+    option(verb, "-o --output DIR", "the folder to write, whole or not at all")
+    option(verb, "--force --overwrite", "replace an older plan in DIR", dest="overwrite")
     group = verb.add_argument_group("problem")
     add_options(group, "--topology", help="a file, a machine, or a fabric (default: the sketch's)")
     add_options(group, "--nodes", "--profile", "--root")
     group = verb.add_argument_group("search")
-    group.add_argument("--no-baselines", action="store_true", help="leave the well-known algorithms out")
+    option(group, "--no-baselines", "leave the well-known algorithms out")
     add_options(group, "--backend")
     add_options(group, "--time-limit", default=300.0, help="seconds in all (default 300)")
     add_options(group, "--threads", "--seed")
     help = "ranges at most (default 4, which the MSCCL runtime loads)"
-    group.add_argument("--max-ranges", type=positive, default=4, metavar="N", help=help)
+    option(group, "--max-ranges N", help, positive, default=4)
     group = verb.add_argument_group("programs")
-    group.add_argument(
-        "--in-place", action="store_true", help="for calls whose input and output are one buffer"
-    )
+    option(group, "--in-place", "for calls whose input and output are one buffer")
     help = "by which messages are sent (default auto: in each range the one that promises least)"
     add_options(group, "--protocol", help=help)
-    help = "cut every chunk into so many parts, or auto: as many as the links need (default 1)"
-    group.add_argument("--instances", type=_auto_or_number, default=1, metavar="N", help=help)
+    help = "cut every chunk into so many parts, or auto: as many as the links need"
+    option(group, "--instances N", help, _auto_or_number, default=1)
 
 
 def run(options: Namespace) -> Answer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, add_schedule, refuse, schedule_in, sizes
-from taccl.cli.output import Answer, add_output, check_output, notes_shown
+from taccl.cli.options import add_options, add_output, add_schedule, option, refuse, schedule_in, sizes
+from taccl.cli.output import Answer, check_output, notes_shown
 from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
 from taccl.names import shown
@@ -26,12 +26,12 @@ EXAMPLES = (
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(verb, also="or a topology, with --what topology")
-    verb.add_argument("--what", choices=tuple(_WHATS), default="gantt", help="what to draw (default gantt)")
+    option(verb, "--what", "what to draw", choices=tuple(_WHATS), default="gantt")
     add_output(verb, "a name in .svg, .png or .pdf", required=True)
-    verb.add_argument("--by", choices=("link", "resource", "rank"), help="rows of a gantt (default link)")
-    verb.add_argument("--sizes", type=sizes, metavar="S,S", help="sizes of bandwidth, e.g. 1KB,1MB,1GB")
+    option(verb, "--by link|resource|rank", "rows of a gantt (default link)")
+    option(verb, "--sizes S,S", "sizes of bandwidth, e.g. 1KB,1MB,1GB", sizes)
     help = "a log of nccl-tests or the like, drawn as points of bandwidth; more than once for several"
-    verb.add_argument("--measured", action="append", metavar="LOG", help=help)
+    option(verb, "--measured LOG", help, action="append")
     add_options(verb, "--nodes", help="number of nodes, where FILE names a topology")
 
 

@@ -7,16 +7,8 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from taccl.cli.options import add_options, positive, refuse
-from taccl.cli.output import (
-    Answer,
-    add_output,
-    check_output,
-    is_first_rank,
-    notes_shown,
-    picked,
-    with_content,
-)
+from taccl.cli.options import add_options, add_output, option, positive, refuse
+from taccl.cli.output import Answer, check_output, is_first_rank, notes_shown, picked, with_content
 from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.units import format_size, format_us
@@ -34,20 +26,18 @@ EXAMPLES = (
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "ranks to start on this machine; without, the ranks that mpiexec has started"
-    verb.add_argument("-n", "--ranks", type=positive, metavar="N", help=help)
+    option(verb, "-n --ranks N", help, positive)
     help = "the probe; until it is whole, what is known is in FILE.part, and a next probe goes on from there"
     add_output(verb, help, required=True)
-    help = "rounds of pairs at most, a sample (default: all pairs)"
-    verb.add_argument("--rounds", type=positive, metavar="N", help=help)
+    option(verb, "--rounds N", "rounds of pairs at most, a sample (default: all pairs)", positive)
     add_options(verb, "--size", default="1MB", help="of the messages that tell bandwidth (default 1MB)")
-    help = "messages of a pair that count (default 20)"
-    verb.add_argument("--repetitions", type=positive, default=20, metavar="N", help=help)
+    option(verb, "--repetitions N", "messages of a pair that count", positive, default=20)
     help = (
         "measure the MPI library's collectives instead, by each of its algorithms; FILE is the rules for it"
     )
-    verb.add_argument("--collectives", action="store_true", help=help)
+    option(verb, "--collectives", help)
     help = "with --collectives: the command that starts ranks, anew for each algorithm, instead of -n"
-    verb.add_argument("--mpiexec", metavar="COMMAND", help=help)
+    option(verb, "--mpiexec COMMAND", help)
 
 
 def run(options: argparse.Namespace) -> Answer:

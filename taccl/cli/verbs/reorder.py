@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_options, reader, refuse
-from taccl.cli.output import Answer, add_output, check_output, progress_shown, with_content
+from taccl.cli.options import add_options, add_output, option, reader, refuse
+from taccl.cli.output import Answer, check_output, progress_shown, with_content
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.names import table
@@ -36,28 +36,27 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(positionals=("topology",))
     add_options(verb, "--collective", required=False, default="allreduce")
     help = "ring, rings:4, double-tree, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
-    verb.add_argument("--algorithm", default="ring", metavar="NAME|FILE", help=f"{help} (default ring)")
+    option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output (default 100MB)")
     add_options(verb, "--nodes", "--time-limit", "--seed")
     add_output(verb, "the placement as JSON")
     group = verb.add_argument_group("where nothing was measured")
     help = "how many times what leaves a rack its hosts can send (default 4)"
-    group.add_argument("--oversubscription", type=_times, metavar="K", help=help)
-    group.add_argument("--bandwidth", type=_rate, metavar="GB/S", help="of every host (default 12.5)")
+    option(group, "--oversubscription K", help, _times)
+    option(group, "--bandwidth GB/S", "of every host (default 12.5)", _rate)
     group = verb.add_argument_group("files for launchers and libraries")
     help = "the hosts in their present order, a line name or name:slots each (default: those of the probe)"
-    group.add_argument("--hosts", metavar="FILE", help=help)
-    group.add_argument("--hostfile", metavar="FILE", help="a host file in the new order")
+    option(group, "--hosts FILE", help)
+    option(group, "--hostfile FILE", "a host file in the new order")
     help = "whose host file (default mpich, whose launcher is Hydra)"
-    group.add_argument("--launcher", choices=("mpich", "openmpi"), default="mpich", help=help)
-    group.add_argument("--rankfile", metavar="FILE", help="a rank file for Open MPI")
-    help = "dynamic rules for Open MPI: which algorithm at which size"
-    group.add_argument("--openmpi-rules", metavar="FILE", help=help)
-    group.add_argument("--mpich-selection", metavar="FILE", help="the same for MPICH, as JSON")
+    option(group, "--launcher mpich|openmpi", help, default="mpich")
+    option(group, "--rankfile FILE", "a rank file for Open MPI")
+    option(group, "--openmpi-rules FILE", "dynamic rules for Open MPI: which algorithm at which size")
+    option(group, "--mpich-selection FILE", "the same for MPICH, as JSON")
     help = "MPICH's libmpi.so, or its selection file, for what is not chosen here"
-    group.add_argument("--mpich-base", metavar="FILE", help=help)
-    group.add_argument("--nccl-tuner", metavar="FILE", help="a table for NCCL's example tuner plugin")
-    group.add_argument("--plot", metavar="FILE", help="a picture of the matrix, before and after")
+    option(group, "--mpich-base FILE", help)
+    option(group, "--nccl-tuner FILE", "a table for NCCL's example tuner plugin")
+    option(group, "--plot FILE", "a picture of the matrix, before and after")
 
 
 def run(options: argparse.Namespace) -> Answer:

@@ -6,8 +6,8 @@ import argparse
 import shlex
 
 import taccl
-from taccl.cli.options import add_schedule, schedule_in, seconds
-from taccl.cli.output import Answer, add_output, check_output, notes_shown, picked
+from taccl.cli.options import add_output, add_schedule, option, schedule_in, seconds
+from taccl.cli.output import Answer, check_output, notes_shown, picked
 from taccl.names import shown
 from taccl.units import format_count
 
@@ -22,9 +22,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_schedule(verb)
     add_output(verb, "the page, e.g. report.html", required=True)
     help = "a log of nccl-tests or the like, set beside the bandwidths; more than once for several"
-    verb.add_argument("--measured", action="append", default=[], metavar="LOG", help=help)
-    help = "seconds for baselines (default 30)"
-    verb.add_argument("--budget", type=seconds, default=30.0, metavar="S", help=help)
+    option(verb, "--measured LOG", help, action="append", default=[])
+    option(verb, "--budget S", "seconds for baselines", seconds, default=30.0)
 
 
 def run(options: argparse.Namespace) -> Answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, positive, seconds
+from taccl.cli.options import add_options, option, positive, seconds
 from taccl.cli.output import Answer, is_first_rank, notes_shown, picked
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
@@ -35,20 +35,15 @@ EXAMPLES = (
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
-    help = "for a step of operations: what it is transformed and scheduled for"
-    verb.add_argument("--topology", metavar="NAME|FILE", help=help)
+    option(verb, "--topology NAME|FILE", "for a step of operations: what it is transformed and scheduled for")
     add_options(verb, "--size", default="1MB", help="larger of a rank's input and output (default 1MB)")
-    verb.add_argument("--ranks", type=positive, metavar="N", help="refuse a file for another number of ranks")
+    option(verb, "--ranks N", "refuse a file for another number of ranks", positive)
     help = "int32 (default), int64, float32, float64, or fixed32: reals sent as int32"
-    verb.add_argument("--dtype", default="int32", metavar="T", help=help)
-    help = "timed runs, after one more (default 10)"
-    verb.add_argument("--repetitions", type=positive, default=10, metavar="N", help=help)
-    help = "seconds for one run (default 60)"
-    verb.add_argument("--timeout-s", type=seconds, default=60.0, metavar="S", help=help)
-    help = "for a step: seconds of the search for transformations (default 60)"
-    verb.add_argument("--step-s", type=seconds, default=60.0, metavar="S", help=help)
-    help = "lower a schedule with input and output in one buffer"
-    verb.add_argument("--in-place", action="store_true", help=help)
+    option(verb, "--dtype T", help, default="int32")
+    option(verb, "--repetitions N", "timed runs, after one more", positive, default=10)
+    option(verb, "--timeout-s S", "seconds for one run", seconds, default=60.0)
+    option(verb, "--step-s S", "for a step: seconds of the search for transformations", seconds, default=60.0)
+    option(verb, "--in-place", "lower a schedule with input and output in one buffer")
     add_options(verb, "--seed", help="of the inputs (default 0)")
 
 
@@ -140,7 +135,13 @@ def _text(execution: Execution) -> str:
     size = f"{format_size(execution.size_bytes)} of {execution.dtype}"
     lines = [f"{execution.program}, {place}: {ranks} on {machines}, {size}"]
     if execution.times is not None and execution.ok:
-        lines.append(_verdict(execution))
+        runs = format_count(len(execution.times.each_us) + 1, "run")
+        how = f"within {execution.tolerance:.2g}" if execution.tolerance else "bit for bit"
+        if execution.compared_with:
+            verdict = f"correct: in all {runs} every output agrees {how} with {execution.compared_with}"
+        else:
+            verdict = f"all {runs} came to their end; outputs were not judged: the collective is not known"
+        lines.append(f"  {verdict}")
     rows: list[tuple[str, ...]] = [("", "median", "fastest", "algorithm", "bus")]
     own = execution.compared_with or "MPI's own"
     for name, times in (("the program", execution.times), (own, execution.mpi_times)):
@@ -158,15 +159,6 @@ def _text(execution: Execution) -> str:
     ]
     lines.append("  " + ", ".join(versions))
     return "\n".join(lines)
-
-
-def _verdict(execution: Execution) -> str:
-    assert execution.times is not None
-    runs = format_count(len(execution.times.each_us) + 1, "run")
-    if not execution.compared_with:
-        return f"  all {runs} came to their end; outputs were not judged: the collective is not known"
-    how = f"within {execution.tolerance:.2g}" if execution.tolerance else "bit for bit"
-    return f"  correct: in all {runs} every output agrees {how} with {execution.compared_with}"
 
 
 def _figures(execution: Execution, times: Times | None) -> dict[str, Any] | None:

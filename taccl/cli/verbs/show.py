@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, reader, refuse
+from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import program_answer, program_in
 from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
@@ -31,7 +31,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
     rows = reader(int, lambda n: n >= -1, "a number of rows, or -1 for all")
     help = "rows of transfers, or of a program's steps (default 20, -1: all)"
-    verb.add_argument("--transfers", type=rows, default=20, metavar="N", help=help)
+    option(verb, "--transfers N", help, rows, default=20)
 
 
 def run(options: argparse.Namespace) -> Answer:

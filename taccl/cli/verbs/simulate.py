@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from taccl.cli.options import add_options, add_schedule, jitter, positive, refuse, schedule_in, sizes
+from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import followed, following_values, program_in
 from taccl.errors import InputError
@@ -26,15 +26,12 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(verb, also="or a program (MSCCL XML)")
     size = verb.add_mutually_exclusive_group()
-    size.add_argument("--sizes", type=sizes, metavar="S,S", help="e.g. 1KB,1MB,1GB (default: its own)")
-    size.add_argument("--size", dest="sizes", type=sizes, metavar="S", help="the same, of one size")
-    help = "whether a link is busy during alpha"
-    verb.add_argument("--alpha", choices=("occupies", "pipelined"), help=help)
+    option(size, "--sizes S,S", "e.g. 1KB,1MB,1GB (default: its own)", sizes)
+    option(size, "--size S", "the same, of one size", sizes, dest="sizes")
+    option(verb, "--alpha occupies|pipelined", "whether a link is busy during alpha")
     add_options(verb, "--profile", help="other constants of the machine, e.g. nominal")
-    help = "tiles of the message, one after the other (default 1)"
-    verb.add_argument("--tiles", type=positive, default=1, metavar="N", help=help)
-    help = "0.1: each send takes up to 10 %% more or less"
-    verb.add_argument("--jitter", type=jitter, default=0.0, metavar="X", help=help)
+    option(verb, "--tiles N", "tiles of the message, one after the other", positive, default=1)
+    option(verb, "--jitter X", "0.1: each send takes up to 10 %% more or less", jitter, default=0.0)
     add_options(verb, "--seed", help="of the jitter (default 0)")
     group = verb.add_argument_group("of a program (MSCCL XML), with --topology")
     add_options(group, "--nodes", help="number of nodes of the topology")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_options, add_size, positive, resized, settle_size
+from taccl.cli.options import add_options, add_size, option, positive, resized, settle_size
 from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
@@ -41,13 +41,13 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_size(verb)
     add_options(verb, "--chunks-per-rank", help="default: as many as finish first")
     add_options(verb, "--root")
-    verb.add_argument("--most", type=positive, default=5, metavar="N", help="how many sketches (default 5)")
+    option(verb, "--most N", "how many sketches", positive, default=5)
     add_options(verb, "--time-limit", default=20.0)
     add_options(verb, "--seed")
     how = verb.add_mutually_exclusive_group()
-    how.add_argument("-o", "--output", metavar="DIR", help="write each as a TOML file into a folder")
-    how.add_argument("--best", action="store_true", help="print the best as TOML, and no more")
-    how.add_argument("--check", metavar="SKETCH", help="say what each clause of your sketch does and costs")
+    option(how, "-o --output DIR", "write each as a TOML file into a folder")
+    option(how, "--best", "print the best as TOML, and no more")
+    option(how, "--check SKETCH", "say what each clause of your sketch does and costs")
     add_options(verb, "--overwrite", help="replace files that exist")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import taccl
-from taccl.cli.options import add_options, positive, resized, several, size, sizes
+from taccl.cli.options import add_options, option, positive, resized, several, size, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
@@ -23,9 +23,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(group, "--collective", "--nodes", "--profile", "--root")
     add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
     help = "shipped names or files, with commas between; none for no sketch (the default)"
-    group.add_argument("--sketches", type=words, default=("none",), metavar="A,B", help=help)
+    option(group, "--sketches A,B", help, words, default=("none",))
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
-    group.add_argument("--sizes", type=_sizes, metavar="S,S|S:S", help=help)
+    option(group, "--sizes S,S|S:S", help, _sizes)
     add_options(group, "--chunks-per-rank", type=several(positive), metavar="K,K")
     add_run_options(verb, backends="auto")
 

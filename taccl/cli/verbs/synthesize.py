@@ -10,12 +10,14 @@ import taccl
 from taccl.cli.implicit import check_room, implicit_answer
 from taccl.cli.options import (
     add_options,
+    add_output,
     add_problem_options,
     add_sketch,
+    option,
     problem_from_options,
     settle_topology,
 )
-from taccl.cli.output import Answer, add_output, check_output, progress_shown, say, with_file
+from taccl.cli.output import Answer, check_output, progress_shown, say, with_file
 from taccl.errors import InputError
 from taccl.units import parse_size
 
@@ -30,18 +32,16 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_sketch(verb)
     add_problem_options(verb)
     add_options(verb, "--backend", "--time-limit", "--threads")
-    help = "how the backend dimension-balanced deals out chunks (default lp)"
-    verb.add_argument("--policy", choices=("lp", "greedy"), default="lp", help=help)
-    help = "memory of a solver or a large schedule, e.g. 4GB"
-    verb.add_argument("--memory-limit", metavar="SIZE", help=help)
-    verb.add_argument("--summary", action="store_true", help="of a large schedule keep the figures only")
-    verb.add_argument("--spill", metavar="DIR", help="keep the columns of a large schedule in a new folder")
+    option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
+    option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB")
+    option(verb, "--summary", "of a large schedule keep the figures only")
+    option(verb, "--spill DIR", "keep the columns of a large schedule in a new folder")
     add_options(verb, "--seed")
-    verb.add_argument("--no-sketch", action="store_true", help="where no sketch is given, suggest none")
+    option(verb, "--no-sketch", "where no sketch is given, suggest none")
     help = "switches that add: auto (default), off or only"
-    verb.add_argument("--in-network", default="auto", choices=("auto", "off", "only"), help=help)
-    verb.add_argument("--parameters", metavar="FILE", help="constants of the search, from a TOML file")
-    verb.add_argument("--log", action="store_true", help="show what the solvers say, on stderr")
+    option(verb, "--in-network auto|off|only", help, default="auto")
+    option(verb, "--parameters FILE", "constants of the search, from a TOML file")
+    option(verb, "--log", "show what the solvers say, on stderr")
     add_output(verb, "write the schedule to a file")
 
 

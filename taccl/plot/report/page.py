@@ -87,7 +87,15 @@ def report(
     )
     contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
     parts = (section(name, title, *getattr(sections, name)(known)) for name, title in _CONTENTS.items())
-    body = "".join((_head(known), sections.summary(known), f"<nav>{contents}</nav>", *parts))
+    it, judged = schedule.problem, known.verification
+    verdict = "verified" if judged.ok else f"not valid: {format_count(len(judged.violations), 'violation')}"
+    sub = f"{it.topology.num_ranks} ranks in {format_count(it.topology.num_nodes, 'node')}"
+    sub += f", found by {schedule.producer}" if schedule.producer else ""
+    head = (
+        f'<h1>{as_html(title_of(it))}</h1><div class="sub">{as_html(sub)}</div>'
+        f'<div class="{"verdict" if judged.ok else "verdict no"}">{as_html(verdict)}</div>'
+    )
+    body = "".join((head, sections.summary(known), f"<nav>{contents}</nav>", *parts))
     # Only this script may run, and nothing may be fetched, whatever a file has in it.
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
@@ -96,24 +104,10 @@ def report(
         f'<meta http-equiv="Content-Security-Policy" content="{as_html(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{as_html(title_of(known.schedule.problem))}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{as_html(title_of(it))}</title>\n<style>{STYLE}</style>\n</head>\n"
         f'<body>\n<main>\n{body}</main>\n<div id="tip" role="tooltip" hidden></div>\n'
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
     if path is not None:
         write_whole(path, page, overwrite=overwrite)
     return page
-
-
-def _head(found: sections.Findings) -> str:
-    checked = found.verification
-    verdict = "verified" if checked.ok else f"not valid: {format_count(len(checked.violations), 'violation')}"
-    it = found.schedule.problem
-    sub = f"{it.topology.num_ranks} ranks in {format_count(it.topology.num_nodes, 'node')}"
-    if found.schedule.producer:
-        sub += f", found by {found.schedule.producer}"
-    mark = "verdict" if checked.ok else "verdict no"
-    return (
-        f'<h1>{as_html(title_of(it))}</h1><div class="sub">{as_html(sub)}</div>'
-        f'<div class="{mark}">{as_html(verdict)}</div>'
-    )
