@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     _Check: TypeAlias = tuple[str, Callable[["Sends"], NDArray[np.bool_]]]
 
 
-class Fault(NamedTuple):
-    """What is wrong: a kind of `KINDS`, and a sentence."""
+class Fault(Exception):
+    """What is wrong, which ends the pass over the sends: a kind of `KINDS`, and a sentence."""
 
-    kind: str
-    text: str
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 class Sends(NamedTuple):
@@ -54,21 +55,21 @@ class SketchClauses:
         ]
         self._order = _Order(facts, problem.clauses.own_first) if problem.clauses.own_first else None
 
-    def broken(self, sends: Sends, first: int) -> Fault | None:
-        """The first clause that one of some sends breaks; `first` is the number of the first of them."""
+    def check(self, sends: Sends, first: int) -> None:
+        """Raise the first clause that one of some sends breaks; `first` is the number of the first."""
         for kind, text, breaks in self._checks:
             bad = breaks(sends)
             if bad.any():
                 at = int(np.argmax(bad))
                 ends = self._links[int(sends.link[at])]
-                return Fault(kind, f"transfer {first + at}, chunk {sends.chunk[at]} over link {ends}: {text}")
+                raise Fault(kind, f"transfer {first + at}, chunk {sends.chunk[at]} over link {ends}: {text}")
         if self._order is not None:
             self._order.note(sends)
-        return None
 
-    def own_late(self) -> Fault | None:
-        """A relayed chunk that did not keep to its side of a link's own chunks, once all sends are seen."""
-        return None if self._order is None else self._order.late()
+    def check_order(self) -> None:
+        """Raise a relayed chunk on the wrong side of a link's own chunks, once all sends are seen."""
+        if self._order is not None:
+            self._order.check()
 
 
 class _Facts:
@@ -228,13 +229,12 @@ class _Order:
         ):
             at(times, link[which], of[which])
 
-    def late(self) -> Fault | None:
-        """A relayed chunk on the wrong side of a link's own chunks."""
+    def check(self) -> None:
+        """Raise a relayed chunk on the wrong side of a link's own chunks."""
         for bad, text in (
             (self._relayed_from < self._own_until, "starts before the link's own chunks are through"),
             (self._relayed_until > self._own_from, "is summed after a chunk whose root receives has left"),
         ):
             if bad.any():
                 ends = self._facts.problem.topology.links[int(np.argmax(bad))]
-                return Fault("own-first", f"over link {ends} a relayed chunk {text}")
-        return None
+                raise Fault("own-first", f"over link {ends} a relayed chunk {text}")

@@ -39,52 +39,54 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
     if isinstance(schedule, ScheduleSummary):
         schedule.blocks()
     _check_kind(schedule)
-    fault, num_redundant = _outside(schedule), 0
-    if fault is None:
-        fault, num_redundant = _faults(schedule)
-    finish_us = schedule.finish_us if fault is None or fault.kind != "index" else float("nan")
-    violations = () if fault is None else (Violation(fault.kind, fault.text),)
-    return Verification(violations, finish_us, schedule.num_transfers, schedule.num_sends, num_redundant)
+    finish_us, violations, num_redundant = schedule.finish_us, [], 0
+    try:
+        _check_columns(schedule)
+        num_redundant = _check_sends(schedule)
+    except Fault as fault:
+        violations.append(Violation(fault.kind, str(fault)))
+        finish_us = float("nan") if fault.kind == "index" else finish_us
+    return Verification(
+        tuple(violations), finish_us, schedule.num_transfers, schedule.num_sends, num_redundant
+    )
 
 
-def _outside(schedule: CompactSchedule) -> Fault | None:
-    """A chunk or link that does not exist, or a time before 0."""
+def _check_columns(schedule: CompactSchedule) -> None:
+    """Chunks and links exist, and times are in order from 0 on."""
     problem = schedule.problem
     for name, column, count in (
         ("chunk", schedule.chunk, problem.collective.num_chunks),
         ("link", schedule.link, len(problem.topology.links)),
     ):
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < count:
-            return Fault("index", f"found {name}s {column.min()}-{column.max()}; there are 0-{count - 1}")
+            raise Fault("index", f"found {name}s {column.min()}-{column.max()}; there are 0-{count - 1}")
     if len(schedule) and int(schedule.start.min()) < 0:
-        return Fault("interval", "a transfer starts before time 0")
+        raise Fault("interval", "a transfer starts before time 0")
     last = 0
     for first in range(0, len(schedule), _BLOCK):
         start = schedule.start[first : first + _BLOCK]
         if int(start[0]) < last or (start[1:] < start[:-1]).any():
             raise InputError("the columns are not in order of start; sort them", where="schedule")
         last = int(start[-1])
-    return None
 
 
-def _faults(schedule: CompactSchedule) -> tuple[Fault | None, int]:
-    """The first fault, or how many arrivals bring a rank what it has."""
+def _check_sends(schedule: CompactSchedule) -> int:
+    """What sends do; returns how many arrivals bring a rank what it has."""
     problem = schedule.problem
     clauses = SketchClauses(problem)
     reducing, num_redundant = np.zeros(0, bool), 0
     if problem.collective.combining:
         reducing = np.zeros(len(schedule) if clauses.tells_sums_apart else 0, bool)
-        fault, num_redundant = _sums(schedule, reducing)
-        if fault is not None:
-            return fault, 0
+        num_redundant = _check_sums(schedule, reducing)
     elif schedule.adds(np.arange(len(schedule))).any():
-        return Fault("reduce", "it reduces what is only copied"), 0
-    fault, num_copied = _replayed(schedule, clauses, reducing)
-    return fault or _paths(schedule, reducing), num_redundant + num_copied
+        raise Fault("reduce", "it reduces what is only copied")
+    num_redundant += _replay(schedule, clauses, reducing)
+    _check_paths(schedule, reducing)
+    return num_redundant
 
 
-def _sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> tuple[Fault | None, int]:
-    """What is wrong with sums, and redundant copies; `reducing` is told which sends gather sums."""
+def _check_sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> int:
+    """Sums; returns how many copies are redundant, and tells `reducing` which sends gather sums."""
     from taccl.analysis.verification.replay_kernel import MISSING, replay_sums
 
     problem = schedule.problem
@@ -98,18 +100,18 @@ def _sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> tuple[Fault
         )  # fmt: skip
         wrong += low
         if kind == MISSING:
-            return Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}"), 0
+            raise Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}")
         if kind:
             at, link, start = (int(column[which]) for column in (some.at, some.link, some.sums.start))
-            return _named(problem, kind, at, wrong, link, start), 0
+            raise _named(problem, kind, at, wrong, link, start)
         if len(reducing):
             reducing[some.at] = some.sums.gathers
         num_redundant += redundant
-    return None, num_redundant
+    return num_redundant
 
 
-def _paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> Fault | None:
-    """A send by which a chunk passes more links than a clause allows."""
+def _check_paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> None:
+    """By no send does a chunk pass more links than a clause allows."""
     from taccl.analysis.verification.replay_kernel import links_passed
 
     problem, clauses = schedule.problem, schedule.problem.clauses
@@ -126,10 +128,8 @@ def _paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> Fault | No
             chunk = low + int(np.searchsorted(some.first, which, side="right")) - 1
             ends = problem.topology.links[int(some.link[which])]
             text = f"the chunk has passed {passed[which]} links by then; expected at most {most}"
-            return Fault(
-                clause.violation, f"transfer {some.at[which]}, chunk {chunk} over link {ends}: {text}"
-            )
-    return None
+            said = f"transfer {some.at[which]}, chunk {chunk} over link {ends}: {text}"
+            raise Fault(clause.violation, said)
 
 
 class _Some(NamedTuple):
@@ -200,10 +200,8 @@ def flat_sets(sets: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArr
     return pairs(sets)[1], np.cumsum([0, *map(len, sets)])
 
 
-def _replayed(
-    schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]
-) -> tuple[Fault | None, int]:
-    """What is wrong with links, clauses, resources and copies, and how many copies are redundant."""
+def _replay(schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]) -> int:
+    """Links, clauses, resources and copies; returns how many copies are redundant."""
     from taccl.analysis.verification.replay_kernel import Arrivals, replay_sends
 
     problem = schedule.problem
@@ -220,21 +218,17 @@ def _replayed(
     for chunk, link, start, end in schedule.blocks(_BLOCK):
         gathers = reducing[first : first + len(start)] if len(reducing) else np.zeros(len(start), bool)
         sends = Sends(chunk, link, start, end, gathers)
-        fault = clauses.broken(sends, first)
-        if fault is not None:
-            return fault, 0
+        clauses.check(sends, first)
         kind, at, redundant = replay_sends(sends, src, dst, table, held)
         if kind:
-            return _named(problem, kind, first + at, chunk[at], link[at], start[at]), 0
-        fault = late.add(sends, first)
-        if fault is not None:
-            return fault, 0
+            raise _named(problem, kind, first + at, chunk[at], link[at], start[at])
+        late.check(sends, first)
         first += len(start)
         num_redundant += redundant
-    fault = clauses.own_late()
-    if fault is None and places is not None:
-        fault = _missing(problem, places)
-    return fault, num_redundant
+    clauses.check_order()
+    if places is not None:
+        _check_arrived(problem, places)
+    return num_redundant
 
 
 def _check_kind(schedule: CompactSchedule) -> None:
@@ -295,10 +289,10 @@ class _Late:
             np.zeros(len(topology.resources), dtype=np.int64),
         )  # fmt: skip
 
-    def add(self, sends: Sends, first: int) -> Fault | None:
+    def check(self, sends: Sends, first: int) -> None:
         """Look at further sends, in order of start; `first` is the number of the first of them."""
         if not self._is_late.any():
-            return None
+            return
         costs = self._problem.costs
         send, hold = self._holds.of_sends(sends.link)
         send, hold = send[self._is_late[hold]], hold[self._is_late[hold]]
@@ -318,13 +312,12 @@ class _Late:
             at = int(np.argmax(clash))
             name = self._problem.topology.resources[int(resource[at])].name
             time_us = float(self._problem.costs.us(int(begin[at + 1])))
-            return Fault("contention", f"{name} is held by two sends at {time_us:.6g} us")
+            raise Fault("contention", f"{name} is held by two sends at {time_us:.6g} us")
         self._rows = rows[:, until > int(sends.start[-1])]  # no later hold begins before
-        return None
 
 
-def _missing(problem: Problem, places: ArrivalTable) -> Fault | None:
-    """The first chunk that does not arrive where it must, some chunks at a time."""
+def _check_arrived(problem: Problem, places: ArrivalTable) -> None:
+    """Every chunk arrives where it must, some chunks at a time."""
     destinations = [chunk.destinations for chunk in problem.collective.chunks]
     until = np.cumsum([0, *map(len, destinations)])
     first = 0
@@ -334,6 +327,5 @@ def _missing(problem: Problem, places: ArrivalTable) -> Fault | None:
         never = places.since[places.of(chunk, rank)] == places.never
         if never.any():
             at = int(np.argmax(never))
-            return Fault("postcondition", f"chunk {chunk[at]} never arrives at rank {rank[at]}")
+            raise Fault("postcondition", f"chunk {chunk[at]} never arrives at rank {rank[at]}")
         first = last
-    return None

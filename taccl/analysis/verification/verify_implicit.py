@@ -20,7 +20,8 @@ The proof, step by step; each is arithmetic on whole arrays, and nothing is expa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,6 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
-        self.ports_of_axis: dict[int, list[int]] = {}
         #: How many holds of classes of links name every class of resources.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
@@ -84,16 +84,8 @@ class _Judge:
             per_us = self.schedule.ticks.ticks_per_us
             start, end = int(columns.start[row]) / per_us, int(self.schedule.ends[row]) / per_us
         at = "" if start is None else f" at {start:.3f} us"
-        self.violations.append(
-            Violation(
-                kind,
-                f"row {row} (item {item}, {src}->{dst}{at}): {message}",
-                rank=src,
-                chunk=item,
-                start_us=start,
-                end_us=end,
-            )
-        )
+        told = f"row {row} (item {item}, {src}->{dst}{at}): {message}"
+        self.violations.append(Violation(kind, told, rank=src, chunk=item, start_us=start, end_us=end))
 
     def report_rows(self, kind: str, rows: NDArray[np.int64], text: str | Callable[[int], str]) -> None:
         for row in rows[:_MOST].tolist():
@@ -119,15 +111,21 @@ class _Judge:
         elif isinstance(shape.group, CyclicProduct) and min(shape.group.moduli, default=1) < 1:
             self.report("symmetry", f"found moduli {shape.group.moduli}; expected positive ones")
         else:
-            places = np.arange(num_ranks, dtype=np.int64)
-            sources = shape.rank_at(places)
-            check = _check_named if isinstance(shape.host, NamedFabric) else _TopologyLinks(self).check
-            for number, each in enumerate(shape.classes):
-                ends = shape.rank_at(shape.group.translate(places, each.dst))
-                if not check(self, number, each, sources, ends):
-                    break
+            host = shape.host
+            faults = (
+                _unlike_named(self, host) if isinstance(host, NamedFabric) else _unlike_topology(self, host)
+            )
+            for kind, message in islice(faults, 1):
+                self.report(kind, message)
         self.meaningless = bool(self.violations)
         return not self.violations
+
+    def links(self) -> Iterator[tuple[int, LinkClass, NDArray[np.int64], NDArray[np.int64]]]:
+        """Every class of links, with its number, and between which ranks its links are."""
+        places = np.arange(self.num_ranks, dtype=np.int64)
+        for number, each in enumerate(self.shape.classes):
+            ends = self.shape.group.translate(places, each.dst)
+            yield number, each, self.shape.rank_at(places), self.shape.rank_at(ends)
 
     # ---- the pattern
 
@@ -273,86 +271,57 @@ def _is_regular(table: NDArray[np.int64], group: object) -> bool:
     return all(np.array_equal(step[table], table[step]) for step in generators)
 
 
-def _check_named(
-    judge: _Judge, number: int, each: LinkClass, src: NDArray[np.int64], dst: NDArray[np.int64]
-) -> bool:
-    """Whether all links of a class are links of a named fabric at the class's cost, each its own resource."""
-    host = judge.shape.host
-    assert isinstance(host, NamedFabric)
-    axis = host.axis(src, dst)
-    wrong = np.flatnonzero(axis < 0)
-    if len(wrong):
-        at = int(wrong[0])
-        judge.report("symmetry", f"class {number}: {host.name} has no link {src[at]}->{dst[at]}")
-        return False
-    axes = np.flatnonzero(np.bincount(axis)).tolist()
-    costs = {(host.axes[a].alpha_us, host.axes[a].beta_us_per_mb) for a in axes}
-    if costs != {(each.alpha_us, each.beta_us_per_mb)}:
-        known = ", ".join(f"{alpha} us and {beta} us/MB" for alpha, beta in sorted(costs))
-        judge.report(
-            "times",
-            f"class {number}: alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB; {host.name} has "
-            f"{known}",
-        )
-        return False
-    held = each.alpha_us if host.alpha_meaning == "occupies" else 0 * each.alpha_us
-    expected = [(held, each.beta_us_per_mb, "send")]
-    if any(host.axes[a].kind == "switch" for a in axes):
-        expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
-    found = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
-    uses = [judge.uses[hold.resource] for hold in each.holds]
-    ports = [hold.resource for hold in each.holds[1:]]
-    # All links of a switch share its ports.
-    sound = found == expected and uses[0] == 1 and ports == judge.ports_of_axis.setdefault(axes[0], ports)
-    if not sound or len(set(ports)) < len(ports):
-        judge.report("contention", f"class {number}: found holds {found}; expected those of {host.name}")
-        return False
-    return True
+def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]:
+    """What is wrong with classes of links of a named fabric; behind the first fault nothing is meant."""
+    ports_of_axis: dict[int, list[int]] = {}
+    for number, each, src, dst in judge.links():
+        axis = host.axis(src, dst)
+        for at in np.flatnonzero(axis < 0).tolist():
+            yield "symmetry", f"class {number}: {host.name} has no link {src[at]}->{dst[at]}"
+        axes = np.flatnonzero(np.bincount(axis)).tolist()
+        costs = {(host.axes[a].alpha_us, host.axes[a].beta_us_per_mb) for a in axes}
+        if costs != {(each.alpha_us, each.beta_us_per_mb)}:
+            known = ", ".join(f"{alpha} us and {beta} us/MB" for alpha, beta in sorted(costs))
+            found = f"alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB"
+            yield "times", f"class {number}: {found}; {host.name} has {known}"
+        held = each.alpha_us if host.alpha_meaning == "occupies" else 0 * each.alpha_us
+        expected = [(held, each.beta_us_per_mb, "send")]
+        if any(host.axes[a].kind == "switch" for a in axes):
+            expected += [(held, each.beta_us_per_mb, "send"), (held, each.beta_us_per_mb, "receive")]
+        holds = [(hold.alpha_us, hold.beta_us_per_mb, hold.side) for hold in each.holds]
+        ports = [hold.resource for hold in each.holds[1:]]
+        # All links of a switch share its ports.
+        sound = holds == expected and ports == ports_of_axis.setdefault(axes[0], ports)
+        if not sound or judge.uses[each.holds[0].resource] > 1 or len(set(ports)) < len(ports):
+            yield "contention", f"class {number}: found holds {holds}; expected those of {host.name}"
 
 
-class _TopologyLinks:
-    """Looks up links and holds of a topology."""
-
-    def __init__(self, judge: _Judge) -> None:
-        host = judge.shape.host
-        assert not isinstance(host, NamedFabric)
-        self.host: Topology = host
-        self.index: dict[tuple[int, int], list[int]] = {}
-        for e, link in enumerate(host.links):
-            if len(link.srcs) + len(link.dsts) == 2:
-                self.index.setdefault((link.src, link.dst), []).append(e)
-
-    def check(
-        self, judge: _Judge, number: int, each: LinkClass, src: NDArray[np.int64], dst: NDArray[np.int64]
-    ) -> bool:
-        """Whether all links of a class are links of the topology at its cost, holding what it says."""
-        resource_class = judge.shape.resource_class
-        if len(resource_class) != len(self.host.resources):
-            judge.report("symmetry", f"found classes of {len(resource_class)} resources for the topology's")
-            return False
+def _unlike_topology(judge: _Judge, host: Topology) -> Iterator[tuple[str, str]]:
+    """What is wrong with classes of links of a topology; behind the first fault nothing is meant."""
+    resource_class = judge.shape.resource_class
+    if len(resource_class) != len(host.resources):
+        yield "symmetry", f"found classes of {len(resource_class)} resources for the topology's"
+    links_between: dict[tuple[int, int], list[int]] = {}
+    for e, link in enumerate(host.links):
+        if len(link.srcs) + len(link.dsts) == 2:
+            links_between.setdefault((link.src, link.dst), []).append(e)
+    for number, each, src, dst in judge.links():
         expected = sorted((h.resource, h.alpha_us, h.beta_us_per_mb, h.side) for h in each.holds)
         held: set[int] = set()
         for a, b in zip(src.tolist(), dst.tolist(), strict=True):
-            links = self.index.get((a, b), [])
+            links = links_between.get((a, b), [])
             if len(links) != 1:
-                judge.report("symmetry", f"class {number}: found {len(links)} links {a}->{b}; expected one")
-                return False
-            link, holds = self.host.links[links[0]], self.host.holds_of_link[links[0]]
+                yield "symmetry", f"class {number}: found {len(links)} links {a}->{b}; expected one"
+            link, holds = host.links[links[0]], host.holds_of_link[links[0]]
             if (link.alpha_us, link.beta_us_per_mb) != (each.alpha_us, each.beta_us_per_mb):
-                judge.report(
-                    "times",
-                    f"class {number}: alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB; link {link} "
-                    f"has {link.alpha_us} us and {link.beta_us_per_mb} us/MB",
-                )
-                return False
-            found = sorted((resource_class[h.resource], h.alpha_us, h.beta_us_per_mb, h.side) for h in holds)
-            if found != expected:
-                judge.report("contention", f"class {number}: link {link} has other holds than the class says")
-                return False
-            again = next((h.resource for h in holds if h.resource in held), None)
-            if again is not None:
-                name = self.host.resources[again].name
-                judge.report("contention", f"class {number}: two of its links hold {name} at once")
-                return False
+                claimed = f"alpha {each.alpha_us} us and {each.beta_us_per_mb} us/MB"
+                has = f"{link.alpha_us} us and {link.beta_us_per_mb} us/MB"
+                yield "times", f"class {number}: {claimed}; link {link} has {has}"
+            if expected != sorted(
+                (resource_class[h.resource], h.alpha_us, h.beta_us_per_mb, h.side) for h in holds
+            ):
+                yield "contention", f"class {number}: link {link} has other holds than the class says"
+            for again in (h.resource for h in holds if h.resource in held):
+                name = host.resources[again].name
+                yield "contention", f"class {number}: two of its links hold {name} at once"
             held.update(h.resource for h in holds)
-        return True
