@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
-#: What witnesses prove, in ticks; and those that are asked whether they prove so many.
+#: What witnesses prove, in ticks, where they are not asked whether they prove so many.
 _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
     Path: latency,
     SpreadTail: spreads_late,
@@ -48,11 +48,6 @@ _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
     SingleMachine: batches,
     CutDual: cut_dual,
     FlowDual: flow_dual,
-}
-_PROVES: dict[type[Witness], Callable[[Facts, Any, Fraction], bool]] = {
-    Border: crosses,
-    DelayedSource: source_delayed,
-    PairCounting: pairs_left,
 }
 
 
@@ -70,9 +65,8 @@ def check_certificate(certificate: Certificate) -> bool:
         return replace(certificate, problem=certificate.problem.without_moments()).check()
     if witness is None:
         return ticks <= 0
-    if not _is_of(certificate.problem, witness):
-        return False
-    if divisible and not isinstance(witness, Path | CutDual | FlowDual):
+    says_enough = not divisible or isinstance(witness, Path | CutDual | FlowDual)
+    if not says_enough or not _is_of(certificate.problem, witness):
         return False
     reading = as_spreading(certificate.problem)
     is_turned = isinstance(witness, DelayedSource) and witness.backwards
@@ -80,8 +74,12 @@ def check_certificate(certificate: Certificate) -> bool:
     if problem is None:
         return False
     facts = Facts(problem, divisible=divisible, in_network=certificate.in_network)
-    if type(witness) in _PROVES:
-        return _PROVES[type(witness)](facts, witness, ticks)
+    if isinstance(witness, Border):
+        return crosses(facts, witness, ticks)
+    if isinstance(witness, DelayedSource):
+        return source_delayed(facts, witness, ticks)
+    if isinstance(witness, PairCounting):
+        return pairs_left(facts, witness, ticks)
     proven = _PROVEN[type(witness)](facts, witness)
     # Whole chunks end in whole ticks.
     return ticks <= (proven if divisible else math.ceil(proven))

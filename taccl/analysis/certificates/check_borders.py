@@ -188,25 +188,16 @@ def batches(facts: Facts, machine: SingleMachine) -> int:
 def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Job]:
     """The sends that every schedule has at the border of a set of ranks."""
     node, links = facts.topology.node_of_rank, facts.topology.links
+    is_direct = facts.sums and facts.clauses.direct_crossing and entering and not facts.multi
     for c, count in facts.alike:
-        data, starts, ends = (
-            facts.collective.chunks[c],
-            set(facts.origins(c)),
-            set(facts.collective.chunks[c].destinations),
-        )
+        data = facts.collective.chunks[c]
+        starts, ends = set(facts.origins(c)), set(data.destinations)
         sources, targets = (starts - ranks, ends & ranks) if entering else (starts & ranks, ends - ranks)
         if not sources or not targets or not (facts.sums or sources == starts):
             continue
         every = facts.carried(c)
         parts = [(every, sources, targets)]
-        if (
-            facts.sums
-            and facts.clauses.direct_crossing
-            and not facts.multi
-            and len(ranks) > 1
-            and entering
-            and data.root in ranks
-        ):
+        if is_direct and len(ranks) > 1 and data.root in ranks:
             # From each other node straight to the root's: for all that want the sum, but that node itself.
             parts = []
             for n in sorted({node[r] for r in sources}):
@@ -214,11 +205,11 @@ def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Jo
                 theirs = {r for r in sources if node[r] == n}
                 parts.append((over, theirs, {r for r in ends if node[r] != n}))
         for over, some, wanted in parts:
-            crossing = []
-            for e in over:
-                far, near = (links[e].srcs, links[e].dsts) if entering else (links[e].dsts, links[e].srcs)
-                if not ranks.isdisjoint(near) and not ranks.issuperset(far):
-                    crossing.append(e)
+            ways = ((e, links[e].srcs, links[e].dsts) for e in over)
+            ends_of = ((e, a, b) if entering else (e, b, a) for e, a, b in ways)
+            crossing = [
+                e for e, far, near in ends_of if not ranks.isdisjoint(near) and not ranks.issuperset(far)
+            ]
             if crossing and wanted:
                 yield from [_job(facts, crossing, every, facts.units[c], some, wanted)] * count
 

@@ -92,10 +92,8 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
                 if beta or (alpha and facts.by_chunk):
                     # Sends of more than this outlast their holds by no less.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
-                    begin, end = (
-                        min(begins) + (rest if receives else 0),
-                        min(ends) + (0 if receives else rest),
-                    )
+                    begin = min(begins) + (rest if receives else 0)
+                    end = min(ends) + (0 if receives else rest)
                     before[r] = min(begin, before.get(r, begin))
                     after[r] = min(end, after.get(r, end))
     return {r: before[r] + after[r] for r in before}
@@ -114,9 +112,9 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
     for c, data in enumerate(facts.collective.chunks):
         units = 0 if facts.divisible else facts.units[c]
         starts = facts.origins(c, 0 if facts.divisible else None)
-        wanted = (set(data.destinations) | makes[c]) - (
-            set() if facts.sums and len(starts) > 1 else set(starts)
-        )
+        wanted = makes[c].union(data.destinations)
+        if not facts.sums or len(starts) == 1:
+            wanted -= starts.keys()
         if not starts or not wanted:
             continue
         links = facts.carried(c)
