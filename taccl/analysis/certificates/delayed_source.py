@@ -32,6 +32,7 @@ from taccl.analysis.certificates.gates import (
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.spread_tail import Spread
+from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.deadline import Deadline
 from taccl.memo import kept
@@ -110,9 +111,7 @@ class _Late:
     def __init__(self, demand: NeededSends, costs: Costs, late: tuple[frozenset[int], ...]) -> None:
         self.late = late
         self.memo: dict[Any, Any] = {}
-        label = np.full(demand.topology.num_ranks, -1)
-        for i, ranks in enumerate(late):
-            label[list(ranks)] = i
+        label = set_of_rank(demand.topology.num_ranks, late)
         early = demand.outside(frozenset().union(*late))
         release = demand.first_uses(early)
         kinds = [(frozenset(kind.data.destinations), demand.classes[kind]) for kind in early]
@@ -205,8 +204,10 @@ class _Late:
         """
         sets = []
         for ranks, target in zip(self.late, self.targets, strict=True):
-            spread = Spread.of(self._costs, (ranks,), self._release) if len(ranks) > 1 else None
-            if spread is None:
+            if len(ranks) == 1:
+                return iter(())
+            spread = Spread(self._costs, (ranks,), self._release)
+            if not len(spread.enter.of_set):
                 return iter(())
             some = [(len(ranks & ends), count) for ends, count in self._kinds if target in ends]
             sizes = sorted(chain.from_iterable([size] * count for size, count in some))

@@ -249,7 +249,7 @@ def nearest(costs: Costs, links: NDArray[np.bool_], starts: Ints, inner: NDArray
     took = (costs.link_alpha + costs.link_beta)[links]
     np.minimum.at(direct, (place[costs.src[links]], place[costs.dst[links]]), took)
     times = dijkstra(csgraph_from_dense(direct, null_value=np.inf), indices=np.unique(place[starts]))
-    soonest = np.sort(times, axis=1).min(axis=0)
+    soonest = np.sort(times, axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 
 
@@ -342,7 +342,14 @@ def waking(
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
     """When what ranks send comes, one after another, from when each is awake."""
-    return heapq.merge(*(map(partial(_after, since, each), count()) for since in awake for each in senders))
+    return heapq.merge(
+        *(
+            map(partial(_after, since, each), count())
+            for since in awake
+            if since < FOREVER
+            for each in senders
+        )
+    )
 
 
 def _after(since: int, sender: Sender, chunk: int) -> int:

@@ -32,6 +32,7 @@ from taccl.analysis.certificates.gates import (
     waking,
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 
 #: Of how many last chunks every number is tried, and how many they are at most.
@@ -40,6 +41,10 @@ _EVERY, _MOST = 16, 256
 _MOST_SIZES = 4
 #: Of more pairs of an entry and a rank it is not asked how far ranks are from entries.
 _MOST_WAYS = 2_000_000
+
+
+#: Gates by sender, and when each sender has something.
+Fed = list[tuple[Gates, list[int]]]
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -63,10 +68,9 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
     for sets, into in choices.items():
         demand.deadline.check()
         sizes, release, first = _entering(demand, sets)
-        spreads = max(sizes, default=0) > 1
-        spread = Spread.of(demand.costs, sets, release, first) if spreads else None
-        if spread is None:
+        if max(sizes, default=0) < 2:
             continue
+        spread = Spread(demand.costs, sets, release, first)
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
@@ -98,78 +102,54 @@ def _entering(
 class Spread:
     """How fast chunks can come into sets of ranks, and spread inside.
 
-    - `enter`, `into_set`, `direct`: What crosses a border, all of it, by set and by rank.
-    - `inside`: What does not, by rank.
-    - `out`: What ranks of the sets send inside.
-    - `near`, (num_ranks,) int64: After how long so many ranks at most can have what entered at one.
-    - `fed`: What crosses a border, of those outside and of those in another set.
+    - `release`, (num_links,) int64: When each link can carry one first.
+    - `first`: The ranks outside that have something at first. Default: all, and no rank is waited for.
     """
 
     def __init__(
         self,
-        enter: Gates,
-        into_set: Gates,
-        direct: Gates,
-        inside: Gates,
-        out: Gates,
-        near: Ints,
-        fed: list[_Fed],
-    ) -> None:
-        self.enter, self.into_set, self.direct, self.inside = enter, into_set, direct, inside
-        self.near, self._fed = near, fed
-        self._senders = cache(lambda most: fastest_senders(out, most))
-        self._merges = out.most.max(initial=1) > 1
-
-    @classmethod
-    def of(
-        cls,
         costs: Costs,
         sets: Sequence[frozenset[int]],
         release: Ints,
         first: frozenset[int] | None = None,
-    ) -> Spread | None:
-        """The gates of sets; None where nothing can enter.
-
-        - `first`: The ranks outside that have something at first. Default: all, and no rank is waited for.
-        """
-        label = np.full(costs.num_ranks, -1)
-        for i, ranks in enumerate(sets):
-            label[list(ranks)] = i
+    ) -> None:
+        label = set_of_rank(costs.num_ranks, sets)
         used, src, dst = release < FOREVER, label[costs.src], label[costs.dst]
+        enters, inside = used & (dst >= 0) & (src != dst), used & (dst >= 0) & (src == dst)
         none = np.zeros(len(src), dtype=np.int64)
 
         def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints = none) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
-        enters, inside = (dst >= 0) & (src != dst), (dst >= 0) & (src == dst)
-        if not (used & enters).any():
-            return None
-        fed = []
-        if first is not None and (len(sets) > 1 or len(first) < np.count_nonzero(label < 0)):
+        #: What crosses a border, all of it, by set and by rank; and what does not, by rank.
+        self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
+        self.direct, self.inside = gates(enters, costs.dst), gates(inside, costs.dst)
+        #: (num_ranks,) after how long so many ranks at most can have what entered at one.
+        self.near = nearest(costs, inside, costs.dst[enters], label >= 0)
+        out = gates(inside, costs.src)
+        self._merges = out.most.max(initial=1) > 1
+        self._senders = cache(lambda most: fastest_senders(out, most))
+        #: What crosses a border, of those outside and of those in other sets, as ranks and as sets send it.
+        self._fed: list[Fed] = []
+        outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
+        if first is not None and (len(sets) > 1 or len(first) < outside):
             took = costs.link_alpha + costs.link_beta
-            wakes = fastest_senders(gates((src < 0) & (dst < 0), costs.src))
-            when = waking(wakes, [0] * len(first), int(np.count_nonzero(label < 0)))
-            # From when on one that was in can be out again, all outside are taken to have something.
-            back = int(took[used & (src >= 0) & (dst < 0)].min(initial=FOREVER))
-            again = int(took[used & enters].min()) + back
-            border, onward = (src < 0) & (dst >= 0), enters & (src >= 0)
-            early = _Fed(
-                (gates(border, costs.src), [min(each, again) for each in when]),
-                (gates(border, none, release), [0]),
+            awake = waking(
+                fastest_senders(gates((src < 0) & (dst < 0), costs.src)), [0] * len(first), outside
             )
+            # From when on one that was in can be out again, all outside are taken to have something.
+            again = sum(
+                int(took[some].min(initial=FOREVER)) for some in (enters, used & (src >= 0) & (dst < 0))
+            )
+            border, onward = enters & (src < 0), enters & (src >= 0)
+            early = [
+                (gates(border, costs.src), [min(each, again) for each in awake]),
+                (gates(border, none, release), [0]),
+            ]
             wakes = fastest_senders(gates((src >= 0) & (dst >= 0), costs.src))
-            late = waking(wakes, early.entries(1), int(np.count_nonzero(label >= 0)))
-            reached = waking(fastest_senders(gates(onward, src)), early.entries(1), len(sets))
-            fed = [early, _Fed((gates(onward, costs.src), late), (gates(onward, src), reached))]
-        return cls(
-            gates(enters, none, release),
-            gates(enters, dst),
-            gates(enters, costs.dst),
-            gates(inside, costs.dst),
-            gates(inside, costs.src),
-            nearest(costs, used & inside, costs.dst[used & enters], label >= 0),
-            fed,
-        )
+            late = waking(wakes, _entries(early, 1), every)
+            reached = waking(fastest_senders(gates(onward, src)), _entries(early, 1), len(sets))
+            self._fed = [early, [(gates(onward, costs.src), late), (gates(onward, src), reached)]]
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int]:
         """(ticks, k) of the number of last chunks that says the most; `sizes` are those of chunks, rising."""
@@ -177,7 +157,7 @@ class Spread:
         pairs = np.cumsum(sizes[:most])
         entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
         if self._fed:  # a send has each chunk but once
-            sent = chain(heapq.merge(*(fed.entries(num) for fed in self._fed)), repeat(FOREVER))
+            sent = chain(heapq.merge(*(_entries(fed, num) for fed in self._fed)), repeat(FOREVER))
             entries = np.maximum(entries, [*islice(sent, len(entries))])
         into_rank = self._into_ranks(most)
         best, last = (0, 1), 0
@@ -236,12 +216,6 @@ class Spread:
         return ways
 
 
-class _Fed:
-    """What crosses borders, as ranks send it and as sets do: gates by sender, and when each has something."""
-
-    def __init__(self, *ways: tuple[Gates, list[int]]) -> None:
-        self._ways = [(gates, [each for each in when if each < FOREVER]) for gates, when in ways]
-
-    def entries(self, most: int) -> Iterator[int]:
-        """When it is over at the earliest, chunk after chunk, of which a send has so many at most."""
-        return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in self._ways))
+def _entries(fed: Fed, most: int) -> Iterator[int]:
+    """When what is fed is over at the earliest, chunk after chunk, of which a send has so many at most."""
+    return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))

@@ -115,9 +115,7 @@ def crossing_links(
 
     One of several ends is there once for each pair of parts that it joins.
     """
-    label = np.full(problem.topology.num_ranks, -1)
-    for i, part in enumerate(parts):
-        label[list(part)] = i
+    label = set_of_rank(problem.topology.num_ranks, parts)
     link, src, dst = _arcs(problem)
     a, b = (label[src], label[dst]) if entering else (label[dst], label[src])
     crosses = (a != b) & (b >= 0) & ((a >= 0) | (len(parts) == 1))
@@ -125,6 +123,14 @@ def crossing_links(
     pairs = np.unique((link[crosses] * count + a[crosses] + 1) * count + b[crosses])
     found: NDArray[np.int64] = pairs // count**2
     return found
+
+
+def set_of_rank(num_ranks: int, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
+    """(num_ranks,) the number of the set that each rank is in; -1 of none."""
+    number = np.full(num_ranks, -1)
+    for i, ranks in enumerate(sets):
+        number[list(ranks)] = i
+    return number
 
 
 @kept
