@@ -206,22 +206,19 @@ def check_own_first(replay: Replay) -> None:
     for (link, reducing), members in lanes.items():
         ends = replay.topology.links[link]
         own_end = set(ends.dsts if reducing else ends.srcs)
-        roots = [replay.collective.chunks[replay.chunk[i]].root for i in members]
-        is_own = [
-            (root in own_end) if reducing else not own_end.isdisjoint(replay.starts_at[replay.chunk[i]])
-            for i, root in zip(members, roots, strict=True)
-        ]
-        # Ticks at which a relayed chunk may start, counted backwards from its end where it is reduced.
-        free: dict[int, int | Fraction] = {}
-        for i, own in zip(members, is_own, strict=True):
-            if own:
-                latency = replay.latency(link, replay.chunk_bytes[replay.chunk[i]])
-                free[i] = (-replay.end[i] if reducing else replay.start[i]) + latency
+        # Counted backwards from its end where a chunk is reduced.
+        starts = {i: -replay.end[i] if reducing else replay.start[i] for i in members}
+        free: dict[int, int | Fraction] = {}  # by own chunk, when a relayed one may start
+        for i in members:
+            chunk = replay.chunk[i]
+            root = replay.collective.chunks[chunk].root
+            if root in own_end if reducing else not own_end.isdisjoint(replay.starts_at[chunk]):
+                free[i] = starts[i] + replay.latency(link, replay.chunk_bytes[chunk])
         if not free:
             continue
         last = max(free, key=lambda i: free[i])
-        for i, own in zip(members, is_own, strict=True):
-            if not own and (-replay.end[i] if reducing else replay.start[i]) < free[last]:
+        for i in members:
+            if i not in free and starts[i] < free[last]:
                 if reducing:
                     limit = f"expected an end by {replay.us(-free[last])} us, one latency before chunk"
                 else:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from taccl.arguments import checked
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Hold
 
 
 @checked
@@ -114,27 +116,19 @@ def _check_merging(replay: Replay) -> None:
             continue
         sound = whole[group] == len(members)
         seen: set[int] = set()
+        shares = f"shares group {group} with chunk {replay.chunk[first]}"
         for i in members:
+            text = ""
             if replay.reduce[i] != replay.reduce[first]:
-                sound = False
-                replay.report(
-                    "merge",
-                    f"shares group {group} with chunk {replay.chunk[first]}, one reduced and one copied; "
-                    "expected one of the two for a whole send",
-                    i,
-                )
+                text = f"{shares}, one reduced and one copied; expected one of the two for a whole send"
             elif any(column[i] != column[first] for column in (replay.link, replay.start, replay.end)):
-                sound = False
-                replay.report(
-                    "merge",
-                    f"shares group {group} with chunk {replay.chunk[first]}, "
-                    f"{replay.link_text(replay.link[first])}, {replay.span(first)}; expected the same link, "
-                    "start and end",
-                    i,
-                )
+                when = f"{replay.link_text(replay.link[first])}, {replay.span(first)}"
+                text = f"{shares}, {when}; expected the same link, start and end"
             elif replay.chunk[i] in seen:
+                text = f"the chunk is twice in group {group}"
+            if text:
+                replay.report("merge", text, i)
                 sound = False
-                replay.report("merge", f"the chunk is twice in group {group}", i)
             seen.add(replay.chunk[i])
         if not sound:
             continue
@@ -149,13 +143,11 @@ def _check_merging(replay: Replay) -> None:
 
 def _check_times(replay: Replay) -> None:
     """Every send lasts alpha + bytes * beta of its link."""
-    known: dict[tuple[int, int], int | Fraction] = {}
+    latency = cache(replay.latency)
     for members in replay.sends:
         first = members[0]
         link, num_bytes = replay.link[first], replay.bytes_of(members)
-        if (link, num_bytes) not in known:
-            known[link, num_bytes] = replay.latency(link, num_bytes)
-        expected, found = known[link, num_bytes], replay.end[first] - replay.start[first]
+        expected, found = latency(link, num_bytes), replay.end[first] - replay.start[first]
         if found != expected:
             ends = replay.topology.links[link]
             replay.report(
@@ -169,24 +161,18 @@ def _check_times(replay: Replay) -> None:
 def _check_contention(replay: Replay) -> None:
     """Each resource is held by one send at a time; intervals are half open."""
     rows: list[tuple[int, int, int, int]] = []
-    lengths: dict[tuple[int, int], list[tuple[int, int, bool]]] = {}
+
+    @cache
+    def held(link: int, num_bytes: int) -> list[tuple[Hold, int]]:
+        """Each hold, and its ticks: starts and ends are whole, so a part of a tick is its next tick."""
+        holds = replay.topology.holds_of_link[link]
+        return [(h, math.ceil(replay.ticks(h.alpha_us, h.beta_us_per_mb, num_bytes))) for h in holds]
+
     for index, members in enumerate(replay.sends):
         first = members[0]
-        link, num_bytes = replay.link[first], replay.bytes_of(members)
-        if (link, num_bytes) not in lengths:
-            # Starts and ends are whole ticks, so a hold with a fraction of a tick is its next tick.
-            lengths[link, num_bytes] = [
-                (
-                    h.resource,
-                    math.ceil(replay.ticks(h.alpha_us, h.beta_us_per_mb, num_bytes)),
-                    h.side == "send",
-                )
-                for h in replay.topology.holds_of_link[link]
-            ]
-        start, end = replay.start[first], replay.end[first]
-        for resource, length, sending in lengths[link, num_bytes]:
-            begin = start if sending else end - length
-            rows.append((resource, begin, begin + length, index))
+        for hold, length in held(replay.link[first], replay.bytes_of(members)):
+            begin = replay.start[first] if hold.side == "send" else replay.end[first] - length
+            rows.append((hold.resource, begin, begin + length, index))
     if not rows:
         return
     table = np.array(rows, dtype=np.int64)
