@@ -83,6 +83,8 @@ def _plain(value: Any) -> Any:
             return str(value)
         case SetCharge():
             return _plain_fields(value)
+        case Witness():
+            return value.to_dict()
     return value
 
 
@@ -245,11 +247,6 @@ class Late(Witness):
     def describe(self, topology: Topology) -> str:
         told = "" if self.inner is None else f": {self.inner.describe(topology)}"
         return f"what is there from {float(self.moment_us):.6g} us on{told}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The witness as plain values."""
-        inner = None if self.inner is None else self.inner.to_dict()
-        return {"kind": self.kind, "moment_us": str(self.moment_us), "inner": inner}
 
 
 def _priced(prices: tuple[int, ...]) -> str:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 from taccl.arguments import known_word
 from taccl.errors import InputError
@@ -116,52 +115,50 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
             where="profile",
         )
     nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}
-    models = [_model(topology, profile, **nvls)]
-    if SHAPES[topology.machine].has_rails:
-        models.append(_model(topology, profile, rails=False, **nvls))
-    for model in models:
+    options = [{}, {"rails": False}] if SHAPES[topology.machine].has_rails else [{}]
+    names = []
+    for option in options:
+        model = parse(
+            topology.machine,
+            nodes=topology.num_nodes,
+            profile=profile,
+            alpha_meaning=topology.alpha_meaning,
+            **nvls,
+            **option,
+        )
+        model = model.under(topology.protocol) if topology.protocol in model.protocols else model
         swapped = _with_costs_of(topology, model)
         if swapped is not None:
             return swapped
+        names.append(model.name)
     raise InputError(
-        f"found {profile!r}, but {topology.name} has links or resources that {models[0].name} does not have; "
+        f"found {profile!r}, but {topology.name} has links or resources that {names[0]} does not have; "
         "give topology= with the costs that you mean",
         where="profile",
     )
-
-
-def _model(topology: Topology, profile: str, **options: Any) -> Topology:
-    model = parse(
-        topology.machine,
-        nodes=topology.num_nodes,
-        profile=profile,
-        alpha_meaning=topology.alpha_meaning,
-        **options,
-    )
-    return model.under(topology.protocol) if topology.protocol in model.protocols else model
 
 
 def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
     """The topology with the model's costs; None if the model lacks a link or a hold of it."""
     links = {(e.srcs, e.dsts, e.name): e for e in model.links}
     holds = {(str(model.links[h.link]), model.resources[h.resource].name, h.side): h for h in model.holds}
-    new_links = [links.get((e.srcs, e.dsts, e.name)) for e in topology.links]
-    new_holds = [
-        holds.get((str(topology.links[h.link]), topology.resources[h.resource].name, h.side))
-        for h in topology.holds
-    ]
-    if None in new_links or None in new_holds:
+    try:
+        new_links = tuple(links[e.srcs, e.dsts, e.name] for e in topology.links)
+        new_holds = [
+            holds[str(topology.links[h.link]), topology.resources[h.resource].name, h.side]
+            for h in topology.holds
+        ]
+    except KeyError:
         return None
     return replace(
         topology,
         profile=model.profile,
         protocol=model.protocol,
         launch_us=model.launch_us,
-        links=tuple(e for e in new_links if e is not None),
+        links=new_links,
         holds=tuple(
             replace(old, alpha_us=new.alpha_us, beta_us_per_mb=new.beta_us_per_mb)
             for old, new in zip(topology.holds, new_holds, strict=True)
-            if new is not None
         ),
     )
 
