@@ -7,10 +7,9 @@ timing anomalies", SIAM Journal on Applied Mathematics 17, 1969). Sends and tile
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 
 from taccl.problem import Problem
 from taccl.schedule.precedence import Precedence
@@ -57,11 +56,24 @@ class Tasks:
 
         Raises `ValueError` if some wait for each other.
         """
-        followers = {task: [later for later, _ in after] for task, after in enumerate(self.after)}
-        try:
-            return [*TopologicalSorter(followers).static_order()][::-1]
-        except CycleError:
-            raise ValueError("the order of sends contradicts itself: some wait for each other") from None
+        waiting = self._num_awaited()
+        order = [task for task, number in enumerate(waiting) if not number]
+        for task in order:  # which grows as tasks have nothing to wait for any more
+            for later, _ in self.after[task]:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    order.append(later)
+        if len(order) < len(self.after):
+            raise ValueError("the order of sends contradicts itself: some wait for each other")
+        return order
+
+    def _num_awaited(self) -> list[int]:
+        """For how many others each task waits."""
+        number = [0] * len(self.after)
+        for after in self.after:
+            for later, _ in after:
+                number[later] += 1
+        return number
 
     def tails(self) -> list[int]:
         """The least time from the start of each task to the end of all that wait for it."""
@@ -84,7 +96,7 @@ class Tasks:
         rank = [0] * len(urgency)
         for place, task in enumerate(sorted(range(len(urgency)), key=lambda each: urgency[each])):
             rank[task] = place
-        waiting = Counter(later for after in self.after for later, _ in after)
+        waiting = self._num_awaited()
         earliest, start = [0] * len(rank), [0] * len(rank)
         free: dict[int, int] = defaultdict(int)
         parked: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by resource: place, task, begin

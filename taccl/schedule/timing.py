@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from taccl.problem import Problem
+from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence, Wait
 from taccl.schedule.schedule import Schedule, lacking, make_schedule
 
@@ -74,25 +75,13 @@ def exact_times(
 def _longest_path(count: int, waits: Sequence[Wait]) -> list[int]:
     """Earliest starts of events under every wait within a tile."""
     edges = [(a, b, after - lead + extra) for a, b, after, lead, extra, _, tile in waits if not tile]
-    successors: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    waiting = [0] * count
+    events = Tasks([0] * count, after=[[] for _ in range(count)])
     for a, b, gap in edges:
-        successors[a].append((b, gap))
-        waiting[b] += 1
-    start = [0] * count
-    ready = [s for s in range(count) if not waiting[s]]
-    done = 0
-    while ready:
-        a = ready.pop()
-        done += 1
-        for b, gap in successors[a]:
-            start[b] = max(start[b], start[a] + gap)
-            waiting[b] -= 1
-            if not waiting[b]:
-                ready.append(b)
-    if done == count:
-        return start
-    return _longest_path_around(count, edges)
+        events.after[a].append((b, gap))
+    try:
+        return events.heads()
+    except ValueError:
+        return _longest_path_around(count, edges)
 
 
 def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -114,16 +103,16 @@ def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> l
     members: list[list[int]] = [[] for _ in range(number)]
     inside: list[list[tuple[int, int, int]]] = [[] for _ in range(number)]
     beyond: list[list[tuple[int, int, int]]] = [[] for _ in range(number)]
-    waiting, start = [0] * number, [0] * count
+    followers = Tasks(after=[[] for _ in range(number)])
+    start = [0] * count
     for event, each in enumerate(part_of):
         members[each].append(event)
     for (a, b), gap in longest.items():
         here, there = part_of[a], part_of[b]
         (inside if here == there else beyond)[here].append((a, b, gap))
-        waiting[there] += here != there
-    ready = [each for each in range(number) if not waiting[each]]
-    while ready:
-        each = ready.pop()
+        if here != there:
+            followers.after[here].append((there, gap))
+    for each in followers.order():
         some = members[each]
         if len(some) > 1:
             place = {event: i for i, event in enumerate(some, 1)}  # 0 is what comes before all of them
@@ -139,7 +128,4 @@ def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> l
                 start[event] = -int(time)
         for a, b, gap in beyond[each]:
             start[b] = max(start[b], start[a] + gap)
-            waiting[part_of[b]] -= 1
-            if not waiting[part_of[b]]:
-                ready.append(part_of[b])
     return start
