@@ -94,8 +94,8 @@ def make_job(
     return Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
 
 
-def memory_needed_bytes(job: Job) -> int:
-    """Roughly what all ranks need together, beside what an empty process takes."""
+def check_memory(job: Job, available_bytes: int) -> None:
+    """Raise `InputError` for a job that does not fit the memory of one machine, beside empty processes."""
     room = PROTOCOLS[job.program.protocol]
     chunks = 0
     for rank in job.program.ranks:
@@ -104,12 +104,7 @@ def memory_needed_bytes(job: Job) -> int:
         for block in rank.threadblocks:
             if block.send_to is not None:
                 chunks += room * max((step.count for step in block.steps), default=0)
-    return chunks * job.chunk_bytes
-
-
-def check_memory(job: Job, available_bytes: int) -> None:
-    """Raise `InputError` for a job that does not fit the memory of one machine."""
-    needed = memory_needed_bytes(job)
+    needed = chunks * job.chunk_bytes
     if needed > available_bytes:
         raise InputError(
             f"found {format_size(job.size_bytes)}, for which {format_count(job.program.num_ranks, 'rank')} "

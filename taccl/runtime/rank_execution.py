@@ -59,10 +59,8 @@ def execute_on_rank(
     try:
         watchdog.expect("getting buffers ready", job.timeout_s)
         mine = communicator.Dup()
-        outcome = _Rank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None).run()
-        watchdog.expect("reporting", job.timeout_s)
-        reports = gathered(mine, outcome)
-        report: dict[str, Any] = told(mine, None if reports is None else _report(job, reports))
+        execution = _Rank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None).run()
+        report: dict[str, Any] = told(mine, execution and execution.to_dict())
         mine.Free()
     except BaseException as error:
         # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
@@ -134,7 +132,8 @@ class _Rank:
         self.wrong: list[WrongChunk] = []
         self.num_wrong = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Execution | None:
+        """What became of it, at rank 0; None elsewhere."""
         stuck: Stuck | None = None
         times: list[float] = []
         mpi_times: list[float] = []
@@ -164,18 +163,16 @@ class _Rank:
                 times.append(took_us)
             if expected is not None:
                 self._judge(expected, run)
-        return {
+        slowest, mpi_slowest = self._slowest(times), self._slowest(mpi_times)
+        self._expect("reporting")
+        outcome = {
             "wrong": [asdict(each) for each in self.wrong[:_MAX_WRONG_PER_RANK]],
             "num_wrong": self.num_wrong,
             "waits": [] if stuck is None else [asdict(each) for each in stuck.waits],
             "idle_s": None if stuck is None else stuck.idle_s,
-            "times": self._slowest(times),
-            "mpi_times": self._slowest(mpi_times),
-            "compared_with": self.compared_with,
-            "tolerance": self.tolerance * self.unit,
-            "num_hosts": self.num_hosts,
-            "crowded": crowded,
         }
+        reports = gathered(self.communicator, outcome)
+        return None if reports is None else self._report(reports, slowest, mpi_slowest, crowded=crowded)
 
     def _expect(self, what: str) -> None:
         self.watchdog.expect(what, self.job.timeout_s)
@@ -211,51 +208,50 @@ class _Rank:
         patiently(self.communicator.Iallreduce(np.array([mine], dtype=np.int32), answer, MPI.MAX))
         return bool(answer[0])
 
-    def _slowest(self, times_us: list[float]) -> list[float]:
-        """Of every repetition the time at the rank that took longest."""
+    def _slowest(self, times_us: list[float]) -> Times | None:
+        """Of every repetition the time at the rank that took longest; None if there was none."""
         from mpi4py import MPI
 
+        if not times_us:
+            return None
         slowest = np.array(times_us)
-        if len(slowest):
-            self.communicator.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        return [float(each) for each in slowest]
+        self.communicator.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+        return Times(tuple(slowest.tolist()))
 
+    def _report(
+        self, reports: list[dict[str, Any]], times: Times | None, mpi_times: Times | None, *, crowded: bool
+    ) -> Execution:
+        job, program = self.job, self.job.program
+        idle_s = min((each["idle_s"] for each in reports if each["idle_s"] is not None), default=0.0)
+        waits = tuple(Wait.from_dict(each) for report in reports for each in report["waits"])
+        cause = ""
+        if waits and not was_moving(idle_s, job.timeout_s):
+            from taccl.program.interpret import interpret  # which ranks seldom need
 
-def _report(job: Job, reports: list[dict[str, Any]]) -> dict[str, Any]:
-    first = reports[0]
-    stuck = any(each["waits"] for each in reports)
-    idle_s = [each["idle_s"] for each in reports if each["idle_s"] is not None]
-    idle = min(idle_s, default=0.0)
-    waits = tuple(Wait.from_dict(each) for report in reports for each in report["waits"])
-    cause = ""
-    if waits and not was_moving(idle, job.timeout_s):
-        from taccl.program.interpret import interpret  # which ranks seldom need
-
-        faults = interpret(job.program).faults
-        cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
-    collective = job.program.collective
-    return Execution(
-        program=job.program.name,
-        collective="" if collective is None else collective.name,
-        num_ranks=job.program.num_ranks,
-        num_hosts=first["num_hosts"],
-        crowded=first["crowded"],
-        size_bytes=job.size_bytes,
-        dtype=job.dtype,
-        in_place=job.program.in_place,
-        busbw_factor=1.0 if collective is None else collective.busbw_factor,
-        timeout_s=job.timeout_s,
-        compared_with="" if stuck else first["compared_with"],
-        tolerance=first["tolerance"],
-        num_wrong=sum(each["num_wrong"] for each in reports),
-        wrong=tuple(WrongChunk(**each) for report in reports for each in report["wrong"]),
-        waits=waits,
-        cause=cause,
-        idle_s=idle,
-        times=None if stuck else Times(tuple(first["times"])),
-        mpi_times=Times(tuple(first["mpi_times"])) if first["mpi_times"] else None,
-        versions=_versions(),
-    ).to_dict()
+            faults = interpret(program).faults
+            cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
+        return Execution(
+            program=program.name,
+            collective="" if program.collective is None else program.collective.name,
+            num_ranks=program.num_ranks,
+            num_hosts=self.num_hosts,
+            crowded=crowded,
+            size_bytes=job.size_bytes,
+            dtype=job.dtype,
+            in_place=program.in_place,
+            busbw_factor=1.0 if program.collective is None else program.collective.busbw_factor,
+            timeout_s=job.timeout_s,
+            compared_with="" if waits else self.compared_with,
+            tolerance=self.tolerance * self.unit,
+            num_wrong=sum(each["num_wrong"] for each in reports),
+            wrong=tuple(WrongChunk(**each) for report in reports for each in report["wrong"]),
+            waits=waits,
+            cause=cause,
+            idle_s=idle_s,
+            times=None if waits else times,
+            mpi_times=mpi_times,
+            versions=_versions(),
+        )
 
 
 def _versions() -> dict[str, str]:

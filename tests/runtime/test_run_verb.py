@@ -142,7 +142,13 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
         (0, "import_mpi"),  # the others are in MPI_Init
         (0, "Execution.from_dict"),  # every rank has all that it waits for
         *(
-            [(1, "_agree_on_job"), (1, "import_mpi"), (1, "Engine.run"), (1, "gathered"), (0, "_report")]
+            [
+                (1, "_agree_on_job"),
+                (1, "import_mpi"),
+                (1, "Engine.run"),
+                (1, "gathered"),
+                (0, "_Rank._report"),
+            ]
             if MANY
             else []
         ),
