@@ -91,13 +91,12 @@ class Allocator:
                 homeless.append(value)
         if not homeless:
             return
-        before = [value.added_to.slot if value.added_to else None for value in homeless]
-        if all(
-            slot is not None and slot.buffer == "scratch" and self.scratch[slot.offset].makes_room(value)
+        before = [value.added_to.place for value in homeless if value.added_to]
+        if len(before) == len(homeless) and all(
+            slot.buffer == "scratch" and self.scratch[slot.offset].makes_room(value)
             for slot, value in zip(before, homeless, strict=True)
         ):
             for slot, value in zip(before, homeless, strict=True):
-                assert slot is not None
                 self._put(value, slot.offset)
             return
         self.place_scratch(homeless)

@@ -23,7 +23,7 @@ from taccl.errors import VerificationError
 from taccl.names import listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
 from taccl.program.execution import Memory, execute, rank_memory
-from taccl.program.layout import RankLayout, contributions, layout
+from taccl.program.layout import contributions, layout
 from taccl.program.program import Program
 from taccl.program.races import find_races
 from taccl.units import format_count
@@ -104,21 +104,19 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     def report(found: Iterator[Fault]) -> None:
         faults.extend(islice(found, _MOST_FAULTS - len(faults)))
 
-    collective = program.collective
-    layouts = None if collective is None else layout(collective)
+    random = np.random.default_rng(0)
+    data = None if program.collective is None else _Data(program.collective, random)
+    layouts = () if data is None else data.layouts
     report(check_steps(program))
     report(check_queues(program))
-    report(check_sizes(program, layouts or ()))
+    report(check_sizes(program, layouts))
     if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
         return Interpretation(tuple(faults), 0, outputs_checked=False)
-    random = np.random.default_rng(0)
     rows = partial(_numbers, random)
     memory = [
-        rank_memory(program, r, None if layouts is None else layouts[r], rows)
-        for r in range(program.num_ranks)
+        rank_memory(program, r, layouts[r] if layouts else None, rows) for r in range(program.num_ranks)
     ]
-    data = None if collective is None else _Data(collective, random)
-    if layouts is not None and data is not None:
+    if data is not None:
         for rank, where in enumerate(layouts):
             for index, chunk in enumerate(where.inputs):
                 memory[rank].input[index] = data.contribution(rank, chunk)
@@ -126,12 +124,12 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     if execution.stuck is not None:
         faults.append(execution.stuck)
     report(find_races(program, execution))
-    complete = execution.stuck is None and data is not None
-    if complete and layouts is not None and data is not None:
-        report(_check_outputs(layouts, memory, data))
-        if not program.in_place:
-            report(_check_inputs(layouts, memory, data))
-    return Interpretation(tuple(faults), len(execution.done), outputs_checked=complete)
+    if execution.stuck is not None or data is None:
+        return Interpretation(tuple(faults), len(execution.done), outputs_checked=False)
+    report(_check_outputs(memory, data))
+    if not program.in_place:
+        report(_check_inputs(memory, data))
+    return Interpretation(tuple(faults), len(execution.done), outputs_checked=True)
 
 
 def _numbers(random: np.random.Generator, rows: int) -> NDArray[np.int64]:
@@ -139,13 +137,13 @@ def _numbers(random: np.random.Generator, rows: int) -> NDArray[np.int64]:
 
 
 class _Data:
-    """The random contribution of every rank to every chunk, and what the chunks must become."""
+    """Where chunks are, the random contribution of every rank to each, and what they must become."""
 
     def __init__(self, collective: Collective, random: np.random.Generator) -> None:
         self.adds = collective.combining
         self.of_chunk = _numbers(random, collective.num_chunks)
         self.of_rank = _numbers(random, collective.num_ranks)
-        self.contributions = contributions(collective)
+        self.layouts, self.contributions = layout(collective), contributions(collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[np.int64]:
         """What a rank starts with of a chunk: of a sum its own part."""
@@ -157,9 +155,9 @@ class _Data:
         return {rank: self.contribution(rank, part) for rank, part in self.contributions[chunk]}
 
 
-def _check_outputs(layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data) -> Iterator[Fault]:
+def _check_outputs(memory: list[Memory], data: _Data) -> Iterator[Fault]:
     expected: dict[int, dict[int, NDArray[np.int64]]] = {}
-    for rank, where in enumerate(layouts):
+    for rank, where in enumerate(data.layouts):
         for index, chunk in enumerate(where.outputs):
             if chunk not in expected:
                 expected[chunk] = data.parts(chunk)
@@ -196,9 +194,9 @@ def _describe(found: NDArray[np.int64], parts: dict[int, NDArray[np.int64]], dat
     return "something else"
 
 
-def _check_inputs(layouts: tuple[RankLayout, ...], memory: list[Memory], data: _Data) -> Iterator[Fault]:
+def _check_inputs(memory: list[Memory], data: _Data) -> Iterator[Fault]:
     """Faults of inputs that were changed out of place; in place the whole of the buffer may be used."""
-    for rank, where in enumerate(layouts):
+    for rank, where in enumerate(data.layouts):
         for index, chunk in enumerate(where.inputs):
             if not np.array_equal(memory[rank].input[index], data.contribution(rank, chunk)):
                 yield Fault(

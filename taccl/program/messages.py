@@ -102,7 +102,13 @@ def follow(
     for time, starts, message in events_of(messages):
         if starts:
             for part in message.parts:
-                part.taken = _held_value(held[message.src], part.chunk, message)
+                if part.chunk not in held[message.src]:
+                    raise InputError(
+                        f"chunk {part.chunk} is sent from rank {message.src} to {message.dst} before it is "
+                        "there; verify the schedule first",
+                        where="schedule",
+                    )
+                part.taken = held[message.src][part.chunk]
                 part.taken.read_until = max(part.taken.read_until, message.end)
             continue
         mine = held[message.dst]
@@ -309,13 +315,3 @@ def _taken(
         here[:] = [piece for piece in here if piece not in read]
         here.append(_Piece(set().union(*(piece.arrivals for piece in read)), total))
     return total
-
-
-def _held_value(held: dict[int, Value], chunk: int, message: Message) -> Value:
-    if chunk not in held:
-        raise InputError(
-            f"chunk {chunk} is sent from rank {message.src} to {message.dst} before it is there; verify the "
-            "schedule first",
-            where="schedule",
-        )
-    return held[chunk]

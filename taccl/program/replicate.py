@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from math import ceil, log2
 
 from taccl.errors import InputError
@@ -71,22 +72,15 @@ def replicate(program: Program, instances: int) -> Program:
 
 
 def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankProgram:
-    # Steps (threadblock, position) begin at `begins` once those of several chunks are several steps.
-    begins: list[list[int]] = []
-    for threadblock in rank.threadblocks:
-        ends = [0]
-        for step in threadblock.steps:
-            ends.append(ends[-1] + max(step.count, 1))
-        begins.append(ends)
+    # Where steps end, by threadblock, once those of several chunks are several steps.
+    ends = [[*accumulate(max(step.count, 1) for step in tb.steps)] for tb in rank.threadblocks]
     threadblocks: list[Threadblock] = []
     for threadblock in rank.threadblocks:
         for part in range(instances):
             steps: list[Step] = []
             for step in threadblock.steps:
                 # Copies of one threadblock have neighbouring numbers, so that low numbers stay low.
-                depends = tuple(
-                    (other * instances + part, begins[other][s + 1] - 1) for other, s in step.depends
-                )
+                depends = tuple((other * instances + part, ends[other][s] - 1) for other, s in step.depends)
                 for i in range(max(step.count, 1)):
                     src, dst = (_part_slot(each, i, instances, part) for each in (step.src, step.dst))
                     steps.append(Step(step.operation, src, dst, min(step.count, 1), () if i else depends))
