@@ -106,9 +106,7 @@ def _put(draft: Path, target: Path, overwrite: bool) -> None:
         try:
             os.link(draft, target)
             return
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
+        except OSError:  # it exists, or the file system has no hard links
             if target.exists():
                 raise FileExistsError from None
     os.replace(draft, target)

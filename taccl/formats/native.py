@@ -20,6 +20,7 @@ from taccl.clauses import CLAUSES, Clause, Clauses
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.memo import kept
+from taccl.names import shown
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
@@ -77,12 +78,6 @@ def load_schedule(
     columns["reduce"] = np.array(fields.transfers.reduce, dtype=bool)
     if fields.transfers.carries is not None:
         columns["carries"] = np.array(fields.transfers.carries, dtype=np.int32)
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) != 1:
-        raise FormatError(
-            f"the columns differ in length: {lengths}; the file is cut short or was edited, save it anew",
-            where=f"{where}: transfers",
-        )
     for column in columns.values():
         column.setflags(write=False)
     if problem is None or document["problem"] != _plain(problem):
@@ -193,13 +188,14 @@ def _check_version(document: object, where: str) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise FormatError(
-            f"found {_short(found)}; expected the file of a schedule, with format {FORMAT!r}",
+            f"found {shown(repr(found), 60)}; expected the file of a schedule, with format {FORMAT!r}",
             where=f"{where}: format",
         )
     version = document.get("version")
     if version != VERSION or isinstance(version, float):
         raise FormatError(
-            f"found version {_short(version)}; this taccl reads version {VERSION}: use the one that wrote it",
+            f"found version {shown(repr(version), 60)}; this taccl reads version {VERSION}: use the one that "
+            "wrote it",
             where=f"{where}: version",
         )
 
@@ -220,11 +216,6 @@ def _problem(data: dict[str, Any], fields: _Document, where: str) -> Problem:
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise FormatError(f"found values that make no problem ({error})", where=f"{where}: problem") from None
     return problem
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _compact(value: object) -> str:

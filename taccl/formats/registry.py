@@ -7,15 +7,15 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from taccl.arguments import checked, known_word
+from taccl.arguments import checked, known_name
 from taccl.errors import FormatError, InputError, LossyConversionWarning
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
-from taccl.names import did_you_mean, matching
+from taccl.names import did_you_mean
 from taccl.reading import parse_json, read_text
 from taccl.topology.topology import Topology
 
@@ -88,8 +88,8 @@ def read(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
     """
     source = _readable(format_of_content(path) if format is None else format_named(format), path)
-    load = _found(source.load)
-    _check_options(source, (load,), options)
+    load = resolve_name(source.load)
+    _check_options(options, (load,), source)
     return load(path, **options)
 
 
@@ -130,10 +130,12 @@ def convert(
     )
     writing = _writable(format_of_name(target) if to is None else format_named(to, where="to"))
     route = _route(reading.holds, writing)
-    writers = (*route, _found(writing.dump))
+    writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
     to_read = {**(load_options or {}), **{n: value for n, value in options.items() if n not in to_write}}
-    _check_options(reading, (_found(reading.load),), to_read, besides=(writing, writers))
+    _check_options(
+        to_read, (resolve_name(reading.load), *writers), reading, writing, where="options, load_options"
+    )
     check_writable(target, overwrite=overwrite)
     thing = read(source, format=reading.name, **to_read)
     paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
@@ -152,10 +154,7 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
     Raises `InputError` if there is none.
     """
     by_name = {each.name: each for each in FORMATS}
-    known = matching(name, by_name)
-    if known is None:
-        known_word(name, by_name, where)
-    return by_name[known or name]
+    return by_name[known_name(name, by_name, where)]
 
 
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
@@ -221,7 +220,7 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
         found = format_of_content(path)
     except FormatError:
         return None
-    return (found.name, _found(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
+    return (found.name, resolve_name(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:
@@ -256,7 +255,7 @@ def _writable(each: FileFormat) -> FileFormat:
 
 def _kind(thing: object) -> str:
     for kind, name in KINDS.items():
-        if isinstance(thing, _found(name)):  # type: ignore[arg-type]
+        if isinstance(thing, resolve_name(name)):
             return kind
     raise InputError(f"found a {type(thing).__name__}; expected a {' or a '.join(KINDS)}", where="schedule")
 
@@ -268,7 +267,7 @@ def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
     while pending:
         here = pending.pop(0)
         if here == target.holds:
-            return tuple(_found(name) for name in routes[here])
+            return tuple(resolve_name(name) for name in routes[here])
         for (source, there), name in WAYS.items():
             if source == here and there not in routes:
                 routes[there] = (*routes[here], name)
@@ -290,8 +289,8 @@ def _write(
     options: Mapping[str, Any],
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
     """The files written, and the notes of a program that was made on the way."""
-    dump = _found(target.dump)
-    _check_options(target, (*route, dump), options)
+    dump = resolve_name(target.dump)
+    _check_options(options, (*route, dump), target)
     for step in route:
         thing = step(thing, **_taken(step, options))
     notes = tuple(getattr(thing, "notes", ())) if route else ()
@@ -303,24 +302,19 @@ def _write(
 
 
 def _check_options(
-    each: FileFormat,
-    functions: tuple[Callable[..., Any], ...],
     options: Mapping[str, Any],
-    *,
-    besides: tuple[FileFormat, tuple[Callable[..., Any], ...]] | None = None,
+    functions: tuple[Callable[..., Any], ...],
+    *formats: FileFormat,
+    where: str = "options",
 ) -> None:
-    """Raise `InputError` for an option that none of a format's functions takes; `besides` are named, too."""
-    known = [name for function in functions for name in _options(function)]
-    for name in options:
-        if name not in known:
-            lacks = f"{each.name} has no option"
-            if besides is not None:
-                known += [name for function in besides[1] for name in _options(function)]
-                lacks = f"neither {each.name} nor {besides[0].name} has an option"
-            known = list(dict.fromkeys(known))
-            where = "options" if besides is None else "options, load_options"
-            takes = f"expected one of {', '.join(known)}" if known else "there are none"
-            raise InputError(f"{lacks} {name!r}{did_you_mean(name, known)}; {takes}", where=where)
+    """Raise `InputError` for an option that no function of some formats takes."""
+    known = list(dict.fromkeys(name for function in functions for name in _options(function)))
+    unknown = next((name for name in options if name not in known), None)
+    if unknown is not None:
+        names = [each.name for each in formats]
+        lacks = f"{names[0]} has no" if len(names) == 1 else f"neither {' nor '.join(names)} has an"
+        takes = f"expected one of {', '.join(known)}" if known else "there are none"
+        raise InputError(f"{lacks} option {unknown!r}{did_you_mean(unknown, known)}; {takes}", where=where)
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,12 +326,3 @@ def _options(function: Callable[..., Any]) -> list[str]:
     """The names of a function's options: what it takes by keyword only."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-
-
-def _found(name: str) -> Callable[..., Any]:
-    module, _, path = name.partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    function: Callable[..., Any] = found
-    return function

@@ -54,12 +54,10 @@ def parse_xml(text: str, *, where: str) -> Element:
     def begin(tag: str, attributes: dict[str, str]) -> None:
         nonlocal count
         count += 1
-        if len(path) >= _MAX_DEPTH or count > _MAX_ELEMENTS:
-            refuse(
-                f"found more than {_MAX_DEPTH} elements inside one another"
-                if len(path) >= _MAX_DEPTH
-                else f"found more than {_MAX_ELEMENTS} elements; check that it is the file you meant"
-            )
+        if len(path) >= _MAX_DEPTH:
+            refuse(f"found more than {_MAX_DEPTH} elements inside one another")
+        if count > _MAX_ELEMENTS:
+            refuse(f"found more than {_MAX_ELEMENTS} elements; check that it is the file you meant")
         element = Element(tag, attributes, where, parser.CurrentLineNumber)
         (path[-1].children if path else roots).append(element)
         path.append(element)

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import json
 import warnings
+from pkgutil import resolve_name
 
 import pytest
 
@@ -59,9 +60,9 @@ def test_functions_of_the_table_are_there(each):
     """Every reader takes a path; every writer a thing, and perhaps a path, which the registry writes to."""
     assert each.load or each.dump
     if each.load:
-        assert next(iter(inspect.signature(module._found(each.load)).parameters)) == "path"
+        assert next(iter(inspect.signature(resolve_name(each.load)).parameters)) == "path"
     if each.dump:
-        names = list(inspect.signature(module._found(each.dump)).parameters)
+        names = list(inspect.signature(resolve_name(each.dump)).parameters)
         assert ("path" in names[1:2]) == ("path" in names)
         assert "overwrite" not in names
 
@@ -70,14 +71,14 @@ def test_kinds_and_ways_of_the_table_are_there():
     """What formats hold, and what ways lead to, are kinds with a class."""
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
     assert {kind for way in WAYS for kind in way} <= set(KINDS)
-    assert all(callable(module._found(name)) for name in (*KINDS.values(), *WAYS.values()))
+    assert all(callable(resolve_name(name)) for name in (*KINDS.values(), *WAYS.values()))
 
 
 ODD_OPTIONS = [
     (each.name, name)
     for each in FORMATS
     for end in filter(None, (each.load, each.dump))
-    for name in module._options(module._found(end))
+    for name in module._options(resolve_name(end))
 ]
 
 
@@ -87,7 +88,7 @@ def test_odd_options_are_bad_input(name, option, tmp_path, schedule, quiet):
     each = format_named(name)
     folder = next((folder for folder, known in FOLDERS if known == name), None)
     odd = ("0x", -3, object())
-    if each.load and option in module._options(module._found(each.load)):
+    if each.load and option in module._options(resolve_name(each.load)):
         path = tmp_path / "probe.json"
         if folder is not None:
             path = next(iter(foreign_files(f"{folder}/*"))).values[0]

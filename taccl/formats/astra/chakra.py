@@ -105,7 +105,7 @@ def chakra_traces(
 
 @dataclass(slots=True)
 class _Node:
-    """A node of one rank's trace; `after` are ids of others of that rank."""
+    """A node of one rank's trace; `after` are ids of others of that rank. None is run on the CPU."""
 
     kind: int
     name: str
@@ -144,42 +144,38 @@ def _nodes(
     moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(end)]
     moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
     moments += [(t, 2, s) for s, t in enumerate(start)]
-    for _, starts, s in sorted(moments):
-        if starts == 1:
+    for _, kind, s in sorted(moments):
+        if kind == 1:
             tile = computed[s]
             last = {busy[tile.rank]} if tile.rank in busy else set()
             made[s] = busy[tile.rank] = len(nodes[tile.rank])
-            took_us, cpu = ceil(tile.end_us - tile.start_us), _attribute("is_cpu_op", 0, _BOOL)
-            nodes[tile.rank].append(_Node(_COMP, tile.name, {*known(tile), *last}, [cpu], took_us))
+            took_us = ceil(tile.end_us - tile.start_us)
+            nodes[tile.rank].append(_Node(_COMP, tile.name, {*known(tile), *last}, duration_us=took_us))
             continue
         chunks = [int(schedule.chunk[t]) for t in events.transfers[s]]
         ends = links[events.link[s]]
-        size = [
+        rank, peer = (ends.src, ends.dst) if kind == 2 else (ends.dst, ends.src)
+        here, what = nodes[rank], "chunk " + " ".join(map(str, chunks))
+        own = {node for c in chunks for node in known(sources.get((c, rank)))}
+        attributes = [
+            _attribute("comm_type", _SEND if kind == 2 else _RECEIVE, _INT64),
+            _attribute("comm_dst" if kind == 2 else "comm_src", peer, _INT32),
             _attribute("comm_size", sum(problem.chunk_bytes[c] for c in chunks), _INT64),
             _attribute("comm_tag", s, _INT32),
             _attribute("msg_chunk_cnt", len(chunks) if total else -1, _INT32),
             _attribute("msg_chunk_idx", chunks[0] % total if total else -1, _INT32),
             _attribute("total_chunk_cnt", total or -1, _INT32),
-            _attribute("is_cpu_op", 0, _BOOL),
         ]
-        what = "chunk " + " ".join(map(str, chunks))
-        here = nodes[ends.src if starts else ends.dst]
-        if starts:
-            peer = [_attribute("comm_type", _SEND, _INT64), _attribute("comm_dst", ends.dst, _INT32)]
+        if kind == 2:
             sent[s] = len(here)
-            own = {node for c in chunks for node in known(sources.get((c, ends.src)))}
-            here.append(_Node(_SEND, f"send {what} to {ends.dst}", own, [*peer, *size]))
+            here.append(_Node(_SEND, f"send {what} to {peer}", own, attributes))
             continue
-        peer = [_attribute("comm_type", _RECEIVE, _INT64), _attribute("comm_src", ends.src, _INT32)]
-        arrived[s] = len(here)
-        here.append(_Node(_RECEIVE, f"receive {what} from {ends.src}", attributes=[*peer, *size]))
+        here.append(_Node(_RECEIVE, f"receive {what} from {peer}", attributes=attributes))
         if schedule.reduce[events.transfers[s][0]]:
-            arrived[s] = len(here)
-            attributes = [_attribute("is_cpu_op", 0, _BOOL)]
-            own = {node for c in chunks for node in known(sources.get((c, ends.dst)))}
-            here.append(_Node(_COMP, f"add {what} of {ends.src}", {len(here) - 1, *own}, attributes))
+            here.append(_Node(_COMP, f"add {what} of {peer}", {len(here) - 1, *own}))
+        arrived[s] = len(here) - 1
         for chunk in chunks:
-            came[chunk, ends.dst].add(arrived[s])
+            came[chunk, rank].add(arrived[s])
     for s, link in enumerate(events.link):
         mine = nodes[links[link].src][sent[s]]
         mine.after |= {arrived[source] for source in _sources(events, s)}
@@ -187,7 +183,7 @@ def _nodes(
         nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
     for each in nodes:
         if not each:  # a trace without a node that may start is taken for a deadlock
-            each.append(_Node(_COMP, "nothing to do", attributes=[_attribute("is_cpu_op", 0, _BOOL)]))
+            each.append(_Node(_COMP, "nothing to do"))
     return nodes
 
 
@@ -244,14 +240,14 @@ _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
 def _encoded(nodes: Sequence[_Node], problem: Problem) -> bytes:
-    name = problem.title
-    parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, name))]
+    parts = [_text(1, _VERSION) + _bytes(2, _text(1, "schedule") + _text(_STRING, problem.title))]
     for number, node in enumerate(nodes):
         content = _integer(1, number) + _text(2, node.name) + _integer(3, node.kind)
         if node.after:
             content += _bytes(5, b"".join(_varint(each) for each in sorted(node.after)))
         content += _integer(7, node.duration_us)
-        parts.append(content + b"".join(_bytes(10, each) for each in node.attributes))
+        attributes = [*node.attributes, _attribute("is_cpu_op", 0, _BOOL)]
+        parts.append(content + b"".join(_bytes(10, each) for each in attributes))
     return b"".join(_varint(len(part)) + part for part in parts)
 
 

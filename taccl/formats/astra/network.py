@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
@@ -75,12 +74,8 @@ def load_astra_network(
     )  # fmt: skip
     # The file's bandwidth is a link's, and a product's a rank's; a switch is two links away.
     dims = [
-        Dimension(_KINDS[block], count, Fraction(1000), (2 if block == "Switch" else 1) * alpha)
-        for block, count, alpha in zip(blocks, counts, alphas, strict=True)
-    ]
-    dims = [
-        replace(each, bandwidth_gb_per_s=1000 * each.num_ways / beta)
-        for each, beta in zip(dims, betas, strict=True)
+        Dimension.of_link(_KINDS[block], count, (2 if block == "Switch" else 1) * alpha, beta)
+        for block, count, beta, alpha in zip(blocks, counts, betas, alphas, strict=True)
     ]
     add_dimensions(builder, dims, names={kind: block for block, kind in _KINDS.items()})
     return builder.build(notes=_notes(lists, blocks, alpha_meaning, ranks_per_node))
@@ -179,8 +174,8 @@ def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
     pieces = [(text.strip(), line) for text, line in pieces if text.strip()]
     place = f"{where}: line {pieces[0][1] if pieces else 1}: {key}"
     if pieces and pieces[0][0].startswith("[") and pieces[-1][0].endswith("]"):
-        parts = [(part, line) for text, line in pieces for part in _split(text)]
-        inner = parts[1:-1]
+        parts = [(part.strip(), line) for text, line in pieces for part in re.split(r"([\[\],])", text)]
+        inner = [(part, line) for part, line in parts if part][1:-1]
         if inner and inner[-1][0] == ",":
             inner.pop()
         values, commas = inner[0::2], inner[1::2]
@@ -198,7 +193,3 @@ def _items(key: str, pieces: list[Item], where: str) -> Iterator[Item]:
                 where=f"{where}: line {line}: {key}",
             )
         yield next(group for group in match.groups() if group is not None).strip(), line
-
-
-def _split(text: str) -> list[str]:
-    return [piece.strip() for piece in re.split(r"([\[\],])", text) if piece.strip()]

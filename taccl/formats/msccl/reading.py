@@ -233,14 +233,15 @@ class _File:
         src = self._slot(step, "src", count if parts.reads else 0, limits)
         dst = self._slot(step, "dst", count if parts.writes else 0, limits)
         needs, gives = (tuple(step.attributes.get(name, "").split()) for name in ("needs", "gives"))
-        read, written = src if parts.reads else None, dst if parts.writes else None
-        return Step(operation, read, written, count, depends, needs, gives)
+        return Step(operation, src, dst, count, depends, needs, gives)
 
-    def _slot(self, step: Element, side: str, count: int, limits: dict[str, int]) -> Slot:
-        """A buffer and an offset; where the step uses them, `count` chunks must be within the buffer."""
+    def _slot(self, step: Element, side: str, count: int, limits: dict[str, int]) -> Slot | None:
+        """A buffer and an offset, with `count` chunks within the buffer; None where the step uses none."""
         buffer = self._choice(step, f"{side}buf", tuple(_BUFFERS))
         offset = self._number(step, f"{side}off", -(2**20), 2**20)
-        if count and not 0 <= offset <= limits[buffer] - count:
+        if not count:
+            return None
+        if not 0 <= offset <= limits[buffer] - count:
             raise step.error(
                 f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} chunks"
             )

@@ -12,17 +12,21 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
 from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError
 from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
-from taccl.program.checks import traffic
-from taccl.program.program import Program, RankProgram, Slot, Threadblock
+from taccl.program.matching import parcels_of
+from taccl.program.program import Program, RankProgram, Slot, StepAddress, Threadblock
 from taccl.program.split import split_threadblocks, weight
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
+
+#: Of steps: the slot at the other end of a queue, whose step names one.
+Mirrored = dict[StepAddress, Slot | None]
 
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
 
@@ -55,7 +59,7 @@ def dump_msccl_xml(
             warn_of_split(f"MSCCL XML holds at most {reading.MAX_STEPS} steps a threadblock")
     for excess in _excesses(program):
         raise ExportError(f"MSCCL XML {excess}")
-    mirrored = _mirrored(program)
+    sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
         "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[: reading.LIMIT_NAME],
@@ -77,7 +81,7 @@ def dump_msccl_xml(
         lines.append(
             "  " + _tag("gpu", {"id": r, "i_chunks": inputs, "o_chunks": outputs, "s_chunks": scratch})
         )
-        lines += _rank_lines(r, rank, mirrored)
+        lines += _rank_lines(r, rank, sources, targets)
         lines.append("  </gpu>")
     lines.append("</algo>")
     return "\n".join(lines) + "\n"
@@ -157,30 +161,21 @@ def _long_steps(r: int, t: int, threadblock: Threadblock) -> Iterator[str]:
             )
 
 
-def _mirrored(program: Program) -> dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]:
-    """Of steps that send, or receive: the source of what comes, and where what goes is put."""
-    sources: dict[tuple[int, int, int], Slot | None] = {}
-    targets: dict[tuple[int, int, int], Slot | None] = {}
-    sent, received = traffic(program)
-    for queue, ours in sent.items():
-        for (address, step), (other, theirs) in zip(ours, received[queue], strict=False):
-            targets[address] = theirs.dst or theirs.src
-            sources[other] = step.src or step.dst
-    return {key: (sources.get(key), targets.get(key)) for key in {*sources, *targets}}
+def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
+    """Where what a step receives comes from, and where what one sends is put."""
+    sources: Mirrored = {}
+    targets: Mirrored = {}
+    for parcel in parcels_of(program):
+        ours, theirs = program.step(parcel.send), program.step(parcel.receive)
+        targets[parcel.send] = theirs.dst or theirs.src
+        sources[parcel.receive] = ours.src or ours.dst
+    return sources, targets
 
 
-def _rank_lines(
-    r: int, rank: RankProgram, mirrored: dict[tuple[int, int, int], tuple[Slot | None, Slot | None]]
-) -> list[str]:
+def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> list[str]:
     """The threadblocks of a rank; a step that waits for several others follows steps that do nothing else."""
     # Where each step is once those that only wait are counted.
-    places: list[list[int]] = []
-    for threadblock in rank.threadblocks:
-        place, column = -1, []
-        for step in threadblock.steps:
-            place += max(len(step.depends), 1)
-            column.append(place)
-        places.append(column)
+    places = [[end - 1 for end in accumulate(map(weight, tb.steps))] for tb in rank.threadblocks]
     awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
     lines = []
     for t, threadblock in enumerate(rank.threadblocks):
@@ -194,14 +189,14 @@ def _rank_lines(
             first = places[t][s] - len(waits) + 1
             for i, wait in enumerate(waits[:-1]):
                 lines.append(_step_line(first + i, "nop", None, None, 0, wait, hasdep=False))
-            source, target = mirrored.get((r, t, s), (None, None))
-            src, dst = step.src or source or step.dst, step.dst or target or step.src
+            address = StepAddress(r, t, s)
+            src = step.src or sources.get(address) or step.dst
+            dst = step.dst or targets.get(address) or step.src
             kind, count = _TYPE_OF[step.operation], 0 if step.operation == "nop" else step.count
             line = _step_line(places[t][s], kind, src, dst, count, waits[-1], hasdep=(t, s) in awaited)
-            marks = {
-                name: " ".join(each) for name, each in (("needs", step.needs), ("gives", step.gives)) if each
-            }
-            lines.append(line.removesuffix("/>") + "".join(f' {k}="{v}"' for k, v in marks.items()) + "/>")
+            marks = (("needs", step.needs), ("gives", step.gives))
+            said = "".join(f' {name}="{" ".join(tiles)}"' for name, tiles in marks if tiles)
+            lines.append(line.removesuffix("/>") + said + "/>")
         lines.append("    </tb>")
     return lines
 

@@ -91,7 +91,7 @@ class _Machine:
         self.blocks = [(r, t) for r, gpu in enumerate(self.gpus) for t in range(len(gpu["threadblocks"]))]
         for r, t in self.blocks:
             _check_threadblock(f"threadblock {t} of gpu {r}", t, self.gpus[r]["threadblocks"][t])
-        self.number_of = {block: i for i, block in enumerate(self.blocks)}
+        self.threads = {block: (2 * i, 2 * i + 1) for i, block in enumerate(self.blocks)}
         self.channels = [_channels(gpu) for gpu in self.gpus]
         self._join_channels()
         self.semaphores = [
@@ -105,9 +105,9 @@ class _Machine:
         users = range(count, count + len(self.gpus))
         self.clocks = Clocks(users.stop) if races else None
         self.memory = PlanMemory(plan, random, self.clocks, users)
-        for block in self.blocks:
-            for thread in self._threads(*block):
-                self._learn(thread, self._tell(users[block[0]]))
+        for (r, _), threads in self.threads.items():
+            for thread in threads:
+                self._learn(thread, self._tell(users[r]))
         self.actions = {
             "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
@@ -160,10 +160,6 @@ class _Machine:
         ops: list[Op] = self.gpus[block[0]]["threadblocks"][block[1]]["ops"]
         return ops
 
-    def _threads(self, r: int, t: int) -> tuple[int, int]:
-        number = self.number_of[r, t]
-        return 2 * number, 2 * number + 1
-
     def _tell(self, thread: int) -> Any:
         return None if self.clocks is None else self.clocks.snapshot(thread)
 
@@ -203,11 +199,11 @@ class _Machine:
 
     def _nop(self, r: int, t: int, _op: Op) -> None:
         if self.clocks is not None:
-            self.clocks.meet(self._threads(r, t))
+            self.clocks.meet(self.threads[r, t])
 
     def _signal(self, r: int, t: int, op: Op) -> None:
         for i in range(len(op["channel_ids"])):
-            channel, thread = self._channel(r, t, op, i), self._threads(r, t)[min(i, 1)]
+            channel, thread = self._channel(r, t, op, i), self.threads[r, t][min(i, 1)]
             if op["channel_type"] == "port":
                 self._learn(channel.nic, self._tell(thread))
                 thread = channel.nic
@@ -220,20 +216,20 @@ class _Machine:
 
     def _wait(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
-            self._learn(self._threads(r, t)[min(i, 1)], inbox.popleft())
+            self._learn(self.threads[r, t][min(i, 1)], inbox.popleft())
 
     def _release(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
-            inbox.append(self._tell(self._threads(r, t)[min(i, 1)]))
+            inbox.append(self._tell(self.threads[r, t][min(i, 1)]))
 
     def _flush(self, r: int, t: int, op: Op) -> None:
         # As many channels as there are destinations are flushed.
         for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
-            self._learn(self._threads(r, t)[min(i, 1)], self._tell(self._channel(r, t, op, i).nic))
+            self._learn(self.threads[r, t][min(i, 1)], self._tell(self._channel(r, t, op, i).nic))
 
     def _put(self, r: int, t: int, op: Op) -> None:
         for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
-            threads: tuple[int, ...] = self._threads(r, t)
+            threads: tuple[int, ...] = self.threads[r, t]
             if op["channel_type"] == "port":
                 nic = self._channel(r, t, op, i).nic
                 self._learn(nic, self._tell(threads[min(i, 1)]))
@@ -243,7 +239,7 @@ class _Machine:
             self.memory.put(values, self.memory.rows(r, peer, buffer, dst), threads)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
-        threads = self._threads(r, t)
+        threads = self.threads[r, t]
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
             peer, buffer = self._remote(r, t, "memory", dst["buffer_id"])
             if buffer != "s":
@@ -254,7 +250,7 @@ class _Machine:
 
     def _combine(self, r: int, t: int, op: Op) -> None:
         """Put the sum of an operation's sources, chunks of the rank or packets, in their place."""
-        sources, (dst,), threads = op["src_buff"], op["dst_buff"], self._threads(r, t)
+        sources, (dst,), threads = op["src_buff"], op["dst_buff"], self.threads[r, t]
         first = _FIRST_PACKET.get(op["name"], len(sources))
         columns = [self._read(r, each, threads) for each in sources[:first]]
         columns += [[self.memory.packet(r, packet) for packet in packets(each)] for each in sources[first:]]
@@ -265,8 +261,8 @@ class _Machine:
         return [self.memory.read(place, threads) for place in self.memory.rows(r, r, chunks["type"], chunks)]
 
     def _end(self) -> None:
-        for r, t in self.blocks:
-            for thread in self._threads(r, t):
+        for (r, _), threads in self.threads.items():
+            for thread in threads:
                 self._learn(self.memory.users[r], self._tell(thread))
         self.memory.end()
         for r, gpu in enumerate(self.gpus):

@@ -39,12 +39,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) where the file has them."""
+    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) are negative if not known."""
 
     part: int
     busid: str
-    rank: int | None
-    sm: int | None
+    rank: int
+    sm: int
     element: Element
 
     @property
@@ -167,7 +167,7 @@ class System:
         if gpus:
             rank, sm = whole(gpus[0], "rank", -1), whole(gpus[0], "sm", -1)
             self.passed |= {child.tag for child in gpus[0].children if child.tag != "nvlink"}
-        self.gpus.append(Gpu(part, busid, None if rank < 0 else rank, None if sm < 0 else sm, pci))
+        self.gpus.append(Gpu(part, busid, rank, sm, pci))
 
     def _add_nic(self, element: Element, part: int, name: str, slot_beta: Fraction | None) -> None:
         busid = self.parts[part].name.rpartition(" ")[2]

@@ -132,7 +132,7 @@ def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
 
 
 def _ranked(gpus: list[Gpu], notes: list[str]) -> list[Gpu]:
-    ranks = [gpu.rank for gpu in gpus if gpu.rank is not None]
+    ranks = [gpu.rank for gpu in gpus if gpu.rank >= 0]
     if not ranks:
         notes.append("the file has no ranks; GPUs are ranks in the order of their bus ids")
         return sorted(gpus, key=lambda gpu: gpu.busid)
@@ -144,7 +144,7 @@ def _ranked(gpus: list[Gpu], notes: list[str]) -> list[Gpu]:
         notes.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
     if sorted(ranks) != list(range(len(ranks))):
         notes.append("the file's ranks have gaps; they are numbered anew from 0, in their order")
-    return sorted((gpu for gpu in gpus if gpu.rank is not None), key=lambda gpu: gpu.rank or 0)
+    return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)
 
 
 def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
@@ -210,9 +210,9 @@ def _nvlink_beta(ranked: list[Gpu], notes: list[str]) -> Fraction:
     """Of one NVLink: NCCL's constant for the slowest of the GPUs."""
     rates = []
     for sm in {gpu.sm for gpu in ranked}:
-        known = next((rate for least, rate in _NVLINK_GB_PER_S if sm is not None and sm >= least), None)
-        kind = "GPUs that the file does not name" if sm is None else f"compute capability {sm / 10:g}"
-        rates.append(Fraction(known or _NVLINK_GB_PER_S_UNKNOWN))
+        known = (rate for least, rate in _NVLINK_GB_PER_S if sm >= least)
+        kind = "GPUs that the file does not name" if sm < 0 else f"compute capability {sm / 10:g}"
+        rates.append(Fraction(next(known, _NVLINK_GB_PER_S_UNKNOWN)))
         notes.append(
             f"NVLink: {float(rates[-1]):g} GB/s each and each way, NCCL's constant for {kind} "
             "(nvlink_gb_per_s= says another)"

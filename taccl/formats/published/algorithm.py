@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,10 +90,10 @@ def load_upstream_algorithm(
         raise FormatError(f"{error}; write the file anew with the tool that made it", where=where) from None
     if chunk_size is None:
         problem = replace(problem, size_bytes=None)
-    places = _places(file, problem, chunk_of)
+    columns = _columns(file, problem, chunk_of)
     if topology is None:
-        return _as_stated(file, problem, places, unit_us)
-    return _on_other_topology(file, problem, places)
+        return _as_stated(file, problem, columns, unit_us)
+    return _on_other_topology(file, problem, columns)
 
 
 def retimed(schedule: Schedule) -> Schedule | None:
@@ -158,17 +159,8 @@ def _in_causal_order(schedule: Schedule, sequence: Sequence[int]) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Chunk, link and merged send of every send in the file's order."""
-
-    chunk: list[int]
-    link: list[int]
-    group: list[int]
-
-
-def _places(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> _Places:
-    """Where each send goes; those over one link between nodes that start together are merged."""
+def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> dict[str, Any]:
+    """What each send carries, and where; those over one link between nodes that start together are merged."""
     topology = problem.topology
     parallel: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):
@@ -176,7 +168,7 @@ def _places(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> 
             parallel[link.src, link.dst].append(index)
     across = set(topology.internode_links)
     groups: dict[tuple[int, ...], int] = {}
-    places = _Places([], [], [])
+    rows = []
     for position, send in enumerate(file.sends):
         if send.chunk not in chunk_of:
             raise FormatError(
@@ -194,13 +186,15 @@ def _places(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> 
             )
         index = links[send.number]
         key = (index, send.start, int(send.reduces)) if index in across else (index, send.start, -1, position)
-        places.chunk.append(chunk_of[send.chunk])
-        places.link.append(index)
-        places.group.append(groups.setdefault(key, len(groups)))
-    return places
+        rows.append((chunk_of[send.chunk], index, groups.setdefault(key, len(groups)), send.reduces))
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    return {
+        "chunk": table[0], "link": table[1], "group": table[2], "reduce": table[3].astype(bool),
+        "producer": file.name[:_LONGEST_NAME],
+    }  # fmt: skip
 
 
-def _as_stated(file: AlgorithmFile, problem: Problem, places: _Places, unit_us: Fraction) -> Schedule:
+def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], unit_us: Fraction) -> Schedule:
     """The sends at the starts stated, but for what says nothing about time (see the module)."""
     costs = problem.costs
     tenth = unit_us / 10 * costs.ticks_per_us
@@ -212,19 +206,14 @@ def _as_stated(file: AlgorithmFile, problem: Problem, places: _Places, unit_us: 
             where=f"{file.where}: steps",
         )
     start = np.array([math.floor(each) for each in exact_starts], dtype=np.int64)
-    size_of_group = Counter(places.group)
-    duration = np.array(
-        [costs.duration(e, size_of_group[g]) for e, g in zip(places.link, places.group, strict=True)],
-        dtype=np.int64,
+    link, reduce = columns["link"], columns["reduce"]
+    duration = (
+        costs.link_alpha[link] + np.bincount(columns["group"])[columns["group"]] * costs.link_beta[link]
     )
-    reduce = np.array([send.reduces for send in file.sends], dtype=bool)
     shift = _shift_of_second_half(start, duration, reduce)
     start = np.where(reduce, start, start + shift)
-    schedule = make_schedule(
-        problem, chunk=places.chunk, link=places.link, start=start, end=start + duration,
-        group=places.group, reduce=reduce, producer=file.name[:_LONGEST_NAME],
-    )  # fmt: skip
-    steps = {int(each) for e in set(places.link) for each in (costs.link_alpha[e], costs.link_beta[e])}
+    schedule = make_schedule(problem, start=start, end=start + duration, **columns)
+    steps = np.unique([costs.link_alpha[link], costs.link_beta[link]]).tolist()
     cut = any((each / tenth).denominator > 1 for each in steps) or any(
         e.denominator > 1 for e in exact_starts
     )
@@ -263,14 +252,10 @@ def _by_place(schedule: Schedule) -> NDArray[np.int64]:
     return schedule.start[np.lexsort((schedule.start, schedule.chunk, schedule.link))]
 
 
-def _on_other_topology(file: AlgorithmFile, problem: Problem, places: _Places) -> Schedule:
+def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str, Any]) -> Schedule:
     """The sends on a topology that the file was not made for, timed in the order stated."""
     start = np.array([send.start for send in file.sends], dtype=np.int64)
-    order_only = make_schedule(
-        problem, chunk=places.chunk, link=places.link, start=start, end=start + 1,
-        group=places.group, reduce=[send.reduces for send in file.sends], producer=file.name[:_LONGEST_NAME],
-    )  # fmt: skip
-    schedule = retimed(order_only)
+    schedule = retimed(make_schedule(problem, start=start, end=start + 1, **columns))
     if schedule is None:
         raise FormatError(
             "found a chunk that is sent from a rank where, in the order stated, it is not on its way to; "
