@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import checked
+from taccl.arguments import checked, known_word
 from taccl.collective import busbw_factor
 from taccl.collectives import make
 from taccl.errors import InputError
@@ -89,9 +89,7 @@ class ImplicitSchedule(Figures):
     producer: str = ""
 
     def __post_init__(self) -> None:
-        if self.collective not in IMPLICIT_COLLECTIVES:
-            known = ", ".join(IMPLICIT_COLLECTIVES)
-            raise InputError(f"found {self.collective!r}; expected one of {known}", where="collective")
+        known_word(self.collective, IMPLICIT_COLLECTIVES, "collective")
         if self.chunks_per_rank < 1 or self.chunk_bytes < 1:
             raise InputError(
                 f"found {self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes; expected positive"

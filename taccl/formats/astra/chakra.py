@@ -58,24 +58,10 @@ def dump_chakra(
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> dict[Path, bytes]:
-    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank.
-
-    - `path`: The prefix, or ``PREFIX.et``.
-    - `schedule`, `computed`, `sources`: As in `chakra_traces`, whose errors there are.
-    """
-    prefix = os.fspath(path).removesuffix(_SUFFIX)
-    traces = chakra_traces(schedule, computed, sources)
-    return {Path(f"{prefix}.{rank}{_SUFFIX}"): trace for rank, trace in enumerate(traces)}
-
-
-def chakra_traces(
-    schedule: Schedule,
-    computed: Sequence[Computed] = (),
-    sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
-) -> list[bytes]:
-    """The trace of every rank, with a warning that says what is lost.
+    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank, with a warning of what is lost.
 
     - `schedule`: Over links that each join two ranks.
+    - `path`: The prefix, or ``PREFIX.et``.
     - `computed`, `sources`: What ranks compute beside; and by chunk and origin, what that waits for.
 
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
@@ -100,7 +86,11 @@ def chakra_traces(
     warnings.warn(
         f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning, stacklevel=2
     )
-    return [_encoded(nodes, problem) for nodes in _nodes(schedule, events, computed, sources)]
+    prefix = os.fspath(path).removesuffix(_SUFFIX)
+    return {
+        Path(f"{prefix}.{rank}{_SUFFIX}"): _encoded(nodes, problem)
+        for rank, nodes in enumerate(_nodes(schedule, events, computed, sources))
+    }
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from taccl.errors import ExportError
 from taccl.formats.mscclpp.messages import Messages
-from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock, remote
+from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock
 from taccl.program.program import OPERATIONS, Program, Queue, Slot, Step, StepAddress
 
 
@@ -153,9 +153,9 @@ class PlanGpu:
         channel, kind = self._channel(ops, parcel.queue)
         landing = self.messages.landing[parcel.receive]
         buffer = self._remote_buffer(ops, parcel.queue.dst, landing.buffer[0])
-        target = remote(buffer, landing.offset, parcel.chunks)
+        target = {"buffer_id": buffer, "index": landing.offset, "size": parcel.chunks}
         if self.packets:
-            ops.put_packets(source, parcel.chunks, target)
+            ops.write("ppkt", source, parcel.chunks, target)
             return
         if parcel in self.messages.awaiting:
             ops.wait(channel, kind)

@@ -30,11 +30,6 @@ def local(slot: Slot, count: int) -> Op:
     return {"type": slot.buffer[0], "index": slot.offset, "size": count}
 
 
-def remote(buffer_id: int, index: int, count: int) -> Op:
-    """Chunks in a buffer of another rank, by its number in the threadblock's list."""
-    return {"buffer_id": buffer_id, "index": index, "size": count}
-
-
 class PlanThreadblock:
     """Operations step by step: `steps` has a list of them for each step of the program."""
 
@@ -97,15 +92,16 @@ class PlanThreadblock:
     def put(self, kind: str, channel: int, source: Slot, count: int, target: Op) -> None:
         """Write neighbouring chunks into another rank's memory."""
         if kind == "memory":
-            self._write("put", source, count, target)
+            self.write("put", source, count, target)
             return
         op: Op = {"name": "put", "src_buff": [local(source, count)], "dst_buff": [target]}
         self._tell(1, op | {"channel_ids": [channel], "channel_type": kind})
         self._unflushed = channel
 
-    def put_packets(self, source: Slot, count: int, target: Op) -> None:
-        """Write neighbouring chunks into another rank's scratch, as packets that say when they are there."""
-        self._write("ppkt", source, count, target)
+    def write(self, name: str, source: Slot, count: int, target: Op) -> None:
+        """Write neighbouring chunks into another rank's memory with all threads, perhaps as packets."""
+        op = {"name": name, "src_buff": [local(source, count)], "dst_buff": [target]}
+        self._move(op | {"channel_type": "memory"}, source.neighbours(count), ())
 
     def combine(
         self, name: str, sources: Sequence[Slot], target: Slot, count: int, *, packets: int = 0
@@ -118,10 +114,6 @@ class PlanThreadblock:
         }
         read = [slot for each in sources[: len(sources) - packets] for slot in each.neighbours(count)]
         self._move(op, read, target.neighbours(count))
-
-    def _write(self, name: str, source: Slot, count: int, target: Op) -> None:
-        op = {"name": name, "src_buff": [local(source, count)], "dst_buff": [target]}
-        self._move(op | {"channel_type": "memory"}, source.neighbours(count), ())
 
     def _forget(self) -> None:
         """All threads are at one point."""

@@ -70,10 +70,6 @@ class Server:
     switches: tuple[tuple[tuple[int, ...], int], ...]
     nvlink_beta_us_per_mb: Fraction
 
-    def nvlink_pairs(self) -> set[tuple[int, int]]:
-        """Pairs of local ranks, the lower first, that NVLinks or an NVSwitch join."""
-        return set(self.nvlinks) | {pair for ranks, _ in self.switches for pair in combinations(ranks, 2)}
-
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
@@ -164,7 +160,8 @@ def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
     """Pairs of local ranks that PCIe joins: those that NVLink leaves apart, where that matters."""
     import networkx
 
-    ranks, joined = range(len(server.gpus)), server.nvlink_pairs()
+    ranks = range(len(server.gpus))
+    joined = set(server.nvlinks) | {pair for group, _ in server.switches for pair in combinations(group, 2)}
     nvlink = networkx.Graph(joined)
     nvlink.add_nodes_from(ranks)
     if networkx.is_connected(nvlink) and pcie == "where-needed":

@@ -12,7 +12,7 @@ from taccl import collectives
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats import files
 from taccl.formats.astra import chakra as module
-from taccl.formats.astra.chakra import chakra_traces
+from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -88,7 +88,7 @@ def _attributes(node):
 
 def _traces(schedule):
     with pytest.warns(LossyConversionWarning):
-        return [_decoded(trace)[1] for trace in chakra_traces(schedule)]
+        return [_decoded(trace)[1] for trace in dump_chakra(schedule, "trace").values()]
 
 
 def _ring(collective, ranks=4):
@@ -157,7 +157,7 @@ def test_nodes_by_hand():
 def test_metadata_leads():
     """Every file starts with the version and what it is."""
     with pytest.warns(LossyConversionWarning):
-        metadata, _ = _decoded(chakra_traces(_ring("allgather"))[0])
+        metadata, _ = _decoded(next(iter(dump_chakra(_ring("allgather"), "trace").values())))
     assert metadata.version == "0.0.4"
     assert metadata.attr[0].string_val == "allgather on ring:4"
 
@@ -222,7 +222,7 @@ def test_order_on_shared_resources_is_named_as_lost():
     machine = taccl.topologies.ndv2(nodes=2)
     problem = make_problem(machine, collectives.alltoall(16), chunk_bytes=10**6)
     with pytest.warns(LossyConversionWarning, match=r"order of sends of different ranks .*NIC"):
-        chakra_traces(taccl.baselines.pairwise(problem))
+        dump_chakra(taccl.baselines.pairwise(problem), "trace")
 
 
 def test_multicast_is_refused():
@@ -231,7 +231,7 @@ def test_multicast_is_refused():
     builder.add_link((0,), (1, 2), alpha_us=0, beta_us_per_mb=1)
     problem = make_problem(builder.build(), collectives.broadcast(3), chunk_bytes=10**6)
     with pytest.raises(ExportError, match="0->1,2 joins more than two ranks"):
-        chakra_traces(make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1]))
+        dump_chakra(make_schedule(problem, chunk=[0], link=[0], start=[0], end=[1]), "trace")
 
 
 def test_files_are_numbered_by_rank(tmp_path):
@@ -241,7 +241,7 @@ def test_files_are_numbered_by_rank(tmp_path):
         paths = taccl.write(schedule, tmp_path / "ring.et")
     assert [path.name for path in paths] == [f"ring.{rank}.et" for rank in range(4)]
     with pytest.warns(LossyConversionWarning):
-        assert [path.read_bytes() for path in paths] == chakra_traces(schedule)
+        assert [path.read_bytes() for path in paths] == list(dump_chakra(schedule, "trace").values())
 
 
 def test_one_existing_file_stops_all(tmp_path):
