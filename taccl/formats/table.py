@@ -58,7 +58,7 @@ FORMATS = (
     FileFormat(
         "upstream-algorithm", "schedule", "an algorithm of the published TACCL tool",
         load="taccl.formats.published.algorithm:load_upstream_algorithm",
-        dump="taccl.formats.published.dump:algorithm_text",
+        dump="taccl.formats.published.dump:dump_upstream_algorithm",
         fields={"sccl_type": "algorithm"},
     ),
     FileFormat(

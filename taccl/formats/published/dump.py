@@ -36,15 +36,8 @@ _MOST_DIGITS = 6
 
 
 @checked
-def algorithm_text(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
-    """The content of the file; parameters and errors are those of `dump_upstream_algorithm`."""
-    return json.dumps(dump_upstream_algorithm(schedule, time_unit_us=time_unit_us)) + "\n"
-
-
-def dump_upstream_algorithm(
-    schedule: Schedule, *, time_unit_us: int | float | str | None = None
-) -> dict[str, Any]:
-    """The schedule as the tool's nested objects, with a warning that says what is lost.
+def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
+    """The schedule as the tool's nested objects in JSON, with a warning that says what is lost.
 
     - `time_unit_us`: Microseconds in the file's unit of time, in tenths of which starts are given. By default
       1 where that is exact, and else a finer unit that is; the warning names it, because the file does not.
@@ -64,7 +57,7 @@ def dump_upstream_algorithm(
     steps = _steps(schedule, layout, unit_us)
     name, num_ranks, chunks = problem.collective.name, problem.topology.num_ranks, _chunks(problem)
     starts_at, ends_at = _by_rank(chunks, problem, "pre"), _by_rank(chunks, problem, "post")
-    return {
+    document = {
         "sccl_type": "algorithm",
         "name": schedule.producer,
         "instance": {
@@ -88,6 +81,7 @@ def dump_upstream_algorithm(
         },
         "topology": _topology(problem, layout, unit_us),
     }  # fmt: skip
+    return json.dumps(document) + "\n"
 
 
 def _check(schedule: Schedule) -> None:
