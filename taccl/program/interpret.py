@@ -151,16 +151,14 @@ class _Data:
         value: NDArray[np.int64] = self.of_chunk[chunk]
         return value * (self.of_rank[rank] | 1) if self.adds else value
 
-    def parts(self, chunk: int) -> dict[int, NDArray[np.int64]]:
-        return {rank: self.contribution(rank, part) for rank, part in self.contributions[chunk]}
-
 
 def _check_outputs(memory: list[Memory], data: _Data) -> Iterator[Fault]:
     expected: dict[int, dict[int, NDArray[np.int64]]] = {}
     for rank, where in enumerate(data.layouts):
         for index, chunk in enumerate(where.outputs):
             if chunk not in expected:
-                expected[chunk] = data.parts(chunk)
+                own = data.contributions[chunk]
+                expected[chunk] = {origin: data.contribution(origin, part) for origin, part in own}
             found = memory[rank].output[index]
             if not np.array_equal(found, _sum(expected[chunk])):
                 yield Fault(

@@ -14,6 +14,7 @@ from fractions import Fraction
 from taccl.arguments import quoted
 from taccl.formats.nccl.server import Nic, Part
 from taccl.formats.xml_elements import Element
+from taccl.names import first_of
 from taccl.topology.parts import beta_of_bandwidth
 
 #: NCCL itself reads files of at most 256 elements.
@@ -137,7 +138,12 @@ class System:
         part = len(self.parts)
         self.parts.append(Part(f"{kind} {busid}", parent, beta))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
-            self._add_gpu(pci, part, busid)
+            gpus = pci.all("gpu")
+            if len(gpus) > 1:
+                raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
+            rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
+            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag != "nvlink"}
+            self.gpus.append(Gpu(part, busid, rank, sm, pci))
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
             self._add_nic(pci, part, busid, beta)
@@ -158,16 +164,6 @@ class System:
         if code.startswith("0x0680"):
             return _NVSWITCH
         return _SWITCH if code or "pci" in children else None
-
-    def _add_gpu(self, pci: Element, part: int, busid: str) -> None:
-        gpus = pci.all("gpu")
-        if len(gpus) > 1:
-            raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
-        rank, sm = -1, -1
-        if gpus:
-            rank, sm = whole(gpus[0], "rank", -1), whole(gpus[0], "sm", -1)
-            self.passed |= {child.tag for child in gpus[0].children if child.tag != "nvlink"}
-        self.gpus.append(Gpu(part, busid, rank, sm, pci))
 
     def _add_nic(self, element: Element, part: int, name: str, slot_beta: Fraction | None) -> None:
         busid = self.parts[part].name.rpartition(" ")[2]
@@ -190,17 +186,14 @@ class System:
                 f"found NIC {name[:40]} without a speed; expected one in Mbit/s; add it, or give "
                 "nic_gb_per_s="
             )
-        self.latency_us = max(self.latency_us, self._latency(element))
-        self._check_number(element)
+        latency = element.attributes.get("latency", "").strip() or "0"
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", latency):
+            raise element.error(f"found latency={quoted(latency)}; expected microseconds; correct it")
+        self.latency_us = max(self.latency_us, Fraction(latency))
         if any(nic.name == name for nic in self.nics):
             name = f"{name} #{len(self.nics)}"
+        self._once(f"NIC {name}", element)
         self.nics.append(Nic(name, part, beta))
-
-    def _latency(self, net: Element) -> Fraction:
-        text = net.attributes.get("latency", "").strip() or "0"
-        if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", text):
-            raise net.error(f"found latency={quoted(text)}; expected microseconds; correct it")
-        return Fraction(text)
 
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
         hits = {name.lower(), other.lower()} & set(given or ())
@@ -213,10 +206,7 @@ class System:
         if name in self.seen:
             raise element.error(f"found {name[:40]} twice; expected it once; correct one")
         self.seen.add(name)
-        self._check_number(element)
-
-    def _check_number(self, element: Element) -> None:
-        if len(self.seen) + len(self.nics) > _MAX_DEVICES:
+        if len(self.seen) > _MAX_DEVICES:
             raise element.error(
                 f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out"
             )
@@ -236,8 +226,7 @@ class System:
 
     def finish(self, top: Element) -> None:
         """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
-        names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
-        more = ", ..." if len(self.unknown) > 4 else ""
+        names = first_of([pci.attributes["busid"] for pci in self.unknown], 4)
         for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):
             missing = sorted(set(given or ()) - self.named)
             if missing:
@@ -246,15 +235,13 @@ class System:
                     "writes them"
                 )
         if not self.gpus:
-            lacking = f", and {len(self.unknown)} devices without a class ({names}{more})" if names else ""
+            lacking = f", and {len(self.unknown)} devices without a class ({names})" if names else ""
             raise top.error(
                 f"found no GPU{lacking}; expected devices of class 0x03...; name them by bus id: gpus=[...], "
                 "and NICs by nics=[...]"
             )
         if self.unknown:
-            self.assumed[
-                f"that {len(self.unknown)} devices without a class are of no use ({names}{more})"
-            ] += 1
+            self.assumed[f"that {len(self.unknown)} devices without a class are of no use ({names})"] += 1
         for what, count in self.assumed.items():
             self.notes.append(f"assumed {what}, {count} times" if count > 1 else f"assumed {what}")
         if self.passed:
