@@ -74,11 +74,6 @@ class Allocator:
             for i, chunk in enumerate(self.layout.outputs)
         }
 
-    def place_input(self, value: Value, index: int) -> None:
-        """Give a value that is there from the start its slot of the input."""
-        value.slot = self.layout.canonical(Slot("input", index), in_place=self.in_place)
-        self.user[value.slot] = value
-
     def place(self, values: Sequence[Value]) -> None:
         """Give values that arrive together their slots: neighbours where they go to scratch."""
         homeless = []

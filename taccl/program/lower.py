@@ -244,7 +244,8 @@ class _Placing:
         for rank, (where, values) in enumerate(zip(self.layouts, self.inputs, strict=True)):
             allocator = self.allocators[rank]
             for i, chunk in enumerate(where.inputs):
-                allocator.place_input(values[chunk], i)
+                slot = where.canonical(Slot("input", i), in_place=self.in_place)
+                values[chunk].slot, allocator.user[slot] = slot, values[chunk]
             moved: list[tuple[Value, Slot]] = []
             for chunk in where.inputs:
                 value = values[chunk]

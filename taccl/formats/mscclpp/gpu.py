@@ -21,16 +21,9 @@ class PlanGpu:
     """One rank's part of the plan."""
 
     def __init__(
-        self,
-        program: Program,
-        rank: int,
-        nodes: Sequence[int],
-        messages: Messages,
-        packets: bool,
-        queues: Sequence[Queue],
+        self, program: Program, rank: int, nodes: Sequence[int], messages: Messages, queues: Sequence[Queue]
     ) -> None:
-        self.program, self.rank, self.nodes = program, rank, nodes
-        self.messages, self.packets = messages, packets
+        self.program, self.rank, self.nodes, self.messages = program, rank, nodes, messages
         self.threadblocks = program.ranks[rank].threadblocks
         self.channel_of: dict[Queue, tuple[str, int]] = {}
         self.peers: dict[str, list[int]] = {"memory": [], "port": []}
@@ -139,7 +132,7 @@ class PlanGpu:
         return ops
 
     def _step(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> None:
-        parcel = None if self.packets else self.messages.received.get(address)
+        parcel = None if self.messages.packets else self.messages.received.get(address)
         if parcel is not None:
             if parcel in self.messages.crowded:
                 ops.flush()
@@ -154,7 +147,7 @@ class PlanGpu:
         landing = self.messages.landing[parcel.receive]
         buffer = self._remote_buffer(ops, parcel.queue.dst, landing.buffer[0])
         target = {"buffer_id": buffer, "index": landing.offset, "size": parcel.chunks}
-        if self.packets:
+        if self.messages.packets:
             ops.write("ppkt", source, parcel.chunks, target)
             return
         if parcel in self.messages.awaiting:
@@ -175,7 +168,7 @@ class PlanGpu:
         if landing is None:
             added = [dst] if step.operation == "reduce" else []
             ops.combine("re" if added else "copy", [*added, *sources], dst, step.count)
-        elif self.packets:
+        elif self.messages.packets:
             ops.combine("repkt" if src is not None else "upkt", sources, dst, step.count, packets=1)
         elif src is not None:
             ops.combine("re", sources, dst, step.count)

@@ -25,6 +25,7 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 class Messages:
     """The parcels of a program, and what their ranks do with them.
 
+    - `packets`: Whether they go as packets (protocol LL).
     - `received`, `sent` (dict of step to parcel)
     - `landing` (dict of step to Slot): Where a receiving step's chunks land; a packet's number in the scratch
       of packets, under LL.
@@ -37,6 +38,7 @@ class Messages:
     - `scratch_chunks`: Of every rank, with the program's own.
     """
 
+    packets: bool
     layouts: tuple[RankLayout, ...]
     received: dict[StepAddress, Parcel]
     sent: dict[StepAddress, Parcel]
@@ -95,7 +97,9 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
         landing = {address: Slot("scratch", base + slot.offset) for address, slot in landing.items()}
         scratch = base + max(packed)
     sent = {parcel.send: parcel for parcel in parcels}
-    return Messages(layouts, received, sent, landing, sums, crowded, dict(opening), awaiting, scratch)
+    return Messages(
+        packets, layouts, received, sent, landing, sums, crowded, dict(opening), awaiting, scratch
+    )
 
 
 def _layouts(program: Program) -> tuple[RankLayout, ...]:

@@ -131,7 +131,7 @@ def build_mscclpp_plan(
             f"{least} to {most} bytes; give max_bytes={reach}"
         )
     queues = sorted(queue_ends(program)[0])
-    parts = [PlanGpu(program, r, nodes, messages, packets, queues) for r in range(program.num_ranks)]
+    parts = [PlanGpu(program, r, nodes, messages, queues) for r in range(program.num_ranks)]
     gpus = [
         part.plan(own, split is not False, max_threadblocks) for part, own in zip(parts, buffers, strict=True)
     ]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Literal
 
@@ -256,14 +256,13 @@ def _nvlinks(
 
     gpus = matrix.gpus
     count: dict[tuple[int, int], int] = {}
-    for a, gpu in enumerate(gpus):
-        for b in range(a + 1, len(gpus)):
-            if match := _NVLINK.match(matrix.cells[gpu, gpus[b]]):
-                count[a, b] = int(match[1])
+    for a, b in combinations(range(len(gpus)), 2):
+        if match := _NVLINK.match(matrix.cells[gpus[a], gpus[b]]):
+            count[a, b] = int(match[1])
     switches = []
     for group in sorted(map(sorted, networkx.connected_components(networkx.Graph(list(count))))):
         ranks: list[int] = group
-        pairs = [(a, b) for a in ranks for b in ranks if a < b]
+        pairs = [*combinations(ranks, 2)]
         counts = {count.get(pair, 0) for pair in pairs}
         most = max(sum(count.get((min(a, b), max(a, b)), 0) for b in ranks) for a in ranks)
         if joins == "pairs" or (joins == "auto" and most <= _MOST_NVLINKS):

@@ -210,7 +210,7 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
     duration = (
         costs.link_alpha[link] + np.bincount(columns["group"])[columns["group"]] * costs.link_beta[link]
     )
-    shift = _shift_of_second_half(start, duration, reduce)
+    shift = shift_of_second_half(start, start + duration, reduce)
     start = np.where(reduce, start, start + shift)
     schedule = make_schedule(problem, start=start, end=start + duration, **columns)
     steps = np.unique([costs.link_alpha[link], costs.link_beta[link]]).tolist()
@@ -235,16 +235,14 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
     return replace(chosen, problem=replace(problem, notes=(*problem.notes, *notes)))
 
 
-def _shift_of_second_half(
-    start: NDArray[np.int64], duration: NDArray[np.int64], reduce: NDArray[np.bool_]
-) -> int:
+def shift_of_second_half(start: NDArray[np.int64], end: NDArray[np.int64], reduce: NDArray[np.bool_]) -> int:
     """Ticks by which copies must move to follow the reductions; 0 where the two are not halves."""
     if reduce.all() or not reduce.any():
         return 0
     first_copy = int(start[~reduce].min())
     if first_copy <= int(start[reduce].max()):
         return 0
-    return max(0, int((start + duration)[reduce].max()) - first_copy)
+    return max(0, int(end[reduce].max()) - first_copy)
 
 
 def _by_place(schedule: Schedule) -> NDArray[np.int64]:

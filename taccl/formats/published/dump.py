@@ -19,6 +19,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.formats.published.algorithm import shift_of_second_half
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.layout import Layout, lay_out
 from taccl.formats.published.topology import MACHINES
@@ -174,12 +175,8 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 
 
 def _second_half(schedule: Schedule) -> Iterable[str]:
-    """Copies that a reader takes for a second half that was written too early (see `algorithm`)."""
-    reduce = schedule.reduce
-    if reduce.all() or not reduce.any():
-        return
-    first_copy, last_end = int(schedule.start[~reduce].min()), int(schedule.end[reduce].max())
-    if int(schedule.start[reduce].max()) < first_copy < last_end:
+    """Copies that a reader takes for a second half that was written too early."""
+    if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
             "copies that start before the last reduction ends: readers take them for a half that was written "
             "apart, and time all sends anew, in their order"
