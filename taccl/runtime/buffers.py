@@ -93,7 +93,7 @@ class Buffers:
 
     def __init__(self, job: Job, rank: int) -> None:
         layouts = job.layouts()
-        where = None if layouts is None else layouts[rank]
+        where = layouts[rank] if layouts else None
 
         def rows(count: int) -> NDArray[Any]:
             return np.empty((count, job.elements), job.wire)

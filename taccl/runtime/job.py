@@ -52,9 +52,9 @@ class Job:
         """The larger of one rank's input and output buffer."""
         return self.chunk_bytes * _size_chunks(self.program)
 
-    def layouts(self) -> tuple[RankLayout, ...] | None:
-        """Where chunks are in every rank's buffers; None where the collective is not known."""
-        return None if self.program.collective is None else layout(self.program.collective)
+    def layouts(self) -> tuple[RankLayout, ...]:
+        """Where chunks are in every rank's buffers; nothing where the collective is not known."""
+        return () if self.program.collective is None else layout(self.program.collective)
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain values."""
@@ -122,9 +122,8 @@ def _check(program: Program) -> None:
     """Raise `VerificationError` for what would make a rank reach past its buffers, or mix up messages."""
     if not program.num_ranks:
         raise InputError("found no ranks; expected at least one", where="program")
-    layouts = () if program.collective is None else layout(program.collective)
     faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
-    faults += check_sizes(program, layouts)
+    faults += check_sizes(program, () if program.collective is None else layout(program.collective))
     if faults:
         lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)

@@ -179,9 +179,8 @@ class _Rank:
 
     def _run_mpi(self, own: Counterpart) -> tuple[NDArray[Any], list[float]]:
         """The output of MPI's own collective, and how long it took each time after the first."""
-        layouts = self.job.layouts()
-        assert layouts is not None
-        output = np.empty((len(layouts[self.rank].outputs), self.job.elements), self.job.wire)
+        num_outputs = len(self.job.layouts()[self.rank].outputs)
+        output = np.empty((num_outputs, self.job.elements), self.job.wire)
         times = []
         for _ in range(1 + self.job.repetitions):
             self._expect(own.name)

@@ -54,9 +54,7 @@ def counterpart(collective: Collective) -> Counterpart | None:
 
 def expected_output(job: Job, rank: int) -> NDArray[Any]:
     """What the output of a rank must hold, worked out from the inputs of all ranks."""
-    layouts = job.layouts()
-    assert layouts is not None
-    data, chunks = Data(job), layouts[rank].outputs
+    data, chunks = Data(job), job.layouts()[rank].outputs
     output = np.empty((len(chunks), job.elements), job.wire if data.scale is None else np.float64)
     for index, chunk in enumerate(chunks):
         output[index] = data.result(chunk)
@@ -67,9 +65,7 @@ def find_wrong(
     job: Job, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
 ) -> list[WrongChunk]:
     """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
-    layouts = job.layouts()
-    assert layouts is not None
-    where, found = layouts[rank], buffers.memory.output[: len(expected)]
+    where, found = job.layouts()[rank], buffers.memory.output[: len(expected)]
     wrong = [
         WrongChunk(
             rank,

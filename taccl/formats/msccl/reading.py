@@ -16,6 +16,7 @@ from taccl.arguments import checked
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.errors import FormatError
+from taccl.formats.program_kind import ProgramKind
 from taccl.formats.xml_elements import Element, parse_xml
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.reading import read_text
@@ -138,16 +139,14 @@ class _File:
         return make(self.kind, n, chunks_per_rank=size // n)
 
     def _rank(self, gpu: Element, rank: int) -> RankProgram:
-        sizes = []
-        for attribute, small in (("i_chunks", "allgather"), ("o_chunks", "reduce_scatter")):
-            expected = self.size // self.num_ranks if self.kind == small else self.size
+        sizes = ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks)
+        for attribute, expected in zip(("i_chunks", "o_chunks"), sizes, strict=True):
             found = self._number(gpu, attribute, 0, 2**20)
             # In place the runtime needs one of the two; the other may be declared empty.
             if found != expected and not (self.in_place and found == 0):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
                 )
-            sizes.append(expected)
         limits = {"i": sizes[0], "o": sizes[1], "s": self._number(gpu, "s_chunks", 0, 2**20)}
         blocks = gpu.all("tb")
         if len(blocks) > MAX_THREADBLOCKS:
