@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.baselines import BASELINES
-from taccl.baselines.cycles import find_rings
+from taccl.baselines.ring import find_rings
 from taccl.baselines.routes import Routes
 from taccl.errors import CollectiveError, TopologyError
 

@@ -407,7 +407,10 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        if not fixed and (item is None or _all_plain(item, values)):
+        # Found out fast for very many.
+        if not fixed and (
+            item is None or all(_is_any(each, item.classes) for each in set(map(type, values)) - item.plain)
+        ):
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
         if not fixed and item is not None:  # one thing in many places is read once
@@ -426,12 +429,6 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
 
 def _is_dots(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
-
-
-def _all_plain(item: Kind, values: Iterable[Any]) -> bool:
-    """Whether all values are plainly of a kind that keeps them as they are, found out fast for very many."""
-    types = set(map(type, values)) - item.plain
-    return all(_is_any(each, item.classes) for each in types)
 
 
 def _mapping(key: Kind | None, value: Kind | None) -> Kind:

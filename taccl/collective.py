@@ -336,28 +336,21 @@ class Collective:
         if len(members) != self.num_ranks:
             said = f"found {len(members)} members; the collective is over {self.num_ranks} ranks"
             raise CollectiveError(said, where=where)
-        placed = self._placed(members, num_ranks)
-        own = (ProcessGroup(self.name, members, self.num_chunks),)
-        return placed if self.groups else replace(placed, groups=own)
-
-    def _placed(self, permutation: Sequence[int], num_ranks: int) -> Collective:
-        """The collective with rank r renamed ``permutation[r]``, over `num_ranks` ranks."""
 
         def renamed(ranks: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(sorted(permutation[r] for r in ranks))
+            return tuple(sorted(members[r] for r in ranks))
 
         chunks = tuple(
-            Chunk(
-                renamed(c.origins), renamed(c.destinations), None if c.root is None else permutation[c.root]
-            )
+            Chunk(renamed(c.origins), renamed(c.destinations), None if c.root is None else members[c.root])
             for c in self.chunks
         )
+        groups = tuple(replace(g, ranks=tuple(members[r] for r in g.ranks)) for g in self.groups)
         return replace(
             self,
             num_ranks=num_ranks,
             chunks=chunks,
-            derivations=tuple(replace(d, rank=permutation[d.rank]) for d in self.derivations),
-            groups=tuple(replace(g, ranks=tuple(permutation[r] for r in g.ranks)) for g in self.groups),
+            derivations=tuple(replace(d, rank=members[d.rank]) for d in self.derivations),
+            groups=groups or (ProcessGroup(self.name, members, self.num_chunks),),
         )
 
     def to_dict(self) -> dict[str, Any]:

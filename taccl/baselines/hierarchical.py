@@ -10,9 +10,8 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
-from taccl.baselines.cycles import find_rings
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.ring import pass_round
+from taccl.baselines.ring import find_rings, pass_round
 from taccl.baselines.spread import (
     Steps,
     chunks_of_starts,

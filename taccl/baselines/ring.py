@@ -1,13 +1,16 @@
-"""The ring algorithm, over rings of fast links."""
+"""The ring algorithm: chunks go round, and rings of ranks in which each has a fast link to the next."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import partial
+from itertools import permutations, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.arguments import checked
-from taccl.baselines.cycles import find_rings, find_rings_apart
 from taccl.baselines.routes import Routes
 from taccl.baselines.spread import (
     Steps,
@@ -19,18 +22,29 @@ from taccl.baselines.spread import (
     run,
     without_sketch,
 )
+from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
+    Nodes = Sequence[Sequence[int]]
     FindRings = Callable[[Topology, Routes], list[list[int]]]
 
     #: A ring of ranks, and the chunks at each place of it.
     LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
+
+
+#: How many partial orders one search looks at before it gives up.
+_MAX_VISITS = 20_000
+
+#: How many rings a set may have.
+_MAX_RINGS = 8
+#: How many sets of rings that share nothing are tried: the first is nearly always as large as can be.
+_TRIES = 20
 
 
 @checked
@@ -137,3 +151,180 @@ def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
     units = int(costs.chunk_units.max(initial=1))
     routes = (spread.routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
     return max(1, *(sum(costs.duration(e, units) for e in route) for route in routes))
+
+
+def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
+    """Orders of all ranks, best first; of several, no two use the same links inside nodes.
+
+    Each crosses from node to node once, by one link; later rings prefer links that share no resource with
+    those of earlier ones. Without any (ranks that no ring of links joins, or nodes that differ), the one
+    order of rank numbers, node by node, is returned, whose steps may need relays. Nodes that share more of
+    their ways with others, as in pods of racks, are in an order that keeps pods together.
+    """
+    nodes = _near_nodes(topology, routes)
+    every_rank = [rank for ranks in nodes for rank in ranks]
+    if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
+        return [every_rank]
+    rings: list[list[int]] = []
+    used_links: set[int] = set()
+    used_resources: set[int] = set()
+    while len(rings) < _MAX_RINGS:
+        ring = _next_ring(topology, nodes, routes, used_links, used_resources)
+        if ring is None and rings and topology.num_nodes > 1:
+            # Behind a crossbar, or once links run out, rings may share them inside nodes.
+            ring = _next_ring(topology, nodes, routes, set(), used_resources)
+        if ring is None:
+            break
+        rings.append(ring)
+        for src, dst in zip(ring, ring[1:] + ring[:1], strict=True):
+            for a, b in ((src, dst), (dst, src)):
+                direct = routes.direct(a, b)
+                if direct is None:
+                    continue
+                used_links.add(direct[1])
+                if (a, b) == (src, dst) and topology.is_internode(direct[1]):
+                    used_resources.update(h.resource for h in topology.holds_of_link[direct[1]])
+    return rings or [every_rank]
+
+
+def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
+    """Orders of all ranks of a node that share no resource, each one way; of several nodes, `find_rings`.
+
+    Behind a switch that is one ring; eight ranks that are all linked have seven, of which each goes one way.
+    """
+    if topology.num_nodes > 1:
+        return find_rings(topology, routes)
+    most = min(len(set(topology.links[e].dst for e in links)) for links in topology.links_from)
+    found: list[list[int]] = []
+    for seed in range(_TRIES):
+        rings: list[list[int]] = []
+        used: set[int] = set()
+        shuffled = random.Random(seed)
+        while len(rings) < _MAX_RINGS:
+            path = _search(topology, topology.ranks_of_node, routes, used, set(), shuffled=shuffled)
+            if path is None:
+                break
+            rings.append([topology.ranks_of_node[0][local] for local in path])
+            pairs = zip(rings[-1], rings[-1][1:] + rings[-1][:1], strict=True)
+            steps = [routes.direct(*pair) for pair in pairs]
+            held = {h.resource for step in steps if step for h in topology.holds_of_link[step[1]]}
+            used |= {hold.link for hold in topology.holds if hold.resource in held}
+        found = max(found, rings, key=len)
+        if len(found) == most:
+            break
+    return found or [list(topology.ranks_of_node[0])]
+
+
+def _near_nodes(topology: Topology, routes: Routes) -> Nodes:
+    """Nodes in an order that keeps those together whose links hold less; as they are where all are alike."""
+    nodes = topology.ranks_of_node
+    held = np.zeros((len(nodes), len(nodes)))
+    for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):
+        direct = routes.direct(a, b)
+        if direct is None:
+            return nodes
+        held[i, j] = sum(float(hold.beta_us_per_mb) for hold in topology.holds_of_link[direct[1]])
+    if len(set(held[~np.eye(len(nodes), dtype=bool)].tolist())) < 2:
+        return nodes
+    return [nodes[i] for i in nested_order(held)]
+
+
+def _next_ring(
+    topology: Topology, nodes: Nodes, routes: Routes, links: set[int], resources: set[int]
+) -> list[int] | None:
+    """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
+    for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
+        path = _search(topology, nodes, routes, links, resources, alternate=alternate)
+        if path is not None:
+            walks = [path[::-1] if alternate and n % 2 else path for n in range(len(nodes))]
+            return [ranks[local] for ranks, walk in zip(nodes, walks, strict=True) for local in walk]
+    return None
+
+
+def _search(
+    topology: Topology,
+    nodes: Nodes,
+    routes: Routes,
+    links: set[int],
+    resources: set[int],
+    *,
+    alternate: bool = False,
+    shuffled: random.Random | None = None,
+) -> list[int] | None:
+    """A walk of local ranks, then left for the next node, whose slowest step is as fast as the search finds.
+
+    All nodes have its steps; None without one. If they alternate, every other node is walked the other way
+    round. (So rings close where only ranks of one local rank are linked between nodes, as on rails.)
+    """
+    size = len(nodes[0])
+
+    def slowest(pairs: list[tuple[int, int]], usable: Callable[[int], bool]) -> int | None:
+        found = [routes.direct(*pair) for pair in pairs]
+        ticks = [each[0] for each in found if each is not None and usable(each[1])]
+        return max(ticks) if len(ticks) == len(pairs) else None
+
+    def crossing(first: int, last: int) -> int | None:
+        ends = [(first, last) if alternate and n % 2 else (last, first) for n in range(len(nodes))]
+        pairs = [
+            (nodes[n][out], nodes[(n + 1) % len(nodes)][out if alternate else into])
+            for n, (out, into) in enumerate(ends)
+        ]
+        return slowest(pairs, lambda e: not any(h.resource in resources for h in topology.holds_of_link[e]))
+
+    def between(a: int, b: int) -> int | None:
+        pairs = [(r[a], r[b]) for r in nodes] + [(r[b], r[a]) for r in nodes if alternate]
+        return slowest(pairs, lambda e: e not in links)
+
+    pairs = list(product(range(size), repeat=2))
+    steps = {(a, b): ticks for a, b in pairs if (ticks := between(a, b)) is not None}
+    #: From the last of a walk to the first: of the next node, or to where the ring begins.
+    closings = steps
+    if len(nodes) > 1:
+        closings = {(a, b): ticks for a, b in pairs if (ticks := crossing(b, a)) is not None}
+    closing_costs = sorted(set(closings.values()))
+    for step_limit in sorted({*steps.values()} or {0}):
+        ways: list[set[int]] = [set() for _ in range(size)]
+        for (a, b), ticks in steps.items():
+            if ticks <= step_limit:
+                ways[a].add(b)
+        for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
+            closing = {pair for pair, ticks in closings.items() if ticks <= closing_limit}
+            path = _walk(ways, closing, shuffled)
+            if path is not None:
+                return path
+    return None
+
+
+def _walk(
+    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None
+) -> list[int] | None:
+    """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule); the others by number.
+
+    Or by chance, if `shuffled` is given.
+    """
+    visits = 0
+
+    def onward(rank: int, visited: set[int]) -> Iterator[int]:
+        left = sorted(ways[rank] - visited)
+        if shuffled is not None:
+            shuffled.shuffle(left)
+        return iter(sorted(left, key=lambda b: len(ways[b] - visited)))
+
+    for start in sorted({first for _, first in closing}):
+        path, visited = [start], {start}
+        branches = [onward(start, visited)]
+        while path:
+            if len(path) == len(ways) and (path[-1], start) in closing:
+                return path
+            following = next(branches[-1], None)
+            visits += 1
+            if visits > _MAX_VISITS:
+                return None
+            if following is None:
+                branches.pop()
+                visited.discard(path.pop())
+            else:
+                path.append(following)
+                visited.add(following)
+                branches.append(onward(following, visited))
+    return None

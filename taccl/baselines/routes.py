@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import TopologyError
+from taccl.memo import kept
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -30,9 +31,7 @@ class Routes:
                 into[src] = min(choice, into.get(src, choice))
                 self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
-        self._lengths: dict[int, list[float]] = {}
-        self._found: dict[tuple[int, int], list[int]] = {}
-        self._ways_in: dict[int, list[tuple[float, int, list[tuple[int, int]]]]] = {}
+        self.memo: dict[Any, Any] = {}
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
         """Ticks and index of the fastest link from `src` to `dst`; None without one."""
@@ -50,22 +49,14 @@ class Routes:
     def _length(self, ticks: int) -> int:
         return ticks * len(self._into) + 1
 
+    @kept
     def route(self, src: int, dst: int) -> list[int]:
         """The links of a shortest route, in order; `TopologyError` if none lead from `src` to `dst`."""
-        if (src, dst) not in self._found:
-            self._found[src, dst] = self._find(src, dst)
-        return self._found[src, dst]
-
-    def _find(self, src: int, dst: int) -> list[int]:
         direct = self.direct(src, dst)
         # Any other way takes a link out of the one, and another into the other.
         if direct is not None and direct[0] <= self._least_out[src] + self._least_into[dst]:
             return [direct[1]]
-        if src not in self._lengths:
-            from scipy.sparse.csgraph import dijkstra
-
-            self._lengths[src] = dijkstra(self.graph, indices=src).tolist()
-        lengths = self._lengths[src]
+        lengths = self._lengths(src)
         if lengths[dst] == float("inf"):
             raise TopologyError(
                 f"no links lead from rank {src} to rank {dst}; every rank must reach every other",
@@ -81,18 +72,21 @@ class Routes:
             links.append(link)
         return links[::-1]
 
+    @kept
     def ways_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
         """Every other rank, farthest first: how far, and its shortest routes' first hops (ticks, link)."""
-        if dst not in self._ways_in:
-            from scipy.sparse.csgraph import dijkstra
+        lengths = self._lengths(dst, backwards=True)
+        first: list[list[tuple[int, int]]] = [[] for _ in lengths]
+        for at, into in enumerate(self._into):
+            for src, (ticks, link) in into.items():
+                if src != dst and lengths[src] == lengths[at] + self._length(ticks):
+                    first[src].append((ticks, link))
+        return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
 
-            lengths = dijkstra(self.graph.T, indices=dst).tolist()
-            first: list[list[tuple[int, int]]] = [[] for _ in lengths]
-            for at, into in enumerate(self._into):
-                for src, (ticks, link) in into.items():
-                    if src != dst and lengths[src] == lengths[at] + self._length(ticks):
-                        first[src].append((ticks, link))
-            self._ways_in[dst] = sorted(
-                ((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True
-            )
-        return self._ways_in[dst]
+    @kept
+    def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
+        """How far each rank is from one, or it from each."""
+        from scipy.sparse.csgraph import dijkstra
+
+        lengths: list[float] = dijkstra(self.graph.T if backwards else self.graph, indices=rank).tolist()
+        return lengths

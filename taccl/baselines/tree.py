@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.cycles import find_rings_apart
+from taccl.baselines.ring import find_rings_apart
 from taccl.baselines.spread import Steps, cut_while_it_pays, fastest, require_everywhere, run
 
 if TYPE_CHECKING:

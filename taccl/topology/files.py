@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from taccl.topology.file_schema import NicsEntry, NodeEntry, ResourceEntry, SwitchEntry, TopologyFile
+    from taccl.topology.file_schema import NicsEntry, NodeEntry, ResourceEntry, TopologyFile
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -219,7 +219,13 @@ def _from_links(file: TopologyFile, default_name: str) -> Topology:
                 sharing.append(added)
     for i, switch in enumerate(file.switch):
         check_ranks(switch.ranks, num_ranks, where=f"switch[{i}].ranks")
-        _add_switch(builder, switch)
+        if switch.has_rate:
+            check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
+            cost = LinkCost(switch.alpha_us, switch.rate(), switch.overhead_us)
+            add_crossbar(builder, switch.ranks, cost, name=switch.name, reduces=switch.reduces)
+        else:
+            links = links_among(builder.links, switch.ranks)
+            builder.add_switch(switch.name, switch.ranks, links, reduces=switch.reduces)
     links_of: dict[Ends, list[int]] = {}
     for index, built in enumerate(builder.links):
         links_of.setdefault((built.srcs, built.dsts), []).append(index)
@@ -294,16 +300,6 @@ def _node_of_rank(file: TopologyFile) -> list[int]:
         raise TopologyError(f"found {num_ranks} ranks; expected at most {MAX_RANKS}", where="ranks_per_node")
     counts = counts if len(counts) > 1 else counts * nodes
     return [node for node, count in enumerate(counts) for _ in range(count)]
-
-
-def _add_switch(builder: TopologyBuilder, switch: SwitchEntry) -> None:
-    if switch.has_rate:
-        check_num_links(len(switch.ranks) ** 2, where=f"switch {switch.name}")
-        cost = LinkCost(switch.alpha_us, switch.rate(), switch.overhead_us)
-        add_crossbar(builder, switch.ranks, cost, name=switch.name, reduces=switch.reduces)
-    else:
-        links = links_among(builder.links, switch.ranks)
-        builder.add_switch(switch.name, switch.ranks, links, reduces=switch.reduces)
 
 
 def _add_holds(

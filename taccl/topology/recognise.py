@@ -55,7 +55,8 @@ def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count]
     if sizes is not None and prod(sizes) != topology.num_ranks:
         raise TopologyError(wrong_product(sizes, topology.num_ranks), where="dimensions: sizes")
     if isinstance(topology, NamedFabric):
-        found = _of_fabric(topology)
+        axes = [each for each in topology.axes if each.size > 1]
+        found = Dimensions(tuple(axes if topology.first_is_fastest else reversed(axes)), topology)
     else:
         name = f"dimensions {sizes}"
         if name not in topology.memo:
@@ -84,12 +85,6 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
         along = digits[0][axis] != digits[1][axis]
         table[ends[0][along], digits[1][axis][along]] = links[along]
     return tables
-
-
-def _of_fabric(fabric: NamedFabric) -> Dimensions:
-    """The dimensions of a fabric, from its definition."""
-    axes = [each for each in fabric.axes if each.size > 1]
-    return Dimensions(tuple(axes if fabric.first_is_fastest else reversed(axes)), fabric)
 
 
 def _of_links(topology: Topology, sizes: Sequence[int] | None) -> Dimensions:

@@ -9,7 +9,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import ring
-from taccl.baselines.cycles import find_rings
+from taccl.baselines.ring import find_rings
 from taccl.baselines.routes import Routes
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem

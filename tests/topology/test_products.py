@@ -178,7 +178,7 @@ def test_links_along_lead_to_the_digit():
     """Of every dimension and rank, the link to each other digit is the topology's."""
     topology = parse("multidim:switch4@100,ring5@50")
     dims = dimensions(topology)
-    for axis, table in enumerate(links_along(dims, topology)):
+    for axis, table in enumerate(links_along(topology, dims)):
         for rank in range(20):
             for digit in range(dims.sizes[axis]):
                 own = dims.digits(np.array([rank]))[axis, 0]
