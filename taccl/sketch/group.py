@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
@@ -28,6 +28,7 @@ from taccl.sketch.symmetry import (
     offset_permutation,
     order,
     resource_permutation,
+    smallest_of_orbits,
 )
 
 #: Symmetries are counted up to this many, and up to so many images of ranks in all.
@@ -251,23 +252,6 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Element]:
         if is_first or not np.array_equal(finer, merged):
             merged = finer
             yield element
-
-
-def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:
-    """For every index, the smallest index in its orbit under the group that permutations generate."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    if not permutations or not size:
-        return np.arange(size)
-    rows = np.tile(np.arange(size), len(permutations))
-    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
-    count, label = connected_components(graph, directed=False)
-    smallest = np.full(count, size, dtype=np.int64)
-    np.minimum.at(smallest, label, np.arange(size))
-    orbits: NDArray[np.int64] = smallest[label]
-    return orbits
 
 
 def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
@@ -58,27 +58,33 @@ def power(permutation: Sequence[int], exponent: int) -> Permutation:
 
 def order(permutation: Sequence[int]) -> int:
     """How often the permutation must be applied to move nothing: at least once."""
-    seen: set[int] = set()
-    lengths = {1}
-    for start in range(len(permutation)):
-        here, length = start, 0
-        while here not in seen:
-            seen.add(here)
-            here, length = permutation[here], length + 1
-        lengths.add(length or 1)
-    return math.lcm(*lengths)
+    lengths = np.bincount(smallest_of_orbits([permutation], len(permutation)), minlength=1)
+    return math.lcm(*np.maximum(lengths, 1).tolist())
 
 
-def link_permutation(topology: Topology, ranks: Sequence[int]) -> Permutation | None:
+def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:
+    """For every index, the smallest index in its orbit under the group that permutations generate."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if not permutations or not size:
+        return np.arange(size)
+    rows = np.tile(np.arange(size), len(permutations))
+    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
+    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
+    count, label = connected_components(graph, directed=False)
+    smallest = np.full(count, size, dtype=np.int64)
+    np.minimum.at(smallest, label, np.arange(size))
+    orbits: NDArray[np.int64] = smallest[label]
+    return orbits
+
+
+@kept
+def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | None:
     """Where every link goes when ranks are permuted; None where the topology lacks the symmetry.
 
     Parallel links are matched so that the resources they hold map consistently too (`resource_permutation`).
     """
-    return _match_links(topology, tuple(ranks))
-
-
-@kept
-def _match_links(topology: Topology, ranks: Permutation) -> Permutation | None:
     looks = _looks(topology)
     if looks.has_single_ends:
         codes = looks.ends(np.asarray(ranks))
@@ -179,7 +185,7 @@ def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]
     return all(frozenset(ranks[r] for r in mine or ()) == theirs for mine, theirs in pairs)
 
 
-def check_topology(topology: Topology, ranks: Sequence[int], *, label: str, where: str) -> Permutation:
+def check_topology(topology: Topology, ranks: Permutation, *, label: str, where: str) -> Permutation:
     """The permutation of links that `ranks` induces; `SketchError` shows a pair of ranks if there is none."""
     links = link_permutation(topology, ranks)
     if links is not None:
