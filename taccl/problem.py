@@ -329,7 +329,13 @@ def make_problem(
         raise CollectiveError(said, where="size_bytes, chunk_bytes")
     chunks_open = isinstance(collective, str) and size_bytes is not None and chunks_per_rank is None
     chunks_open &= topology.cost_model == "physical"  # the other's costs are for one size of chunks
-    collective = _named(collective, topology, chunks_per_rank=chunks_per_rank, root=root, roots=roots)
+    options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank, "root": root, "roots": roots}
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(collective, str):
+        collective = make(collective, topology.num_ranks, **given)
+    elif given:
+        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        raise CollectiveError(said, where=next(iter(given)))
     if size_bytes is not None:
         count = collective.size_chunks or 1  # of a collective without chunks
         each = -(-size_bytes // count)
@@ -346,20 +352,6 @@ def make_problem(
     if clauses is None:
         clauses = _default_merging(topology, collective, sum(sizes))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
-
-
-def _named(collective: Collective | str, topology: Topology, **options: Any) -> Collective:
-    """The collective; where it is a name, that of all ranks of a topology, with options of its own.
-
-    Raises `CollectiveError` if a collective that is made already, or one of that name, has no such options.
-    """
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(collective, str):
-        return make(collective, topology.num_ranks, **given)
-    for name in given:
-        said = "found one beside a collective that is made already; leave it out, or name the collective"
-        raise CollectiveError(said, where=name)
-    return collective
 
 
 def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:

@@ -42,10 +42,8 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
 
     Raises
     ------
-    CollectiveError
-        If a chunk does not concern every rank, as in alltoall.
-    TopologyError
-        If no links lead from one rank to another.
+    CollectiveError, TopologyError
+        As in `ring`.
 
     References
     ----------

@@ -4,6 +4,11 @@ Its costs are per chunk and in a unit that its files do not name. Under ``cost_m
 kept, truncated as that tool truncates them, so that schedules can be compared like for like; under
 ``"physical"`` the machine that the file names takes their place.
 
+Inside a node, a send costs a whole number of the file's units, without a separate alpha; with switches,
+what a rank sends through a plane, and what it receives through it, is serialised. Between nodes there are
+only the links that the sketch asks for. Each has a fixed share of the NICs, and beyond two nodes a rank's
+remote sends, and its remote receives, are serialised.
+
 References
 ----------
 Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023, and
@@ -13,17 +18,20 @@ https://github.com/microsoft/taccl, whose INPUT_GUIDE.md describes the topology 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import permutations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from taccl.collectives import make
-from taccl.errors import SketchError, TopologyError
+from taccl.errors import InputError, SketchError, TopologyError
 from taccl.reading import parse_json, read_text
 from taccl.sketch.library import load_sketch
-from taccl.sketch.upstream_model import UpstreamModel, machine_of
+from taccl.topology.machines import SHAPES
+from taccl.topology.parts import check_num_links, check_ranks, hold_ends
+from taccl.topology.topology import Topology, TopologyBuilder
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
@@ -31,10 +39,11 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import TopologyFile
-    from taccl.topology.topology import Topology
 
 CostModel = Literal["upstream", "physical"]
 
+#: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
+_MACHINES = ("ndv2", "dgx2")
 #: What one chunk is taken to weigh where nobody says; the costs of a chunk do not depend on it.
 NOMINAL_CHUNK_BYTES = BYTES_PER_MB
 
@@ -99,7 +108,10 @@ def load_problem(
         chunk_bytes = parse_size(chunk_size, where="chunk_size")
     else:
         chunk_bytes = guide.chunk_bytes or NOMINAL_CHUNK_BYTES
-    machine = UpstreamModel(file, guide, num_nodes, chunk_bytes, _time_unit(time_unit_us)).build()
+    unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
+    if unit_us == 0:
+        raise TopologyError("found 0; expected the microseconds in a unit", where="time_unit_us")
+    machine = UpstreamModel(file, guide, num_nodes, chunk_bytes, unit_us).build()
     if size is not None:
         return guide.apply(machine, collective, size=size)
     problem = guide.apply(machine, collective, chunk_size=chunk_bytes)
@@ -123,13 +135,6 @@ def _read_topology(path: Path) -> TopologyFile:
     return topology_from_file(parse_json(read_text(path), source=str(path), exact=True), source=str(path))
 
 
-def _time_unit(time_unit_us: int | float | str | None) -> Fraction:
-    unit = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
-    if unit == 0:
-        raise TopologyError("found 0; expected the microseconds in a unit", where="time_unit_us")
-    return unit
-
-
 def _physical_problem(
     file: TopologyFile,
     guide: Sketch,
@@ -142,7 +147,7 @@ def _physical_problem(
     """The problem on the machine that the file names."""
     from taccl.topology.registry import parse
 
-    machine = machine_of(file)
+    machine = _machine_of(file)
     if not machine:
         raise TopologyError(
             f"found {file.name!r}; expected a name that starts with NDv2 or DGX2, because a physical cost "
@@ -165,3 +170,235 @@ def _physical_problem(
         "(cost_model='upstream' uses the file's)"
     )
     return replace(problem, notes=(*problem.notes, note))
+
+
+def _machine_of(file: TopologyFile) -> str:
+    """The machine that the file's name stands for; empty for none."""
+    known = _MACHINES if file.links is None else ()
+    return next((machine for machine in known if file.name.lower().startswith(machine)), "")
+
+
+class Edge(NamedTuple):
+    """A link to be, between local ranks inside a node; `plane` is the switch and its plane there."""
+
+    src: int
+    dst: int
+    alpha_us: Fraction
+    beta_us_per_mb: Fraction
+    plane: tuple[int, int] | None = None
+    name: str = ""
+
+
+def wired(
+    name: str, machine: str, *, nodes: int, size: int, inside: Sequence[Edge], across: Iterable[Edge]
+) -> Topology:
+    """Nodes with links inside each, links across, and the ports that serialise what goes over them.
+
+    A plane of a switch serialises what a rank sends through it, and what it receives; beyond two nodes its
+    remote sends are serialised, and its remote receives.
+    """
+    node_of_rank = [node for node in range(nodes) for _ in range(size)]
+    builder = TopologyBuilder(
+        f"{name} x{nodes}", node_of_rank, profile=name, machine=machine, cost_model="upstream"
+    )
+    ports: dict[str, int] = {}
+
+    def add(edge: Edge, base: int, port: str, at: str = "") -> int:
+        src, dst = base + edge.src, base + edge.dst
+        link = builder.add_link(
+            src, dst, alpha_us=edge.alpha_us, beta_us_per_mb=edge.beta_us_per_mb, name=edge.name
+        )
+        ends = [f"{port} out of rank {src}{at}", f"{port} into rank {dst}{at}"] if port else []
+        for end in ends:
+            if end not in ports:
+                ports[end] = builder.add_resource(end)
+        if ends:
+            hold_ends(builder, link, ports[ends[0]], ports[ends[1]], alpha_us=edge.alpha_us)
+        return link
+
+    for base in range(0, nodes * size, size):
+        through: dict[tuple[int, int], list[int]] = {}
+        for edge in inside:
+            if edge.plane is None:
+                add(edge, base, "")
+                continue
+            at = f" at plane {edge.plane[1]} of switch {edge.plane[0]}"
+            through.setdefault(edge.plane, []).append(add(edge, base, "port", at))
+        for (switch, plane), links in through.items():
+            ranks = {rank for e in links for rank in (builder.links[e].src, builder.links[e].dst)}
+            builder.add_switch(
+                f"plane {plane} of switch {switch} of node {base // size}", sorted(ranks), links
+            )
+    for edge in across:
+        add(edge, 0, "remote port" if nodes > 2 else "")
+    return builder.build()
+
+
+def planes_between(
+    switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str], error: type[InputError]
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """The switch between two local ranks, and its number of planes, from the ranks and planes of each."""
+    joined: dict[tuple[int, int], tuple[int, int]] = {}
+    for switch, (ranks, num_planes) in enumerate(switches):
+        for rank in ranks:
+            if (rank, rank) in joined:
+                raise error(
+                    f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
+                    "correct the lists",
+                    where=where(switch),
+                )
+        joined |= {(src, dst): (switch, num_planes) for src in ranks for dst in ranks}
+    return joined
+
+
+@dataclass(frozen=True)
+class UpstreamModel:
+    """The published tool's model of a topology file, whose costs are for `chunk_bytes`, and a sketch."""
+
+    file: TopologyFile
+    sketch: Sketch
+    nodes: int
+    chunk_bytes: int
+    time_unit_us: Fraction
+
+    def build(self) -> Topology:
+        """Links inside nodes, links that the sketch asks for between nodes, and the ports they hold."""
+        file = self.file
+        machine = _machine_of(file)
+        if machine and file.gpus_per_node != SHAPES[machine].ranks_per_node:
+            raise TopologyError(
+                f"found {file.gpus_per_node}; expected {SHAPES[machine].ranks_per_node}, as {machine} has; "
+                "correct it",
+                where=file.where("gpus_per_node"),
+            )
+        self._check_size()
+        inside, across = self._inside(), self._across() if self.nodes > 1 else []
+        return wired(
+            file.name, machine, nodes=self.nodes, size=file.gpus_per_node, inside=inside, across=across
+        )
+
+    def _check_size(self) -> None:
+        """Raise `TopologyError` for a topology that memory could not hold."""
+        size = self.file.gpus_per_node
+        parallel = max((max(row) for row in self.file.links), default=1) if self.file.links else 1
+        planes = max((switch.planes or 1 for switch in self.sketch.switch), default=1)
+        num_links = size**2 * self.nodes * (parallel * planes + self.nodes - 1)
+        check_num_links(num_links, where=self.file.where("gpus_per_node"))
+
+    def _per_mb(self, cost_of_chunk: int, field: str) -> Fraction:
+        """Microseconds per MB of a link over which a chunk costs so many of the file's units."""
+        if cost_of_chunk <= 0:
+            raise TopologyError(
+                "the published tool truncates costs to whole units, which leaves 0 for a chunk; expected at "
+                "least 1; multiply every cost in the file by one factor, and divide time_unit_us by it",
+                where=self.file.where(field),
+            )
+        return cost_of_chunk * self.time_unit_us * Fraction(BYTES_PER_MB, self.chunk_bytes)
+
+    def _node_links(self) -> list[tuple[int, int, int, Fraction, Fraction]]:
+        """Links inside a node: source, destination, how many in parallel, beta, and alpha + beta."""
+        file = self.file
+        ranks = range(file.gpus_per_node)
+        if file.links is not None and file.betas is not None and file.invbws is not None:
+            return [
+                (src, dst, file.links[dst][src], file.betas[dst][src], file.invbws[dst][src])
+                for src, dst in permutations(ranks, 2) if file.links[dst][src]
+            ]  # fmt: skip
+        betas, totals = file.node_betas_list or (), file.node_invbws_list or ()
+        shape = SHAPES.get(_machine_of(file))
+        nvlinks = shape.pairs if shape else {}
+        expected, rule = 1, " (two for a name that starts with NDv2)"
+        if nvlinks:
+            expected, rule = 2, ": a double NVLink, then a single one"
+        for field, found in (("node_betas_list", betas), ("node_invbws_list", totals)):
+            if len(found) != expected:
+                raise TopologyError(
+                    f"found {len(found)} entries; expected {expected}{rule}; correct the list",
+                    where=file.where(field),
+                )
+        if not nvlinks:
+            return [(src, dst, 1, betas[0], totals[0]) for src, dst in permutations(ranks, 2)]
+        return [
+            (src, dst, 1, betas[2 - count], totals[2 - count])
+            for (a, b), count in sorted(nvlinks.items()) for src, dst in ((a, b), (b, a))
+        ]  # fmt: skip
+
+    def _inside(self) -> list[Edge]:
+        """Links inside a node; of those through a switch each plane has its own."""
+        switches = [(switch.ranks, switch.planes or 1) for switch in self.sketch.switch]
+        for index, (ranks, _) in enumerate(switches):
+            self._check_local(ranks, self._where_of_switch(index))
+        planes = planes_between(switches, where=self._where_of_switch, error=SketchError)
+        edges = []
+        for src, dst, parallel, beta, total in self._node_links():
+            switch, num_planes = planes.get((src, dst), (None, 1))
+            # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
+            cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
+            per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
+            for plane, _ in product(range(num_planes), range(parallel)):
+                through = None if switch is None else (switch, plane)
+                name = f"plane {plane}" if num_planes > 1 else ""
+                edges.append(Edge(src, dst, Fraction(0), per_mb, through, name))
+        return edges
+
+    def _where_of_switch(self, index: int) -> str:
+        return self.sketch.where(f"switch[{index}].ranks")
+
+    def _check_local(self, ranks: Iterable[int], where: str) -> None:
+        of = f"{self.file.name} has local ranks"
+        check_ranks(ranks, self.file.gpus_per_node, where=where, error=SketchError, of=of)
+
+    def _across(self) -> list[Edge]:
+        """The sketch's connections for every ordered pair of nodes, with the NICs split evenly."""
+        file = self.file
+        connections = self._connections()
+        if file.remote_alpha is None or file.remote_beta is None:
+            missing = "remote_alpha" if file.remote_alpha is None else "remote_beta"
+            raise TopologyError(
+                f"found nothing; expected a cost, because the sketch has {self.nodes} nodes; add it",
+                where=file.where(missing),
+            )
+        shape = SHAPES.get(_machine_of(file))
+        nics = shape.ranks_per_node // shape.ranks_per_nic if shape else file.nics_per_node
+        if nics is None or nics < 1:
+            raise TopologyError(
+                f"found {nics or 'nothing'}; expected the number of NICs, because the sketch has "
+                f"{self.nodes} nodes; add it",
+                where=file.where("nics_per_node"),
+            )
+        num_links = sum(len(receivers) for receivers in connections.values())
+        per_mb = self._per_mb(int(file.remote_beta * num_links / nics), "remote_beta")
+        alpha_us = file.remote_alpha * self.time_unit_us
+        size = file.gpus_per_node
+        pairs = [(sender, receiver) for sender, receivers in connections.items() for receiver in receivers]
+        return [
+            Edge(here * size + sender, there * size + receiver, alpha_us, per_mb)
+            for (here, there), (sender, receiver) in product(permutations(range(self.nodes), 2), pairs)
+        ]
+
+    def _connections(self) -> dict[int, tuple[int, ...]]:
+        """Receivers of every sending local rank."""
+        size = self.file.gpus_per_node
+        internode = self.sketch.internode
+        if internode is None:
+            raise SketchError(
+                f"found nothing; expected connections between nodes, because the sketch has {self.nodes} "
+                "nodes; add them",
+                where=self.sketch.where("internode"),
+            )
+        connections: Any = internode.connections
+        if connections == "direct-map":
+            return {rank: (rank,) for rank in range(size)}
+        if connections in (None, "fully-connected"):
+            return {rank: tuple(range(size)) for rank in range(size)}
+        where = self.sketch.where("internode.connections")
+        for sender, receivers in connections.items():
+            self._check_local((sender, *receivers), where)
+        fanouts = sorted({len(receivers) for receivers in connections.values()})
+        if len(fanouts) > 1:
+            raise SketchError(
+                f"found senders with {fanouts[0]} and with {fanouts[-1]} receivers; expected equally many "
+                "under the upstream cost model; correct the connections",
+                where=where,
+            )
+        return dict(connections)

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.errors import FormatError, InputError
-from taccl.sketch.upstream_model import Edge, planes_between, wired
+from taccl.sketch.upstream import Edge, planes_between, wired
 from taccl.topology.parts import check_num_links
 from taccl.units import BYTES_PER_MB
 
