@@ -29,9 +29,11 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 class Timeline(NamedTuple):
     """Sends, in order of start, and what happens next; all of it is used up."""
 
-    sent_chunk: NDArray[Any]
+    sent_chunk: NDArray[
+        np.uint16
+    ]  # one word or two in a row, as kernels are compiled for both widths at once
     sent_link: Int32s  # by index of the topology
-    sent_start: Int32s  # ticks as one word or two in a row, so that kernels are compiled for both at once
+    sent_start: Int32s  # ticks, also in words
     link_free: Ints  # when, by slot
     resource_free: Ints
     event_time: Ints  # a heap
@@ -61,10 +63,11 @@ def run_events(
     room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
     while True:
         num_sends, kernel = begin()
-        start = room_for(num_sends, start_type, limits.spill_dir)
+        types = (chunk_type, np.int32, start_type)
+        chunk, link, start = (room_for(num_sends, dtype, limits.spill_dir) for dtype in types)
         s = Timeline(
-            sent_chunk=room_for(num_sends, chunk_type, limits.spill_dir),
-            sent_link=room_for(num_sends, np.int32, limits.spill_dir),
+            sent_chunk=chunk.view(np.uint16).reshape(num_sends, chunk.itemsize // 2),
+            sent_link=link,
             sent_start=start.view(np.int32).reshape(num_sends, start.itemsize // 4),
             link_free=np.zeros(fabric.num_slots, np.int64),
             resource_free=np.zeros(fabric.num_resources, np.int64),
@@ -81,7 +84,7 @@ def run_events(
         elif finish == HEAP_FULL:
             room *= 4
         else:
-            return Sends(s.sent_chunk, s.sent_link, start, finish)
+            return Sends(chunk, link, start, finish)
 
 
 # In all below: e slot, c chunk, h hold, g group of slots.
@@ -117,11 +120,11 @@ def start_send(
     num_groups = len(fabric.group_lead)
     row = s.scalar[NUM_SENT]
     s.scalar[NUM_SENT] = row + 1
-    s.sent_chunk[row] = c
     s.sent_link[row] = fabric.link[e]
-    s.sent_start[row, 0] = time  # the low word first, as on all machines that numba compiles for
-    if s.sent_start.shape[1] > 1:
-        s.sent_start[row, 1] = time >> 32
+    for i in range(s.sent_chunk.shape[1]):  # the low word first, as on all machines that numba compiles for
+        s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
+    for i in range(s.sent_start.shape[1]):
+        s.sent_start[row, i] = time >> 32 * i
     took = fabric.alpha[e] + size * fabric.beta[e]
     own = fabric.own_alpha[e] + size * fabric.own_beta[e]
     s.scalar[FINISH] = max(s.scalar[FINISH], time + took)

@@ -57,12 +57,15 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
     finish = int(send_in_order(fabric, hops, order, start))
     order = np.argsort(start, kind="stable")
-    return Sends(
-        _column(hops.chunk[order], demand.chunk_type, limits),
-        _column(fabric.link[hops.slot[order]], np.int32, limits),
-        _column(start[order], np.int32 if finish <= np.iinfo(np.int32).max else np.int64, limits),
-        finish,
-    )
+
+    def column(values: NDArray[Any], dtype: type[np.integer[Any]]) -> NDArray[Any]:
+        room = room_for(len(order), dtype, limits.spill_dir)
+        room[:] = values[order]
+        return room
+
+    start_type = np.int32 if finish <= np.iinfo(np.int32).max else np.int64
+    link = column(fabric.link[hops.slot], np.int32)
+    return Sends(column(hops.chunk, demand.chunk_type), link, column(start, start_type), finish)
 
 
 def send_along_trees(
@@ -145,10 +148,8 @@ def _send(
     num_hops, deadline = len(routes.slot), limits.deadline
     sending, ordering = sending_ns(fabric, num_hops, limits), limits.parameters.router.order_ns * num_hops
     signal = np.zeros(2, np.int64)
-    with (
-        counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending),
-        deadline.stopping(signal),
-    ):
+    under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
+    with under_way, deadline.stopping(signal):
         steps = _steps(fabric, demand) if in_step else None
         hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
     if signal[0]:
@@ -156,48 +157,25 @@ def _send(
     found = run_events(
         lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
         fabric, limits, limit, steps=sending,
-        doing="queueing sends", chunk_type=np.int32, least_ticks=routes.peak_ticks,
+        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks,
     )  # fmt: skip
-    if found.finish_ticks < 0:
-        return None
-    return replace(found, chunk=_column(found.chunk, demand.chunk_type, limits))
-
-
-def _column(values: NDArray[Any], dtype: type[np.integer[Any]], limits: Limits) -> NDArray[Any]:
-    """Values as a column of the answer."""
-    if values.dtype == dtype:
-        return values
-    room = room_for(len(values), dtype, limits.spill_dir)
-    room[:] = values
-    return room
+    return found if found.finish_ticks >= 0 else None
 
 
 def _make_hops(
-    fabric: Fabric,
-    units: Ints,
-    routes: Routes,
-    seed: int,
-    signal: Ints,
-    steps: Ints | None = None,
+    fabric: Fabric, units: Ints, routes: Routes, seed: int, signal: Ints, steps: Ints | None = None
 ) -> Hops:
     """The hops, those of chunks that still have far to go first; ties as the seed has it, or by steps.
 
     They are of no use once `signal` has stopped it.
     """
-    num_chunks = len(routes.hop_of) - 1
-    chunk = np.repeat(np.arange(num_chunks, dtype=np.int32), np.diff(routes.hop_of))
+    chunk = np.repeat(np.arange(len(units), dtype=np.int32), np.diff(routes.hop_of))
     count = len(chunk)
-    took = fabric.beta[routes.slot]
+    took = fabric.beta[routes.slot]  # these are long: what can be is done in place
     took *= units[chunk]
     took += fabric.alpha[routes.slot]
-    least = int(took.min(initial=1))
-    key: NDArray[np.float64]
-    if steps is not None:
-        key = steps[chunk].astype(np.float64)
-        key *= 0.3 * least / fabric.num_ranks
-    else:
-        key = np.random.default_rng(seed).random(count)
-        key *= 0.3 * least
+    key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
+    key *= 0.3 * int(took.min(initial=1)) / (1 if steps is None else fabric.num_ranks)
     is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int32), np.zeros(count, np.int32)
     hops = Hops(units, routes.slot, chunk, is_first, next_of, next_end, key)
     join_hops(fabric, routes.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took, signal)
@@ -222,10 +200,9 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
 
 
 def _steps(fabric: Fabric, demand: Demand) -> Ints:
-    """Of every chunk, how far its target is ahead of where it starts, (num_chunks,).
+    """How far every chunk's target is ahead of where it starts.
 
-    As in a pairwise exchange, every rank serves first the one after it, then the next, so that no two serve
-    the same.
+    As in a pairwise exchange, every rank serves first the one after it, then the next: no two serve the same.
     """
     assert demand.target is not None, "chunks go to one rank each"
     ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]
