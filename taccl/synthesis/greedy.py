@@ -80,32 +80,29 @@ def list_schedule(
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    machine = _Machine(orbits, priorities, limit_ticks)
-    found = machine.run(deadline)
     # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
     # own chunks go first, one that was thought to come by another way may be too late for its own link. Where
     # paths are limited, a chunk may come to a rank by too many links to be sent on: by the fewest it cannot.
-    tries = [(True, False, False), (False, True, False), (False, False, False)]
-    for again, detours, fewest in [*tries, (False, True, True)] if orbits.hops is not None else tries:
-        if found is None and machine.missing and limit_ticks is None:
-            another = _Machine(orbits, priorities, None, enter_once=again, detours=detours, fewest=fewest)
-            found = another.run(deadline)
-    return found
+    tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]
+    if orbits.hops is not None:
+        tries.append((False, True, True))
+    for enter_once, detours, fewest in tries:
+        machine = _Machine(
+            orbits, priorities, limit_ticks, enter_once=enter_once, detours=detours, fewest=fewest
+        )
+        found = machine.run(deadline)
+        if found is not None or limit_ticks is not None:
+            return found
+    return None
 
 
 class _Machine:
     """The state of one run."""
 
     def __init__(
-        self,
-        orbits: Orbits,
-        priorities: Sequence[float],
-        limit_ticks: int | None,
-        *,
-        enter_once: bool = True,
-        detours: bool = True,
-        fewest: bool = False,
-    ) -> None:
+        self, orbits: Orbits, priorities: Sequence[float], limit_ticks: int | None,
+        *, enter_once: bool, detours: bool, fewest: bool,
+    ) -> None:  # fmt: skip
         self.orbits, self.priorities, self.limit = orbits, priorities, limit_ticks
         self.enter_once, self.detours = enter_once, detours
         self.entered = [False] * orbits.num_entries
@@ -147,10 +144,12 @@ class _Machine:
         while self.missing:
             deadline.check()
             self._start(time, dirty, force=False)
+            if self.missing and not self.under_way:
+                self._start(time, set(range(len(orbits.link_rep))), force=True)
+            if self.limit is not None and self.finish >= self.limit:
+                return None
             if not self.missing:
                 break
-            if not self.under_way:
-                self._start(time, set(range(len(orbits.link_rep))), force=True)
             if not self.events:
                 return None
             time, dirty = self.events[0][0], set()
@@ -164,10 +163,7 @@ class _Machine:
                     dirty.add(what)
                 else:
                     self.under_way -= 1
-            if self.limit is not None and self.finish >= self.limit:
-                return None
-        is_late = self.limit is not None and self.finish >= self.limit
-        return None if is_late else ListSchedule(tuple(self.sends), self.finish)
+        return ListSchedule(tuple(self.sends), self.finish)
 
     def _arrive(self, place: int, dirty: set[int]) -> None:
         """The chunk is here: its moves may go once all their sources are."""
@@ -298,10 +294,8 @@ class _Machine:
 
 
 def _stays(orbits: Orbits, m: int) -> bool:
-    """Whether the move would take a chunk away from its only destination, where it came to stay."""
+    """Whether the move would take a chunk with one destination away from there, where it came to stay."""
     move = orbits.moves[m]
-    if not orbits.single_path[move.chunk]:
-        return False
     # A derived chunk shares its place with the one that it is made from, and goes on from there.
     shared = bool(orbits.problem.collective.derivations)
     ends = [orbits.places[p] for p in move.srcs if not shared or orbits.places[p].chunk == move.chunk]

@@ -12,22 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import (
-    FINISH,
-    HEAP_FULL,
-    NUM_ACTIVE,
-    NUM_EVENTS,
-    OVER_LIMIT,
-    SIGNAL,
-    STOPPED,
-    Timeline,
-    has_room,
-    is_free,
-    next_event,
-    pop,
-    push,
-    start_send,
-)
+from taccl.synthesis.heuristic import events
 
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Bools, Fabric, Floats, Int32s, Ints
@@ -62,7 +47,7 @@ class Queues(NamedTuple):
 
 
 @compiled
-def send_along(fabric: Fabric, hops: Hops, s: Queues, now: Timeline, limit: int) -> int:
+def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limit: int) -> int:
     """Find a start for every hop; the finish in ticks, or why there is none.
 
     - `limit`: Give up once the finish passes it, which the column of starts must have room for.
@@ -77,32 +62,32 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: Timeline, limit: int)
         if hops.is_first[t]:
             _wait(fabric, hops, s, now, t, time)
     while True:
-        if not has_room(fabric, now):
-            return HEAP_FULL
-        while now.scalar[NUM_ACTIVE]:
-            e = pop(s.asked_key, s.asked, now.scalar[NUM_ACTIVE])
-            now.scalar[NUM_ACTIVE] -= 1
+        if not events.has_room(fabric, now):
+            return events.HEAP_FULL
+        while now.scalar[events.NUM_ACTIVE]:
+            e = events.pop(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE])
+            now.scalar[events.NUM_ACTIVE] -= 1
             s.is_asked[e] = False
             base = s.queue_of[e]
             t = int(np.int64(s.queue_hop[base]))
             c = int(np.int64(hops.chunk[t]))
             size = hops.units[c]
-            if now.link_free[e] > time or not is_free(fabric, now, e, size, time):
+            if now.link_free[e] > time or not events.is_free(fabric, now, e, size, time):
                 continue
-            pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
+            events.pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
             s.queue_size[e] -= 1
             arrival = t if hops.next_of[t] < hops.next_end[t] else -1
-            start_send(fabric, now, e, c, size, time, arrival, False)
+            events.start_send(fabric, now, e, c, size, time, arrival, False)
             for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
                 s.resource_left[fabric.hold_resource[h]] -= fabric.hold_alpha[h] + size * fabric.hold_beta[h]
-        if now.scalar[FINISH] > limit:
-            return OVER_LIMIT
-        if not now.scalar[NUM_EVENTS]:
+        if now.scalar[events.FINISH] > limit:
+            return events.OVER_LIMIT
+        if not now.scalar[events.NUM_EVENTS]:
             break
-        if now.scalar[SIGNAL]:
-            return STOPPED
+        if now.scalar[events.SIGNAL]:
+            return events.STOPPED
         time = now.event_time[0]
-        what = next_event(now, time)
+        what = events.next_event(now, time)
         while what >= 0:
             if what < num_groups:
                 for i in range(fabric.group_of[what], fabric.group_of[what + 1]):
@@ -113,8 +98,8 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: Timeline, limit: int)
                 t = what - num_groups - num_slots
                 for after in range(hops.next_of[t], hops.next_end[t]):
                     _wait(fabric, hops, s, now, int(np.int64(after)), time)
-            what = next_event(now, time)
-    return int(now.scalar[FINISH])
+            what = events.next_event(now, time)
+    return int(now.scalar[events.FINISH])
 
 
 @compiled(allocates=True)
@@ -178,27 +163,27 @@ def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, 
 
 
 @inner
-def _wait(fabric: Fabric, hops: Hops, s: Queues, now: Timeline, t: int, time: int) -> None:
+def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, time: int) -> None:
     """Put a hop into the queue of its link."""
     e = int(np.int64(hops.slot[t]))
     base = s.queue_of[e]
-    push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
+    events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
     s.queue_size[e] += 1
     _ask(fabric, hops, s, now, e, time)
 
 
 @inner
-def _ask(fabric: Fabric, hops: Hops, s: Queues, now: Timeline, e: int, time: int) -> None:
+def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> None:
     """Have a link asked, if the first in its queue can start now."""
     if s.is_asked[e] or not s.queue_size[e] or now.link_free[e] > time:
         return
     t = s.queue_hop[s.queue_of[e]]
-    if not is_free(fabric, now, e, hops.units[hops.chunk[t]], time):
+    if not events.is_free(fabric, now, e, hops.units[hops.chunk[t]], time):
         return
     urgency = 0
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         urgency += s.resource_left[fabric.hold_resource[h]]
     key = hops.key[t] - urgency
     s.is_asked[e] = True
-    push(s.asked_key, s.asked, now.scalar[NUM_ACTIVE], key, e)
-    now.scalar[NUM_ACTIVE] += 1
+    events.push(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE], key, e)
+    now.scalar[events.NUM_ACTIVE] += 1

@@ -7,7 +7,7 @@ import numpy as np
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, State, Work, draw, reaches
-from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, earliest, latest
+from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, nearest
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -177,9 +177,9 @@ def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
     at = room.when[tail]
     took = arcs.alpha[e] + units * arcs.beta[e]
     if k == 0:
-        when = earliest(arcs, now.calendar, e, units, at, False) + took
+        when = nearest(arcs, now.calendar, e, units, at, False, False) + took
     else:
-        when = took - latest(arcs, now.calendar, e, units, -at)
+        when = -nearest(arcs, now.calendar, e, units, -at - took, False, True)
     joined = NONE
     if arcs.may_merge[e] and arcs.most_merged > 1:
         m = room.first[a]

@@ -18,21 +18,13 @@ from taccl.synthesis.heuristic.events import STUCK, Timeline, run_events
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queues import send_along_trees, send_queued, travel_ticks
 from taccl.synthesis.heuristic.router import find_trees, search_steps
-from taccl.synthesis.heuristic.spreading_kernel import (
-    FEWEST_FIRST,
-    IN_TURN,
-    State,
-    mark_needed,
-    spread_chunks,
-)
+from taccl.synthesis.heuristic.spreading_kernel import State, mark_needed, spread_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taccl.synthesis.heuristic.fabric import Bytes, Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
-
-_ORDERS = {"fewest-first": FEWEST_FIRST, "in-turn": IN_TURN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +112,7 @@ def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits)
     def begin() -> tuple[int, Callable[[Timeline, int], int]]:
         nonlocal state
         state = _make_state(fabric, demand, rule, limits.seed)
-        kernel = partial(spread_chunks, fabric, state, _ORDERS[rule.order], rule.theta)
+        kernel = partial(spread_chunks, fabric, state, rule.order == "in-turn", rule.theta)
         return int(state.missing.sum()), kernel
 
     found = run_events(begin, fabric, limits, limit, doing="spreading chunks", chunk_type=demand.chunk_type)

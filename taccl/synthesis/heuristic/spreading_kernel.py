@@ -23,29 +23,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.events import (
-    FINISH,
-    HEAP_FULL,
-    NUM_ACTIVE,
-    NUM_EVENTS,
-    OVER_LIMIT,
-    SIGNAL,
-    STOPPED,
-    STUCK,
-    Timeline,
-    has_room,
-    is_free,
-    next_event,
-    start_send,
-)
+from taccl.synthesis.heuristic import events
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.synthesis.heuristic.fabric import Bools, Bytes, Fabric, Ints
-
-#: In which order a rank asks the links into it: by how few chunks they have left to offer, or in turn.
-FEWEST_FIRST, IN_TURN = 0, 1
 
 _LONGEST_SORTED = 16
 _CHUNK_BITS = 32
@@ -82,10 +65,12 @@ class State(NamedTuple):
 
 
 @compiled
-def spread_chunks(fabric: Fabric, s: State, order: int, theta: float, now: Timeline, limit: int) -> int:
+def spread_chunks(
+    fabric: Fabric, s: State, in_turn: bool, theta: float, now: events.Timeline, limit: int
+) -> int:
     """Spread every chunk to the ranks that want it; the finish in ticks, or why there is none.
 
-    - `order`: How a rank orders the links into it.
+    - `in_turn`: Whether a rank asks the links into it in turn, or first those with the fewest to offer.
     - `theta`: A slow link brings a rank a chunk that its component has only if the rank is more than theta
       slow sends behind its component.
     - `limit`: Give up once time passes it.
@@ -93,18 +78,18 @@ def spread_chunks(fabric: Fabric, s: State, order: int, theta: float, now: Timel
     num_ranks = len(fabric.into) - 1
     tiered = s.held.shape[0] > 1
     left = s.missing.sum()
-    now.scalar[NUM_ACTIVE] = num_ranks
+    now.scalar[events.NUM_ACTIVE] = num_ranks
     time = 0
     forced = False
     while left > 0:
-        if now.scalar[SIGNAL]:
-            return STOPPED
-        if not has_room(fabric, now):
-            return HEAP_FULL
+        if now.scalar[events.SIGNAL]:
+            return events.STOPPED
+        if not events.has_room(fabric, now):
+            return events.HEAP_FULL
         for sweep in range(2 if tiered and not forced else 1):
             if len(s.copies):
                 _neediest_first(s, now)
-            for i in range(now.scalar[NUM_ACTIVE]):
+            for i in range(now.scalar[events.NUM_ACTIVE]):
                 d = s.active[i]
                 if s.missing[d] == 0:
                     continue
@@ -118,40 +103,40 @@ def spread_chunks(fabric: Fabric, s: State, order: int, theta: float, now: Timel
                         begin -= 1
                     if sweep == 1 and k == 0:
                         continue
-                    asked = _ask(fabric, s, now, begin, end, order, time, forced or sweep == 1)
+                    asked = _ask(fabric, s, now, begin, end, in_turn, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
                         if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta):
                             continue
                         c = _find(fabric, s, e, d, k, sweep == 0 and k > 0 and not forced)
-                        if c >= 0 and is_free(fabric, now, e, s.units[c], time):
+                        if c >= 0 and events.is_free(fabric, now, e, s.units[c], time):
                             _claim(fabric, s, d, c)
-                            start_send(fabric, now, e, c, s.units[c], time, e << _CHUNK_BITS | c, True)
+                            events.start_send(fabric, now, e, c, s.units[c], time, e << _CHUNK_BITS | c, True)
                             left -= 1
-                            if order == IN_TURN:
+                            if in_turn:
                                 s.turn[begin] = e - begin + 1
         if left == 0:
             break
-        for i in range(now.scalar[NUM_ACTIVE]):
+        for i in range(now.scalar[events.NUM_ACTIVE]):
             s.is_active[s.active[i]] = False
-        now.scalar[NUM_ACTIVE] = 0
-        if not now.scalar[NUM_EVENTS]:
+        now.scalar[events.NUM_ACTIVE] = 0
+        if not now.scalar[events.NUM_EVENTS]:
             # Nothing is under way: whatever is missing must come against the rules, or cannot come.
             if forced:
-                return STUCK
+                return events.STUCK
             forced = True
             for d in range(num_ranks):
                 _look_at(s, now, d)
             continue
         time = now.event_time[0]
         if time > limit:
-            return OVER_LIMIT
+            return events.OVER_LIMIT
         forced = False
-        event = next_event(now, time)
+        event = events.next_event(now, time)
         while event >= 0:
             _happen(fabric, s, now, event, time)
-            event = next_event(now, time)
-    return int(now.scalar[FINISH])
+            event = events.next_event(now, time)
+    return int(now.scalar[events.FINISH])
 
 
 @compiled
@@ -170,17 +155,24 @@ def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: 
 
 
 @inner
-def _look_at(s: State, now: Timeline, d: int) -> None:
+def _look_at(s: State, now: events.Timeline, d: int) -> None:
     """Put a rank on the list of those with links to look at."""
     if not s.is_active[d]:
         s.is_active[d] = True
-        s.active[now.scalar[NUM_ACTIVE]] = d
-        now.scalar[NUM_ACTIVE] += 1
+        s.active[now.scalar[events.NUM_ACTIVE]] = d
+        now.scalar[events.NUM_ACTIVE] += 1
 
 
 @inner
 def _ask(
-    fabric: Fabric, s: State, now: Timeline, begin: int, end: int, order: int, time: int, every: bool
+    fabric: Fabric,
+    s: State,
+    now: events.Timeline,
+    begin: int,
+    end: int,
+    in_turn: bool,
+    time: int,
+    every: bool,
 ) -> int:
     """Put the links to ask of ``begin:end`` into the queue, in order; how many."""
     width = end - begin
@@ -194,7 +186,7 @@ def _ask(
             s.queue[asked] = e
             asked += 1
         s.armed[e] = False
-    if order == FEWEST_FIRST:
+    if not in_turn:
         s.turn[begin] += 1
         for j in range(1, asked if asked <= _LONGEST_SORTED else 0):
             e = s.queue[j]
@@ -211,9 +203,9 @@ def _ask(
 
 
 @inner
-def _neediest_first(s: State, now: Timeline) -> None:
+def _neediest_first(s: State, now: events.Timeline) -> None:
     """Put those that miss the most first among the ranks with links to look at."""
-    for i in range(1, now.scalar[NUM_ACTIVE]):
+    for i in range(1, now.scalar[events.NUM_ACTIVE]):
         d = s.active[i]
         j = i
         while j > 0 and s.missing[s.active[j - 1]] < s.missing[d]:
@@ -295,7 +287,7 @@ def _claim(fabric: Fabric, s: State, d: int, c: int) -> None:
 
 
 @inner
-def _happen(fabric: Fabric, s: State, now: Timeline, event: int, time: int) -> None:
+def _happen(fabric: Fabric, s: State, now: events.Timeline, event: int, time: int) -> None:
     """One event: a resource is free, a link is, or a chunk arrives."""
     num_groups = len(fabric.group_lead)
     if event < num_groups:
@@ -317,7 +309,7 @@ def _happen(fabric: Fabric, s: State, now: Timeline, event: int, time: int) -> N
 
 
 @inner
-def _may_start(fabric: Fabric, now: Timeline, e: int, time: int) -> bool:
+def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
     """Whether no shared resource of a link is surely held; if one is, its release will wake the link."""
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:
@@ -326,7 +318,7 @@ def _may_start(fabric: Fabric, now: Timeline, e: int, time: int) -> bool:
 
 
 @inner
-def _arm(fabric: Fabric, s: State, now: Timeline, e: int, time: int) -> None:
+def _arm(fabric: Fabric, s: State, now: events.Timeline, e: int, time: int) -> None:
     """Have a link looked at, if it is free and its destination misses anything."""
     if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
         s.armed[e] = True

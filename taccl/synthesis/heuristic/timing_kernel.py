@@ -41,7 +41,7 @@ def book_anew(w: Work, now: State, m: int) -> None:
     """Enter a send that carries more or less than before; note if that needs all to be timed again."""
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
-    fits = earliest(arcs, now.calendar, e, now.units[m], now.start[m], False) == now.start[m]
+    fits = nearest(arcs, now.calendar, e, now.units[m], now.start[m], False, False) == now.start[m]
     for j in range(now.carries[m]):
         t = now.member[m, j]
         for r in range(arcs.num_ranks):
@@ -81,8 +81,10 @@ def charge(arcs: Arcs, now: State, e: int, units: int, sign: int) -> None:
 
 
 @inner
-def earliest(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mirrored: bool) -> int:
-    """The earliest start from `start` on at which all that a send holds is free for it."""
+def nearest(
+    arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mirrored: bool, backwards: bool
+) -> int:
+    """The first start from a moment on, or the last up to it, at which all that a send holds is free."""
     took = arcs.alpha[e] + units * arcs.beta[e]
     first, last = arcs.hold_of[e], arcs.hold_of[e + 1]
     fits = 0
@@ -93,13 +95,18 @@ def earliest(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mir
         lead = max(took - length, 0) if arcs.receives[h] != mirrored else 0
         begin = start + lead
         row = calendar.row_of[q]
-        high = row + calendar.size[q]
-        if high > row and calendar.end[high - 1] > begin:
-            low = first_from(calendar.end, row, high, begin + 1)
-            while low < high and calendar.begin[low] < begin + length:
-                begin = max(begin, calendar.end[low])
-                low += 1
-        if begin > start + lead:
+        top = row + calendar.size[q]
+        if backwards:
+            i = first_from(calendar.begin, row, top, begin + length) - 1
+            while i >= row and calendar.end[i] > begin:
+                begin = min(begin, calendar.begin[i] - length)
+                i -= 1
+        elif top > row and calendar.end[top - 1] > begin:
+            i = first_from(calendar.end, row, top, begin + 1)
+            while i < top and calendar.begin[i] < begin + length:
+                begin = max(begin, calendar.end[i])
+                i += 1
+        if begin != start + lead:
             start = begin - lead
             fits = 0
         fits += 1
@@ -107,34 +114,6 @@ def earliest(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, mir
         if h == last:
             h = first
     return start
-
-
-@inner
-def latest(arcs: Arcs, calendar: Calendar, e: int, units: int, end: int) -> int:
-    """The latest end up to `end` of a send for which all that it holds is free."""
-    took = arcs.alpha[e] + units * arcs.beta[e]
-    start = end - took
-    first, last = arcs.hold_of[e], arcs.hold_of[e + 1]
-    fits = 0
-    h = first
-    while fits < last - first:
-        q = arcs.resource[h]
-        length = arcs.hold_alpha[h] + units * arcs.hold_beta[h]
-        lead = max(took - length, 0) if arcs.receives[h] else 0
-        begin = start + lead
-        row = calendar.row_of[q]
-        i = first_from(calendar.begin, row, row + calendar.size[q], begin + length) - 1
-        while i >= row and calendar.end[i] > begin:
-            begin = min(begin, calendar.begin[i] - length)
-            i -= 1
-        if begin < start + lead:
-            start = begin - lead
-            fits = 0
-        fits += 1
-        h += 1
-        if h == last:
-            h = first
-    return int(start + took)
 
 
 @inner
@@ -238,7 +217,7 @@ def _place(w: Work, now: State, mirrored: bool) -> None:
                     r = arcs.head[x]
                     if now.way[t, r] == e:
                         begin = max(begin, room.ready[t, r])
-        start = earliest(arcs, calendar, e, now.units[m], begin, mirrored)
+        start = nearest(arcs, calendar, e, now.units[m], begin, mirrored, False)
         book(arcs, calendar, e, now.units[m], start, m, mirrored)
         end = start + arcs.alpha[e] + now.units[m] * arcs.beta[e]
         now.start[m], now.end[m] = start, end
