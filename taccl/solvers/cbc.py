@@ -16,15 +16,13 @@ import subprocess
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.solvers.child import Control
 from taccl.solvers.highs import highs_with
 from taccl.solvers.model import LinearModel
-
-if TYPE_CHECKING:
-    from taccl.solvers.child import Control
 
 LIBRARIES = ("highspy",)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.solvers.child import Control
 from taccl.solvers.model import LinearModel
 from taccl.solvers.scaling import HORIZON, NotScalableError, WholeModel, to_whole_numbers
-
-if TYPE_CHECKING:
-    from taccl.solvers.child import Control
 
 LIBRARIES = ("ortools.sat.python.cp_model",)
 

@@ -143,8 +143,8 @@ class MilpModel:
         upper: float = math.inf,
         *,
         tag: str,
-    ) -> int:
-        """The number of a new row ``lower <= sum(factor * variable) <= upper``.
+    ) -> None:
+        """Add a row ``lower <= sum(factor * variable) <= upper``.
 
         - `terms` (iterable of (factor, variable)): A variable that comes twice gets the sum of its factors;
           factors of zero are dropped.
@@ -167,7 +167,6 @@ class MilpModel:
             raise ValueError(f"row ({tag}) has bounds {lower} to {upper}; expected numbers")
         self._row_start.append(len(self._column))
         self._rows.append((lower, upper, self.tags.setdefault(tag, len(self.tags))))
-        return len(self._rows) - 1
 
     @property
     def num_variables(self) -> int:

@@ -6,15 +6,13 @@ import contextlib
 import inspect
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.solvers.child import Control
 from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.model import LinearModel
-
-if TYPE_CHECKING:
-    from taccl.solvers.child import Control
 
 LIBRARIES = ("pulp",)
 

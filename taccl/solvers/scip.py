@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import datetime
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.solvers.child import Control
 from taccl.solvers.model import LinearModel
-
-if TYPE_CHECKING:
-    from taccl.solvers.child import Control
 
 LIBRARIES = (
     "ortools.math_opt.python.mathopt",

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from taccl.solvers.child import Control
 from taccl.solvers.cpsat import new_solver
-
-if TYPE_CHECKING:
-    from taccl.solvers.child import Control
 
 
 def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
