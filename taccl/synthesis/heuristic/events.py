@@ -146,8 +146,7 @@ def start_send(
 @inner
 def _post(s: Timeline, at: int, what: int) -> None:
     """Have an event happen."""
-    push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
-    s.scalar[NUM_EVENTS] += 1
+    s.scalar[NUM_EVENTS] = push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
 
 
 @inner
@@ -161,8 +160,8 @@ def next_event(s: Timeline, time: int) -> int:
 
 
 @inner
-def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float, what: int) -> None:
-    """Put something on a binary heap of `size`, the smallest key first."""
+def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float, what: int) -> int:
+    """Put something on a binary heap of `size`, the smallest key first; the size that it has then."""
     i = size
     while i > 0:
         parent = (i - 1) >> 1
@@ -171,6 +170,7 @@ def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float,
         heap_key[i], heap_what[i] = heap_key[parent], heap_what[parent]
         i = parent
     heap_key[i], heap_what[i] = key, what
+    return size + 1
 
 
 @inner
@@ -201,6 +201,5 @@ def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: Floats, size: in
     for i in range(size):
         key, what = heap_key[i], heap_what[i]
         if key == cost[what]:
-            push(heap_key, heap_what, kept, key, what)
-            kept += 1
+            kept = push(heap_key, heap_what, kept, key, what)
     return int(kept)

@@ -78,7 +78,7 @@ class Improvement:
         self._start()
 
     def _start(self) -> None:
-        """Take over the sends that the trees were read from.
+        """Take over the sends that the trees were read from, to be timed again in the order of their starts.
 
         Trees over links that they cannot grow along, from several sources to what they reach, lose them all.
         """
@@ -112,11 +112,6 @@ class Improvement:
             state.spare[: len(spare)] = spare
         used = now.order[:size]
         now.size[:] = size, len(spare), 0, used.max(initial=-1) + 1
-        now.end[used] = (
-            now.start[used] + arcs.alpha[now.link[used]] + now.units[used] * arcs.beta[now.link[used]]
-        )
-        now.order[:size] = used[np.argsort(now.start[used], kind="stable")]
-        now.size[2] = now.end[used].max(initial=0)
         for m in used.tolist():
             rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
             now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
@@ -136,20 +131,13 @@ class Improvement:
         """The best schedule."""
         best = self.best
         used = best.order[: best.size[0]]
-        counts = best.carries[used]
-        send = np.repeat(used, counts)
-        first = np.repeat(np.cumsum(counts) - counts, counts)
-        tree = best.member[send, np.arange(len(send)) - first]
-        chunk = np.array([each.chunk for each in self.trees], np.int64)
+        row, place = np.nonzero(np.arange(self.arcs.most_merged) < best.carries[used][:, None])
+        send = used[row]
+        chunk = np.array([tree.chunk for tree in self.trees], np.int64)[best.member[send, place]]
         return exact_times(
-            self.problem,
-            chunk=chunk[tree],
-            link=best.link[send],
-            starts=best.start[send],
-            group=send,
-            reduce=best.kind[send] == 1,
-            producer=producer,
-        )
+            self.problem, chunk=chunk, link=best.link[send], starts=best.start[send], group=send,
+            reduce=best.kind[send] == 1, producer=producer,
+        )  # fmt: skip
 
 
 def improve_schedule(
@@ -200,7 +188,7 @@ def compile_improvement() -> None:
 def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     topology, costs, clauses = problem.topology, problem.costs, problem.clauses
     links, num_links, n = topology.links, len(topology.links), topology.num_ranks
-    tail = np.full(2 * num_links, -1, np.int64)
+    tail = np.full(2 * num_links, -1)
     heads: list[tuple[int, ...]] = [()] * (2 * num_links)
     for e in problem.links_allowed:
         ends = links[e]
@@ -209,30 +197,27 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
         if len(ends.dsts) == 1:
             tail[num_links + e], heads[num_links + e] = ends.dsts[0], ends.srcs
     arc = np.flatnonzero(tail >= 0)
-    kind = arc // num_links
-    reached = np.array([len(each) for each in heads], np.int64)
-    head_of = np.concatenate(([0], np.cumsum(reached)))
+    leaving = arc // num_links * n + tail[arc]
     head = np.array([r for each in heads for r in each], np.int64)
-    leaving = kind * n + tail[arc]
-    by_head = np.repeat(np.arange(2 * num_links), reached)
-    entering = by_head // num_links * n + head
+    arc_of_head = np.repeat(np.arange(2 * num_links), [len(each) for each in heads])
+    entering = arc_of_head // num_links * n + head
     hold_of, hold = _holds(problem)
     may_merge = np.zeros(num_links, bool)
     most_merged = min(clauses.max_merge, most_merged)
     if most_merged > 1:
         # Where no resource is held for the latency, what is sent together only ends later.
-        may_merge[sorted(clauses.merging)] = True
         pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
+        may_merge[sorted(clauses.merging)] = True
         may_merge &= np.isin(np.arange(num_links), pays)
-    most_merged = most_merged if may_merge.any() else 1
     columns = hold_columns(topology)
     resource = np.unique(columns.resource[hold], return_inverse=True)[1]
     return Arcs(
-        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge, most_merged,
+        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge,
+        most_merged if may_merge.any() else 1,
         hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], columns.receives[hold],
-        tail, head_of, head,
+        tail, starts(arc_of_head, 2 * num_links), head,
         starts(leaving, 2 * n), arc[np.argsort(leaving, kind="stable")],
-        starts(entering, 2 * n), by_head[np.argsort(entering, kind="stable")],
+        starts(entering, 2 * n), arc_of_head[np.argsort(entering, kind="stable")],
     )  # fmt: skip
 
 

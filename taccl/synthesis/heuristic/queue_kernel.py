@@ -167,8 +167,7 @@ def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, t
     """Put a hop into the queue of its link."""
     e = int(np.int64(hops.slot[t]))
     base = s.queue_of[e]
-    events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
-    s.queue_size[e] += 1
+    s.queue_size[e] = events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
     _ask(fabric, hops, s, now, e, time)
 
 
@@ -185,5 +184,4 @@ def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, ti
         urgency += s.resource_left[fabric.hold_resource[h]]
     key = hops.key[t] - urgency
     s.is_asked[e] = True
-    events.push(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE], key, e)
-    now.scalar[events.NUM_ACTIVE] += 1
+    now.scalar[events.NUM_ACTIVE] = events.push(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE], key, e)

@@ -90,8 +90,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
                 at = now.end[now.send[t, r]] if k == 0 else now.start[now.send[t, r]]
             room.when[r] = at if k == 0 else -at
             room.cost[r] = float(room.when[r])
-            push(room.heap_cost, room.heap_rank, count, room.cost[r], r)
-            count += 1
+            count = push(room.heap_cost, room.heap_rank, count, room.cost[r], r)
         elif trees.is_target[t, r]:
             left += 1
     while left:
@@ -119,8 +118,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
                             room.paid[r] = cost - room.when[r]
                 if room.cost[r] > key:
                     if room.cost[r] < FAR:
-                        push(room.heap_cost, room.heap_rank, count, room.cost[r], r)
-                        count += 1
+                        count = push(room.heap_cost, room.heap_rank, count, room.cost[r], r)
                     continue
             reached, length = _attach(w, now, t, r)
             if length == 0:
@@ -128,8 +126,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
             left -= reached
             for i in range(length):
                 x = room.queue[1 + i]
-                push(room.heap_cost, room.heap_rank, count, room.cost[x], x)
-                count += 1
+                count = push(room.heap_cost, room.heap_rank, count, room.cost[x], x)
             continue
         for i in range(arcs.out_of[k * n + r], arcs.out_of[k * n + r + 1]):
             a = arcs.out[i]
@@ -154,8 +151,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
                     room.paid[d] = cost - room.when[d]
                     if count + 2 * n >= len(room.heap_cost):
                         count = tidy(room.heap_cost, room.heap_rank, room.cost, count)
-                    push(room.heap_cost, room.heap_rank, count, cost, d)
-                    count += 1
+                    count = push(room.heap_cost, room.heap_rank, count, cost, d)
     return True
 
 

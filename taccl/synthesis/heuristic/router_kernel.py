@@ -291,8 +291,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
         s.cost[r] = 0.0
         s.depth[r] = 0.0
         s.is_in_tree[r] = True
-        push(s.heap_cost, s.heap_rank, count, 0.0, r)
-        count += 1
+        count = push(s.heap_cost, s.heap_rank, count, 0.0, r)
     while count and (left or goes_everywhere):
         key = s.heap_cost[0]
         r = pop(s.heap_cost, s.heap_rank, count)
@@ -307,8 +306,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
                 x = s.path[i]
                 s.cost[x] = prices.waiting * s.depth[x]
                 if x != r:
-                    push(s.heap_cost, s.heap_rank, count, s.cost[x], x)
-                    count += 1
+                    count = push(s.heap_cost, s.heap_rank, count, s.cost[x], x)
         for i in range(fabric.out_of[r], fabric.out_of[r + 1]):
             e = fabric.out_slot[i]
             d = fabric.dst[e]
@@ -328,8 +326,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
                 s.depth[d] = s.depth[r] + took
                 if count + len(s.cost) >= len(s.heap_cost):
                     count = tidy(s.heap_cost, s.heap_rank, s.cost, count)
-                push(s.heap_cost, s.heap_rank, count, cost, d)
-                count += 1
+                count = push(s.heap_cost, s.heap_rank, count, cost, d)
     if goes_everywhere:
         for r in range(len(s.cost)):
             if s.cost[r] < _NEVER and not s.is_in_tree[r]:

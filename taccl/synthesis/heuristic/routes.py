@@ -21,21 +21,15 @@ _ALONE = -(1 << 40)
 
 @dataclass(slots=True)
 class Tree:
-    """How one chunk spreads from its origins, or (`reducing`) how its contributions come together.
-
-    - `reducing`: Whether links are walked against their direction.
-    - `origins`, `targets`: Ranks that it grows from, and ranks that it must reach.
-    - `link_to` (dict of rank to link): The link by which it reaches a rank; of a rank that sends its
-      contribution, the link it sends over.
-    - `read_from` (dict of rank to Transfer): What brought it to a rank in the schedule that it was read from;
-      of a rank that sends its contribution, what took that.
-    """
+    """How one chunk spreads from its origins, or (`reducing`) how its contributions come together."""
 
     chunk: int
-    reducing: bool
+    reducing: bool  # links are walked against their direction
     origins: set[int]
-    targets: set[int]
+    targets: set[int]  # ranks that it must reach
+    #: By which link it reaches each rank; of a rank that sends its contribution, the link it sends over.
     link_to: dict[int, int] = field(default_factory=dict)
+    #: What brought it there in the schedule that it was read from, or took the contribution.
     read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:
