@@ -32,16 +32,6 @@ _VET_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Progress:
-    """News of a running solver: seconds since it began, best objective and bound so far, maybe the point."""
-
-    seconds: float
-    objective: float | None
-    bound: float | None
-    values: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Solution:
     """What a solver made of a model.
 
@@ -81,7 +71,7 @@ def solve(
     hint: np.ndarray | None = None,
     memory_limit_mb: int | None = None,
     log: bool = False,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> Solution:
     """The solution that a solver finds; whatever the solver does becomes a status, not an exception.
 
@@ -92,7 +82,8 @@ def solve(
     - `hint`, (V,) float64: A point to start from, nan where unknown. It need not be feasible.
     - `memory_limit_mb`: See `taccl.solvers.worker.start_task`.
     - `log`: Let the solver print its log to standard error.
-    - `on_progress`: Called in this thread while the solver runs.
+    - `on_progress`: Called in this thread while the solver runs, with ``"seconds"`` since it began, the best
+      ``"objective"`` and ``"bound"`` so far, or None, and the point, ``"values"``, where it is new.
 
     Raises `InputError` if the solver is unknown, the hint does not fit the model, or a number makes no sense.
     """
@@ -127,7 +118,7 @@ class _Call:
     options: dict[str, Any]
     time_limit_s: float
     memory_limit_mb: int | None = None
-    on_progress: Callable[[Progress], None] | None = None
+    on_progress: Callable[[dict[str, Any]], None] | None = None
     start_s: float = field(default_factory=time.monotonic)
     progress: list[tuple[float, float | None, float | None]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)  # the last news that held values
@@ -178,14 +169,12 @@ class _Call:
         return self._vetted(status, message, values, result.get("version", ""))
 
     def _note(self, news: dict[str, Any]) -> None:
-        item = Progress(news["seconds"], news["objective"], news["bound"], news.get("values"))
-        self.progress.append((item.seconds, item.objective, item.bound))
-        if item.bound is not None:
-            self.bound = item.bound
-        if item.values is not None:
+        self.progress.append((news["seconds"], news["objective"], news["bound"]))
+        self.bound = self.bound if news["bound"] is None else news["bound"]
+        if "values" in news:
             self.best = news
         if self.on_progress is not None:
-            self.on_progress(item)
+            self.on_progress(news)
 
     def _vetted(
         self, status: str, message: str, values: np.ndarray | None = None, version: str = ""

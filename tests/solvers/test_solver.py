@@ -286,8 +286,8 @@ def test_progress_is_reported():
     seen = []
     solution = solve(market_split(soft=True), "highs", time_limit_s=1, on_progress=seen.append)
     assert solution.first_feasible_s is not None
-    assert [item.objective for item in seen] == [item[1] for item in solution.progress]
-    assert any(item.values is not None for item in seen)
+    assert [item["objective"] for item in seen] == [item[1] for item in solution.progress]
+    assert any("values" in item for item in seen)
 
 
 INTERRUPTED = """
@@ -295,7 +295,7 @@ import os, signal, threading
 from tests.solvers.solver_models import market_split
 from taccl.solvers.solver import solve
 def interrupt_once(progress):
-    if progress.objective is not None and not fired:
+    if progress["objective"] is not None and not fired:
         fired.append(True)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 fired = []
