@@ -195,50 +195,20 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
 
 
 def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
-    """What is found without switches that add: chunks and sketches chosen, then searched, then improved."""
-    parameters, backend, budget = options.parameters, options.backend, options.parameters.budget
+    """What is found without switches that add."""
+    parameters, budget = options.parameters, options.parameters.budget
     asked, proposals, limit = _with_chunks(problem, options, limit)
     left_s = max(0.1, limit.left_s)
-    is_large, choice = choose(asked, backend, left_s, parameters)
+    is_large, choice = choose(asked, options.backend, left_s, parameters)
     _check_options(asked, options, is_large, choice)
-    # Beside what else was asked for nothing is suggested, and nothing improved.
-    is_free = backend == "auto" and options.keeps_sends
-    is_long = left_s >= parameters.choice.compiling_s
-    may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
-    is_guided = bool(proposals) or (may_suggest and is_unguided(asked, parameters))
-    improving_s = 0.0
-    if is_long and is_free and suits_improvement(asked):
-        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
-    problem, apart = _feasible(asked, max(0.1, limit.left_s), parameters)
+    problem, apart = _feasible(asked, left_s, parameters)
     if apart is not None:
         search = Search(problem, options, limit, best=apart)
         search.look_for_bound()
         return search.result(f"{apart.producer}: no rank can make a sum for all")
-    limit = limit.later(-budget.reserve_s).at_least(budget.least_s)
-    search = Search(problem, options, limit)
-    competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
-    most_s, share = budget.improve_share * limit.left_s, parameters.portfolio.baseline_share
-    moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
-    exchanging_s = exchange_s(problem, limit.left_s, parameters) if backend == "auto" else 0.0
-    search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
+    search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s))
     try:
-        if competes and comes_first:
-            offer_baselines(search, share)
-        with search.keeping(exchanging_s):
-            with search.keeping(max(improving_s, min(moment_s, most_s))):
-                if backend == BALANCED:
-                    search_balanced(search, policy=options.policy)
-                    search.look_for_bound()
-                elif is_guided:
-                    search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
-                else:
-                    _search_plain(search, backend, is_large=is_large)
-            if competes and not comes_first:
-                offer_baselines(search, share if improving_s else 1.0)
-            if improving_s:
-                stages.ruin_and_recreate(search)
-        if exchanging_s:
-            offer_exchanged(search)
+        _search_and_improve(search, left_s, is_large, proposals)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None:
@@ -249,6 +219,43 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     schedule = replace(found.schedule, problem=asked)
     verify(schedule).raise_if_failed()
     return replace(found, schedule=schedule, bound=bound_within(asked, limit, budget))
+
+
+def _search_and_improve(
+    search: Search, left_s: float, is_large: bool, proposals: Sequence[SketchProposal]
+) -> None:
+    """Baselines, the search itself, and what improves schedules once they are found, each in its time."""
+    problem, options, parameters = search.problem, search.options, search.parameters
+    backend, budget, share = options.backend, parameters.budget, parameters.portfolio.baseline_share
+    # Beside what else was asked for nothing is suggested, and nothing improved.
+    is_free, is_long = backend == "auto" and options.keeps_sends, left_s >= parameters.choice.compiling_s
+    may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
+    is_guided = bool(proposals) or (may_suggest and is_unguided(problem, parameters))
+    improving_s = 0.0
+    if is_long and is_free and suits_improvement(problem):
+        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
+    competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
+    most_s = budget.improve_share * search.deadline.left_s
+    moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
+    exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
+    search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
+    if competes and comes_first:
+        offer_baselines(search, share)
+    with search.keeping(exchanging_s):
+        with search.keeping(max(improving_s, min(moment_s, most_s))):
+            if backend == BALANCED:
+                search_balanced(search, policy=options.policy)
+                search.look_for_bound()
+            elif is_guided:
+                search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
+            else:
+                _search_plain(search, backend, is_large=is_large)
+        if competes and not comes_first:
+            offer_baselines(search, share if improving_s else 1.0)
+        if improving_s:
+            stages.ruin_and_recreate(search)
+    if exchanging_s:
+        offer_exchanged(search)
 
 
 def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:

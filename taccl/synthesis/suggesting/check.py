@@ -33,12 +33,11 @@ from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.topology.topology import Topology
 from taccl.units import format_us
 
-#: Tables whose fields are clauses, and what they are without any.
+#: Tables whose fields are clauses, and what they are without any, if they are there.
 _TABLES = {
-    "intranode": Intranode(), "objective": Objective(), "routing": Routing(), "merging": Merging(),
+    "internode": Internode(crossing="any"), "intranode": Intranode(), "objective": Objective(),
+    "routing": Routing(), "merging": Merging(),
 }  # fmt: skip
-#: Of a table that is there; a table that is not there asks for nothing.
-_INTERNODE = Internode(crossing="any")
 #: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
 _MOST_ASKED = 1_000_000
 
@@ -325,7 +324,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
     """The sketch without some clauses; and of each that is left, its place in that sketch."""
     places = {name: name for name in _clause_names(sketch) if name not in names}
     changes: dict[str, Any] = {}
-    for table, plain in (*_TABLES.items(), ("internode", _INTERNODE)):
+    for table, plain in _TABLES.items():
         fields = {name.partition(".")[2] for name in names if name.startswith(f"{table}.")}
         if fields:
             values = {field: getattr(plain, field) for field in fields}
