@@ -210,9 +210,11 @@ class Search:
         found = [(each.best.finish_ticks, each.best_fold) for each in both if each.best is not None]
         return min(found, key=lambda each: each[0])
 
-    def offer(self, schedule: ListSchedule, *, producer: str, proposed: bool = False) -> float | None:
-        """Unfold a schedule, and keep it if it is the best; its finish in us, None if it was refused."""
-        whole = unfold(self.folded, schedule.sends, producer=producer)
+    def offer(
+        self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
+    ) -> float | None:
+        """Keep a schedule, unfolded, if it is the best; its finish in us, None if it was refused."""
+        whole = unfold(self.folded, schedule.sends, producer=producer) if whole is None else whole
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
         finish_us = self.offer_whole(whole, producer=producer, proposed=proposed)
         if better and finish_us is not None:

@@ -283,8 +283,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
         search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
         return None
     schedule, rule = ordered
-    found = routing.refold(search.folded, unfold(orbits, schedule.sends, producer=rule))
-    finish = search.offer(found, producer=f"{solver} routing, {rule}", proposed=True)
+    found, finish = _offer_restricted(search, orbits, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
         required = routing.needed_moves(search.folded, found)  # others may enter where the chunk already is
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
@@ -299,12 +298,21 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     finish = None
     if answer.values is not None:
         merged = contiguity_stage.merged(orbits, model, answer.values)
-        merged = routing.refold(search.folded, unfold(orbits, merged.sends, producer=rule))
-        finish = search.offer(merged, producer=f"{solver} routing, {rule}, contiguity", proposed=True)
+        producer = f"{solver} routing, {rule}, contiguity"
+        merged, finish = _offer_restricted(search, orbits, merged, producer)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:
             found = merged
     _record(search, "contiguity", solver, since, arrays, answer, answer.message, finish)
     return found
+
+
+def _offer_restricted(
+    search: Search, part: Orbits, schedule: ListSchedule, producer: str
+) -> tuple[ListSchedule, float | None]:
+    """Offer a schedule on a part of the fold; what it is on the whole fold, and its finish unless refused."""
+    whole = unfold(part, schedule.sends, producer=producer)
+    found = routing.refold(search.folded, whole)
+    return found, search.offer(found, producer=producer, proposed=True, whole=whole)
 
 
 def job_shop(

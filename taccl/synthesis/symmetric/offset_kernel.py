@@ -217,16 +217,14 @@ def route_offsets(
     ready = [[(0, 0)] for _ in range(num_classes)]
     for queue in ready:
         queue.pop()
+    last = [False for _ in range(len(path))]
     for item in range(num_items):
         hop = path_of[item]
         if hop < path_of[item + 1]:
             ready[path[hop]].append((-left[hop], hop))
+            last[path_of[item + 1] - 1] = True
     for queue in ready:
         heapq.heapify(queue)
-    last = [False for _ in range(len(path))]
-    for item in range(num_items):
-        if path_of[item] < path_of[item + 1]:
-            last[path_of[item + 1] - 1] = True
     events = [(0, -1)]
     finish = 0
     while events:
