@@ -110,20 +110,11 @@ class Search:
     fold_s: float = 0.0
     unfolded: str = ""  # why routes are not folded by all symmetries
 
-    def part(
-        self,
-        problem: Problem,
-        prefix: str,
-        deadline: Deadline,
-        *,
-        bound: Certificate | None = None,
-        gives_up: bool = False,
-        serves_above: bool = False,
-    ) -> Search:
-        """A search that is a part of this one, of a problem of its own."""
-        shared = {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
-        above = (gives_up or self.gives_up, self.prefix + prefix, self, serves_above)
-        return Search(problem, self.options, deadline, bound, *above, **shared)
+    def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
+        """A search that is a part of this one, of a problem of its own; with fields that are given."""
+        given |= {each: getattr(self, each) for each in ("stages", "trace", "notes", "fallbacks")}
+        given["gives_up"] = given.get("gives_up", False) or self.gives_up
+        return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
     @cached_property
     def folded(self) -> Orbits:

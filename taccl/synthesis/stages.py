@@ -89,8 +89,8 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
         return
     # Of the progress, what the solver finds counts alone.
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
-    own = search.part(search.problem, "", search.deadline, bound=search.bound)
-    own.rival, own.folded, own.fold_s = search, search.folded, search.fold_s
+    own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
+    own.folded, own.fold_s = search.folded, search.fold_s
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
         alone(own, solver, budget_s=limit_s)
