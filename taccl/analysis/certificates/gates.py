@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, count, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -259,10 +258,9 @@ class Sender(NamedTuple):
     first: tuple[int, ...]
     period: int
 
-    def when(self, chunk: int) -> int:
-        """After how long the chunk of a number, counted from 0, comes."""
-        periods, place = divmod(chunk, len(self.first))
-        return self.first[place] + periods * self.period
+    def since(self, moment: int) -> Iterator[int]:
+        """When one chunk after another comes, from a moment on."""
+        return (start + after for start in count(moment, self.period) for after in self.first)
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
@@ -323,34 +321,19 @@ def waking(
     - `soonest`: Before when the first is not awake, then the second, and so on.
     - `num_senders`: How many of them wake others, at most.
     """
-    elsewhere = chain(woken, repeat(FOREVER))
-    coming = next(elsewhere)
-    queue: list[tuple[int, int, int, Sender]] = []
+    sources: list[Iterator[int]] = [chain(woken, repeat(FOREVER))]
+    queue = [(next(sources[0]), 0)]
     when: list[int] = []
     for least in islice(soonest, num):
-        if queue and queue[0][0] <= coming:
-            now, since, sent, sender = queue[0]
-            heapq.heapreplace(queue, (since + sender.when(sent + 1), since, sent + 1, sender))
-        else:
-            now, coming = coming, next(elsewhere)
-        now = max(now, least)
-        when.append(now)
-        for sender in senders if now < FOREVER and len(when) <= num_senders else ():
-            heapq.heappush(queue, (now + sender.when(0), now, 0, sender))
+        now, source = queue[0]
+        heapq.heapreplace(queue, (next(sources[source]), source))
+        when.append(max(now, least))
+        for sender in senders if when[-1] < FOREVER and len(when) <= num_senders else ():
+            sources.append(sender.since(when[-1]))
+            heapq.heappush(queue, (next(sources[-1]), len(sources) - 1))
     return when
 
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
     """When what ranks send comes, one after another, from when each is awake."""
-    return heapq.merge(
-        *(
-            map(partial(_after, since, each), count())
-            for since in awake
-            if since < FOREVER
-            for each in senders
-        )
-    )
-
-
-def _after(since: int, sender: Sender, chunk: int) -> int:
-    return since + sender.when(chunk)
+    return heapq.merge(*(each.since(moment) for moment in awake if moment < FOREVER for each in senders))

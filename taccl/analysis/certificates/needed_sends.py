@@ -195,37 +195,30 @@ class NeededSends:
         sources, targets = (starts - ranks, ends & ranks) if entering else (starts & ranks, ends - ranks)
         if not sources or not targets or not (self.sums_for_all or sources == starts):
             return
-        every = self.carried(c)
+        every, node, links = self.carried(c), self.topology.node_of_rank, self.topology.links
+        parts = [(every, at, sources, targets)]
         direct = self.sums_for_all and self.problem.clauses.direct_crossing and self.single_ended
-        if not (direct and entering and len(ranks) > 1 and data.root in ranks):
-            yield from self._job(every, every, at, units, sources, targets)
-            return
-        node = self.topology.node_of_rank
-        reducing = self.distances.carried(c, reducing=True)
-        for other in sorted({node[r] for r in sources}):
-            theirs = {r for r in sources if node[r] == other}
-            links = self.topology.links
-            border = frozenset(e for e in at if any(node[r] == other for r in links[e].srcs))
-            others = {r for r in ends if node[r] != other}
-            if others:
-                yield from self._job(reducing, every, border, units, theirs, others)
-
-    def _job(
-        self, over: int, links: int, at: frozenset[int], units: int, sources: set[int], targets: set[int]
-    ) -> Iterator[Job]:
-        """The job of crossing a border over one of a set of links, after the sources, before the targets.
-
-        Several crossings may share the work, so the job is the one that serves the farthest target; of a
-        sum, the one that brings the farthest contribution. Of a copy, any source will do.
-        """
-        crossing = self._crossing(over, links, at, units)
-        if crossing is None:
-            return
-        reached = crossing.to_border[sorted(sources)]
-        tail = int(crossing.from_border[sorted(targets)].max())
-        onward = self.onward(links, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
-        release = int(reached.max() if self.sums_for_all else reached.min())
-        yield Job(crossing.links, units, release, tail, onward)
+        if direct and entering and len(ranks) > 1 and data.root in ranks:
+            parts = []
+            reducing = self.distances.carried(c, reducing=True)
+            for other in sorted({node[r] for r in sources}):
+                theirs, others = (
+                    {r for r in sources if node[r] == other},
+                    {r for r in ends if node[r] != other},
+                )
+                border = frozenset(e for e in at if any(node[r] == other for r in links[e].srcs))
+                parts.append((reducing, border, theirs, others))
+        for over, border, some, wanted in parts:
+            crossing = self._crossing(over, every, border, units) if wanted else None
+            if crossing is None:
+                continue
+            # Several crossings may share the work, so the job is the one that serves the farthest target;
+            # of a sum, the one that brings the farthest contribution. Of a copy, any source will do.
+            reached = crossing.to_border[sorted(some)]
+            tail = int(crossing.from_border[sorted(wanted)].max())
+            onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
+            release = int(reached.max() if self.sums_for_all else reached.min())
+            yield Job(crossing.links, units, release, tail, onward)
 
     @kept
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
