@@ -18,6 +18,7 @@ from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
 from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import InputError
+from taccl.names import first_of
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 
@@ -102,20 +103,15 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
     """Start of every event of every tile, and the wait that was over last."""
-    starts, bindings = [], []
-    gap = events.gaps()
-    before: list[int] = [0] * events.num_events
-    scale_before: list[int] = []
+    run = EventTimes(events, [], [], factors)
+    gaps, before = events.gaps(), None
     for tile in range(tiles):
         if factors is not None:
-            scale = factors[tile].tolist()
-            gap = _scaled_gaps(events, scale, scale_before or scale)
-            scale_before = scale
-        start, binding = _play_tile(events, gap, before if tile else None)
-        starts.append(_packed(start))
-        bindings.append(np.array(binding, dtype=np.int32))
-        before = start
-    return EventTimes(events, starts, bindings, factors)
+            gaps = _scaled_gaps(events, run.scale(tile), run.scale(max(tile - 1, 0)))
+        before, binding = _play_tile(events, gaps, before)
+        run.starts.append(_packed(before))
+        run.bindings.append(np.array(binding, dtype=np.int32))
+    return run
 
 
 def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[int]) -> list[int]:
@@ -139,18 +135,14 @@ def _play_tile(
             rounds += 1
             # Events that bound each other settle in one round each, unless going round delays them for ever.
             if rounds > len(component):
-                raise _contradiction(events, component)
+                sends = sorted(event for event in component if event < events.num_sends)
+                raise InputError(
+                    "the schedule's order cannot be kept under these assumptions: sends of groups "
+                    f"{first_of(sends, 6)} would wait for one another; simulate nearer to the schedule's own "
+                    "assumptions, or synthesize for these",
+                    where="schedule",
+                )
     return start, binding
-
-
-def _contradiction(events: Events, component: Sequence[int]) -> InputError:
-    sends = sorted(event for event in component if event < events.num_sends)
-    shown = ", ".join(str(send) for send in sends[:6]) + (", ..." if len(sends) > 6 else "")
-    return InputError(
-        f"the schedule's order cannot be kept under these assumptions: sends of groups {shown} would wait "
-        "for one another; simulate nearer to the schedule's own assumptions, or synthesize for these",
-        where="schedule",
-    )
 
 
 def _packed(times: list[int]) -> NDArray[np.int64] | NDArray[np.object_]:
