@@ -94,15 +94,12 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     """Each rank, each node, and what is left without it; of a shared sum, all ranks and all nodes."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
-    different = sorted(set(symmetries.ranks.tolist()))
-    if len(different) > _MOST_RANKS:  # those with the fewest links, which limit first
-        different = sorted(
-            different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r)
-        )
-        different = sorted(different[:_MOST_RANKS])
-    families = [[frozenset((r,)) for r in different]]
+    different = set(symmetries.ranks.tolist())
+    # Of very many those with the fewest links, which limit first.
+    fewest = sorted(different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r))
+    families = [[frozenset((r,)) for r in sorted(fewest[:_MOST_RANKS])]]
+    nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
     if topology.num_nodes > 1:
-        nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
         families.append([nodes[i] for i in sorted(set(symmetries.sets(nodes).tolist()))])
     sets: list[Parts] = []
     for family in families:
@@ -111,8 +108,7 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
     shared = (set(chunk.origins) & set(chunk.destinations) for chunk in volume.collective.chunks)
     if not (volume.spreads or in_network) and any(len(each) > 1 for each in shared):
         sets.append(tuple(frozenset((r,)) for r in sorted(everyone)))
-        if topology.num_nodes > 1:
-            sets.append(tuple(frozenset(ranks) for ranks in topology.ranks_of_node if ranks))
+        sets += [tuple(nodes)] if topology.num_nodes > 1 else []
     return [parts for parts in dict.fromkeys(sets) if volume.needed(parts)]
 
 
@@ -133,18 +129,16 @@ class _Program:
         idle = volume.heads_tails.idle(len(symmetries.resources))
         used = _worth_pricing([volume.held[e] for e in allowed.tolist()], idle.tolist())
         self.columns, self.column_size = np.unique(symmetries.resources[used], return_counts=True)
+        column_of = np.searchsorted(self.columns, symmetries.resources).tolist()
         self.idle = idle[self.columns]
-        self.used = used
+        self.column_of = {resource: column_of[resource] for resource in used}
         self.sets: dict[Parts, tuple[int, NDArray[np.float64]]] = {}
         self.holds: list[tuple[int, int, int]] = [
-            (row, self._column(resource), ticks)
+            (row, self.column_of[resource], ticks)
             for row, e in enumerate(self.rows.tolist())
             for resource, ticks in volume.held[e].items()
-            if resource in used
+            if resource in self.column_of
         ]
-
-    def _column(self, resource: int) -> int:
-        return int(np.searchsorted(self.columns, self.symmetries.resources[resource]))
 
     def add(self, parts: Parts) -> None:
         """Let sets charge: the share of each orbit of links that crosses into them."""
@@ -240,8 +234,8 @@ class _Program:
         ]
         bound = least_time(zip(rates, idle[self.columns].tolist(), strict=True), needed)
         prices = [0] * len(self.symmetries.resources)
-        for resource in self.used:
-            prices[resource] = price[self._column(resource)]
+        for resource, column in self.column_of.items():
+            prices[resource] = price[column]
         images = [
             (self.symmetries.images(parts), share * z / self.volume.ticks_scale) for parts, _, _, z in charged
         ]
@@ -270,7 +264,7 @@ def _too_little(
     that the rank wants is at first; a cut below what the rank wants is a set that is entered too little.
     """
     from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import maximum_flow
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
     if not (volume.spreads and volume.single_ended):
         return []
@@ -289,21 +283,9 @@ def _too_little(
         flow = maximum_flow(graph, num_ranks, target)
         if flow.flow_value >= (1 - 1e-4) * width[len(src) :].sum():
             continue
-        inside = _behind(graph - flow.flow, num_ranks)
-        parts = (frozenset(np.flatnonzero(~inside[:num_ranks]).tolist()),)
+        has_room = (graph - flow.flow > 0).astype(np.int8)
+        behind = breadth_first_order(has_room, num_ranks, return_predecessors=False)
+        parts = (frozenset(range(num_ranks)).difference(behind.tolist()),)
         if parts not in known:
             found.append(parts)
     return found
-
-
-def _behind(residual: object, source: int) -> NDArray[np.bool_]:
-    """What the source still reaches over arcs that are not full."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import breadth_first_order
-
-    left = csr_array(residual)
-    left.data = (left.data > 0).astype(np.int8)
-    left.eliminate_zeros()
-    reached = np.zeros(left.shape[0], dtype=bool)
-    reached[breadth_first_order(left, source, return_predecessors=False)] = True
-    return reached

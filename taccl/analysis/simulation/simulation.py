@@ -123,10 +123,6 @@ class Simulation(Figures):
         return tuple(lasts)
 
     @property
-    def _last(self) -> tuple[int, int, int]:
-        return self._lasts[-1]
-
-    @property
     def finishes(self) -> tuple[Fraction, ...]:
         """The last arrival of the first tile, of the first two tiles, and so on, in exact microseconds."""
         return tuple(self._us(ticks) for ticks, _, _ in self._lasts)
@@ -134,7 +130,7 @@ class Simulation(Figures):
     @property
     def finish(self) -> Fraction:
         """The last arrival of the last tile, in exact microseconds."""
-        return self._us(self._last[0])
+        return self._us(self._lasts[-1][0])
 
     @property
     def size_bytes(self) -> int | None:
@@ -148,7 +144,7 @@ class Simulation(Figures):
         events = self.run.events
         if not events.num_sends:
             return ()
-        _, tile, event = self._last
+        _, tile, event = self._lasts[-1]
         steps = []
         while True:
             wait = int(self.run.bindings[tile][event])
@@ -166,7 +162,7 @@ class Simulation(Figures):
     @cached_property
     def resources(self) -> tuple[ResourceUse, ...]:
         """The resources that a send holds at some time, the busiest first."""
-        finish, us, names = self._last[0], self._us, self.problem.topology.resources
+        finish, us, names = self._lasts[-1][0], self._us, self.problem.topology.resources
         return tuple(
             ResourceUse(names[resource].name, count, *map(us, ticks))
             for resource, count, ticks in spend(self.run, finish)

@@ -195,7 +195,11 @@ class _Judge:
         schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
         item = pattern.item.astype(np.int64)
         sent, got = item * num_ranks + pattern.src, item * num_ranks + pattern.dst
-        wanted = self._wanted()
+        wanted = np.arange(schedule.num_items * num_ranks, dtype=np.int64)  # item * num_ranks + place
+        if schedule.collective == "alltoall":
+            items = np.arange(schedule.num_items, dtype=np.int64)
+            wanted = items * num_ranks + items // schedule.chunks_per_rank
+        wanted = wanted[wanted % num_ranks != 0]
         if schedule.num_items * num_ranks <= _SPARSE * (len(item) + len(wanted)):
             keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
         else:  # most items are at few places
@@ -214,17 +218,6 @@ class _Judge:
             self.report("postcondition", f"item {chunk} never comes to place {place}")
         if len(missing) > _MOST:
             self.report("postcondition", f"and {len(missing) - _MOST} more never come where they must be")
-
-    def _wanted(self) -> NDArray[np.int64]:
-        """Where items must be: item * num_ranks + place."""
-        schedule, num_ranks = self.schedule, self.num_ranks
-        items = np.arange(schedule.num_items, dtype=np.int64)
-        if schedule.collective == "alltoall":
-            keys = items * num_ranks + items // schedule.chunks_per_rank
-        else:
-            keys = np.arange(schedule.num_items * num_ranks, dtype=np.int64)
-        wanted: NDArray[np.int64] = keys[keys % num_ranks != 0]
-        return wanted
 
     def _check_sums(self) -> None:
         """Sums of every place's contributions to items of place 0; one fault is named."""
