@@ -44,18 +44,18 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
     - `budget_s`: When to stop trying further sets.
     """
     deadline = time.monotonic() + budget_s
-    borders = _Borders(volume)
-    best: list[tuple[float, int, frozenset[int]]] = []
+    found: list[tuple[float, int, frozenset[int]]] = []
     tried: set[frozenset[int]] = set()
     for ranks in _sets(volume):
         if time.monotonic() > deadline:
             break
         if ranks not in tried:
             tried.add(ranks)
-            heapq.heappush(best, (borders.least_ticks(ranks), -len(tried), ranks))
-            if len(best) > _MOST_PROVEN:
-                heapq.heappop(best)
-    proven = [borders.proven(ranks) for ticks, _, ranks in sorted(best, reverse=True) if ticks > 0]
+            shared = _shared_out(volume, ranks)
+            if shared is not None:
+                ticks = volume.needed((ranks,)) / float((1 / shared[2]).sum())
+                found.append((ticks, -len(tried), ranks))
+    proven = [_proven(volume, ranks) for _, _, ranks in heapq.nlargest(_MOST_PROVEN, found)]
     return max(proven, key=lambda each: each[0], default=None)
 
 
@@ -142,62 +142,47 @@ class _Graph:
             place = int(np.argmax(nearest))
 
 
-class _Borders:
-    """What resources at the border of a set can pass, at prices that share its links out between them."""
+def _proven(volume: Volume, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
+    """The bound that one set proves, and its witness: prices such that links at the border pay alike."""
+    shared = _shared_out(volume, ranks)
+    assert shared is not None, "what takes no time is not proven"
+    crosses, resources, ticks = shared
+    scale = math.lcm(*ticks.tolist())
+    if scale > _MOST_PRICE:
+        scale = max(_MOST_PRICE, int(ticks.max()))
+    prices = [0] * len(volume.problem.topology.resources)
+    for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
+        prices[r] = max(1, round(scale / each))
+    charge = min(
+        sum(prices[r] * each for r, each in volume.held[e].items()) for e in np.flatnonzero(crosses).tolist()
+    )
+    idle = volume.heads_tails.idle(len(prices), crosses).tolist()
+    rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
+    bound = least_time(rates, Fraction(charge * volume.needed((ranks,))))
+    return bound, CutDual(tuple(prices), (SetCharge((ranks,), Fraction(charge, volume.ticks_scale)),))
 
-    def __init__(self, volume: Volume) -> None:
-        self.volume = volume
-        self.link, self.resource, self.ticks = volume.holds
-        self.num_links = len(volume.problem.topology.links)
-        self.num_resources = len(volume.problem.topology.resources)
 
-    def least_ticks(self, ranks: frozenset[int]) -> float:
-        """About how long what must enter takes, times `ticks_scale`; 0 where it takes no time."""
-        needed = self.volume.needed((ranks,))
-        shared = self._shared_out(ranks) if needed else None
-        if shared is None:
-            return 0.0
-        _, _, ticks = shared
-        return needed / float((1 / ticks).sum())
+def _shared_out(
+    volume: Volume, ranks: frozenset[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]] | None:
+    """(links that enter, resources, for how long sends hold each); None where what must enter takes no time.
 
-    def proven(self, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
-        """The bound that one set proves, and its witness: prices such that links at the border pay alike."""
-        volume = self.volume
-        shared = self._shared_out(ranks)
-        assert shared is not None, "what takes no time is not proven"
-        crosses, resources, ticks = shared
-        scale = math.lcm(*ticks.tolist())
-        if scale > _MOST_PRICE:
-            scale = max(_MOST_PRICE, int(ticks.max()))
-        prices = [0] * self.num_resources
-        for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
-            prices[r] = max(1, round(scale / each))
-        charge = min(
-            sum(prices[r] * each for r, each in volume.held[e].items())
-            for e in np.flatnonzero(crosses).tolist()
-        )
-        idle = volume.heads_tails.idle(self.num_resources, crosses).tolist()
-        rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
-        bound = least_time(rates, Fraction(charge * volume.needed((ranks,))))
-        return bound, CutDual(tuple(prices), (SetCharge((ranks,), Fraction(charge, volume.ticks_scale)),))
-
-    def _shared_out(
-        self, ranks: frozenset[int]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]] | None:
-        """(links that enter, resources, for how long sends hold each); None where some hold nothing.
-
-        Each link counts for that resource, of those it holds, which all at the border hold for longest.
-        """
-        crosses = np.zeros(self.num_links, dtype=bool)
-        crosses[crossing_links(self.volume.problem, (ranks,))] = True
-        at = np.flatnonzero(crosses[self.link] & (self.ticks > 0))
-        link, resource, ticks = self.link[at], self.resource[at], self.ticks[at]
-        in_all = np.bincount(resource, ticks, self.num_resources)[resource]
-        order = np.lexsort((resource, -in_all, link))
-        first = order[np.unique(link[order], return_index=True)[1]]
-        if not len(first) or len(first) < int(crosses.sum()):
-            return None
-        chosen, where = np.unique(resource[first], return_inverse=True)
-        least = np.full(len(chosen), np.iinfo(np.int64).max)
-        np.minimum.at(least, where, ticks[first])
-        return crosses, chosen, least
+    Each link counts for that resource, of those it holds, which all at the border hold for longest.
+    """
+    if not volume.needed((ranks,)):
+        return None
+    topology = volume.problem.topology
+    crosses = np.zeros(len(topology.links), dtype=bool)
+    crosses[crossing_links(volume.problem, (ranks,))] = True
+    link, resource, ticks = volume.holds
+    at = np.flatnonzero(crosses[link] & (ticks > 0))
+    link, resource, ticks = link[at], resource[at], ticks[at]
+    in_all = np.bincount(resource, ticks, len(topology.resources))[resource]
+    order = np.lexsort((resource, -in_all, link))
+    first = order[np.unique(link[order], return_index=True)[1]]
+    if not len(first) or len(first) < int(crosses.sum()):
+        return None
+    chosen, where = np.unique(resource[first], return_inverse=True)
+    least = np.full(len(chosen), np.iinfo(np.int64).max)
+    np.minimum.at(least, where, ticks[first])
+    return crosses, chosen, least

@@ -58,14 +58,14 @@ def check_sums(replay: Replay) -> int:
     """
     links = replay.topology.links
     held: dict[tuple[int, int], int] = {}  # (rank, chunk) -> contributing ranks, as bits
-    everyone = [sum(1 << rank for rank in data.origins) for data in replay.collective.chunks]
+    everyone = replay.everyone
     for chunk, data in enumerate(replay.collective.chunks):
         for rank in data.origins:
             held[rank, chunk] = 1 << rank
     last: dict[tuple[int, int], tuple[int, bool, int]] = {}  # the last arrival: end, reduce, bits
     taken: dict[int, int] = {}  # transfer -> contributions under way
     num_redundant = 0
-    updates = _Updates(replay, everyone)
+    updates = _Updates(replay)
     for i, arrives in events(replay):
         chunk, ends = replay.chunk[i], links[replay.link[i]]
         if not arrives:
@@ -116,8 +116,8 @@ def check_sums(replay: Replay) -> int:
 class _Updates:
     """Who has what its chunk's root has updated, where roots do: once, when they have the whole sum."""
 
-    def __init__(self, replay: Replay, everyone: list[int]) -> None:
-        self._replay, self._everyone = replay, everyone
+    def __init__(self, replay: Replay) -> None:
+        self._replay, self._everyone = replay, replay.everyone
         self._us_per_mb = replay.collective.update_us_per_mb
         chunks = enumerate(replay.collective.chunks)
         #: When the root has updated a chunk, of those whose sum is whole.
@@ -168,8 +168,7 @@ def check_named_sums(replay: Replay, carried: list[int]) -> int:
     its results, must be a disjoint union of some of what it has by then. A sum that its root alone wants is
     on the way there whenever it is sent; any other spreads once it is whole, wherever that is.
     """
-    links, chunks = replay.topology.links, replay.collective.chunks
-    everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
+    links, chunks, everyone = replay.topology.links, replay.collective.chunks, replay.everyone
     has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
     for chunk, data in enumerate(chunks):
         for rank in data.origins:

@@ -158,8 +158,7 @@ def _check_named_paths(replay: Replay, carried: list[int]) -> None:
     It has passed one link more than any sum there that may be a part of it. A whole sum starts to spread
     where a rank makes it up, be that the root or not; where it arrived whole, it has come as far as that.
     """
-    links = replay.topology.links
-    everyone = [sum(1 << rank for rank in data.origins) for data in replay.collective.chunks]
+    links, everyone = replay.topology.links, replay.everyone
     #: (rank, chunk) -> sum that arrived there -> the fewest links that it has passed
     passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     under_way: dict[int, int] = {}

@@ -49,6 +49,8 @@ class Replay:
         self.usable: list[int] = []
         self.sends: list[list[int]] = []
         self.starts_at = self._starts()
+        #: The ranks that contribute to every chunk, as bits.
+        self.everyone = [sum(1 << rank for rank in data.origins) for data in self.collective.chunks]
         self._rounds_up = self.ticks_per_us == _FINEST_TICKS_PER_US < self._exact_ticks_per_us()
 
     def report(
