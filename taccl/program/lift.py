@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Size, checked
 from taccl.collective import Collective
+from taccl.costs import hold_columns
 from taccl.errors import InputError
-from taccl.problem import Clauses, make_problem
-from taccl.program.clock import times_of
+from taccl.problem import Clauses, Problem, make_problem
 from taccl.program.execution import execute, rank_memory
 from taccl.program.interpret import interpret
 from taccl.program.layout import contributions, layout
 from taccl.program.matching import parcels_of
-from taccl.program.program import Program, Queue, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
+from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
@@ -101,7 +102,7 @@ def lift(
             max_merge=max((len(each.chunks) for each in sent), default=1), merging=frozenset(merged)
         ),
     )
-    start, end = times_of(problem, program, sent, links)
+    start, end = _times(problem, program, sent, links)
     message = [m for m, each in enumerate(sent) for _ in each.chunks]
     columns: dict[str, Any] = {
         "chunk": [chunk for each in sent for chunk in each.chunks],
@@ -214,3 +215,73 @@ def _chunk(content: Contributions, derived: Mapping[Contributions, int], step: S
             where="program",
         )
     return chunk
+
+
+def _times(
+    problem: Problem, program: Program, sent: Sequence[TracedMessage], links: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The start and the end of every message in ticks, if every rank goes on as soon as it can.
+
+    A step begins when the one before it in its threadblock, and those that it depends on, are done. A message
+    starts when its step has begun, the queue has room for it, and every resource that it holds is free; of
+    several that could go, the one goes first that alone could go first, and of equals the one to the next
+    rank, then to the one after that, so that ranks do not all send to one. What is received is taken out of
+    the queue once the receiving step has begun. Steps within a rank take no time.
+    """
+    tasks, occupied = _messages(problem, sent, links)
+    after, duration, room = tasks.after, list(tasks.duration), PROTOCOLS[program.protocol]
+    message_of = {each.step: m for m, each in enumerate(sent)}
+    begins = {address: tasks.add() for address, _ in program.steps()}
+    received = {each.receiver: m for m, each in enumerate(sent)}
+    in_queue: dict[Queue, list[int]] = defaultdict(list)
+    for m, each in enumerate(sent):
+        queue = in_queue[each.queue]
+        if len(queue) >= room:  # until then an earlier message is taken out
+            before = queue[-room]
+            after[before].append((m, duration[before]))
+            after[begins[sent[before].receiver]].append((m, 0))
+        queue.append(m)
+    # What a step does is done once it has begun and what it receives is there, or some time after it sends.
+    done: dict[StepAddress, list[tuple[int, int]]] = {}
+    for address, step in program.steps():
+        done[address] = [(begins[address], 0)]
+        if address in received:
+            done[address].append((received[address], duration[received[address]]))
+        if OPERATIONS[step.operation].sends:
+            for task, gap in done[address]:
+                after[task].append((message_of[address], gap))
+            done[address] = [(message_of[address], occupied[message_of[address]])]
+    for address, step in program.steps():
+        rank, t, s = address
+        for other in {*step.depends, *([(t, s - 1)] if s else [])}:
+            for task, gap in done[StepAddress(rank, *other)]:
+                after[task].append((begins[address], gap))
+    try:
+        alone = tasks.heads()
+    except ValueError:
+        raise InputError(
+            f"steps wait for each other when a queue holds {room} whole sends; send fewer chunks in a step",
+            where="program",
+        ) from None
+    turns = [(each.queue.dst - each.queue.src) % program.num_ranks for each in sent] + [0] * len(begins)
+    start = tasks.starts([*zip(alone, turns, strict=True)])[: len(sent)]
+    return start, [begin + length for begin, length in zip(start, duration, strict=True)]
+
+
+def _messages(
+    problem: Problem, sent: Sequence[TracedMessage], links: Sequence[int]
+) -> tuple[Tasks, list[int]]:
+    """Messages as tasks, and for how long after its start each keeps its step from being done."""
+    costs, columns, link = problem.costs, hold_columns(problem.topology), np.array(links, np.int64)
+    units = np.array([costs.chunk_units[each.chunks].sum() for each in sent], np.int64)
+    duration = costs.link_alpha[link] + units * costs.link_beta[link]
+    message, hold = columns.of_sends(link)
+    held = costs.hold_alpha[hold] + units[message] * costs.hold_beta[hold]
+    late = columns.receives[hold]
+    begin = np.where(late, duration[message] - held, 0)
+    tasks = Tasks(duration.tolist(), [[] for _ in sent], [[] for _ in sent])
+    for m, *own in np.stack([message, columns.resource[hold], begin, begin + held], axis=1).tolist():
+        tasks.holds[m].append(tuple(own))
+    occupied = np.zeros_like(duration)
+    np.maximum.at(occupied, message[~late], held[~late])
+    return tasks, np.where(occupied > 0, occupied, duration).tolist()
