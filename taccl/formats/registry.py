@@ -75,7 +75,7 @@ def write(
     ExportError
         If the format cannot hold the schedule.
     """
-    target = _writable(format_of_name(path) if format is None else format_named(format))
+    target = _writable(path, format)
     kind = _kind(schedule)
     return _write(schedule, path, target, _route(kind, target), overwrite=overwrite, options=options)[0]
 
@@ -87,7 +87,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     Raises `InputError` if the file cannot be read, the format is not known or only written, or an option is
     not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
     """
-    source = _readable(format_of_content(path) if format is None else format_named(format), path)
+    source = _readable(path, format)
     load = resolve_name(source.load)
     _check_options(options, (load,), source)
     return load(path, **options)
@@ -125,10 +125,7 @@ def convert(
     ExportError
         If the format cannot hold what was read.
     """
-    reading = _readable(
-        format_of_content(source) if from_ is None else format_named(from_, where="from"), source
-    )
-    writing = _writable(format_of_name(target) if to is None else format_named(to, where="to"))
+    reading, writing = _readable(source, from_, "from"), _writable(target, to, "to")
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
@@ -237,7 +234,8 @@ def _unknown(found: str, where: str) -> FormatError:
     return FormatError(f"found {found}; expected one of: {known}; check the path", where=where)
 
 
-def _readable(each: FileFormat, path: str | os.PathLike[str]) -> FileFormat:
+def _readable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
+    each = format_of_content(path) if name is None else format_named(name, where=where)
     if not each.load:
         known = ", ".join(other.name for other in FORMATS if other.load)
         text = f"{each.name} ({each.description}) is written and not read; give a file of one of {known}"
@@ -245,7 +243,8 @@ def _readable(each: FileFormat, path: str | os.PathLike[str]) -> FileFormat:
     return each
 
 
-def _writable(each: FileFormat) -> FileFormat:
+def _writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
+    each = format_of_name(path) if name is None else format_named(name, where=where)
     if not each.dump:
         known = ", ".join(other.name for other in FORMATS if other.dump)
         text = f"{each.name} ({each.description}) is read and not written; expected one of {known}"

@@ -223,9 +223,7 @@ def make_schedule(
     order = np.lexsort((columns["chunk"], columns["group"], columns["link"], columns["start"]))
     columns = {name: column[order] for name, column in columns.items()}
     _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
-    rank_of_group = np.empty(len(first), dtype=np.int32)
-    rank_of_group[np.argsort(first, kind="stable")] = np.arange(len(first), dtype=np.int32)
-    columns["group"] = rank_of_group[inverse] if count else columns["group"].astype(np.int32)
+    columns["group"] = np.argsort(np.argsort(first))[inverse].astype(np.int32)
     for column in columns.values():
         column.setflags(write=False)
     return Schedule(problem, producer=producer, sums=sums, **columns)

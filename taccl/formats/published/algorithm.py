@@ -174,7 +174,7 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
             raise FormatError(
                 f"found chunk {send.chunk}; expected one of the {len(chunk_of)} of collective.chunks; write "
                 "the file anew with the tool that made it",
-                where=f"{file.where}: {send.place()}",
+                where=f"{file.where}: {send.place}",
             )
         links = parallel.get((send.src, send.dst), ())
         if send.number >= len(links):
@@ -182,7 +182,7 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
             raise FormatError(
                 f"found link {send.number} from rank {send.src} to rank {send.dst}; topology {topology.name} "
                 f"has {found} there; correct the send, or the topology",
-                where=f"{file.where}: {send.place()}",
+                where=f"{file.where}: {send.place}",
             )
         index = links[send.number]
         key = (index, send.start, int(send.reduces)) if index in across else (index, send.start, -1, position)

@@ -24,7 +24,7 @@ _MOST_DIGITS = 30
 
 
 class SendEntry(NamedTuple):
-    """One entry of a step's sends; `start` is in tenths of the file's unit."""
+    """One entry of a step's sends; `start` is in tenths of the file's unit, `place` the field it is in."""
 
     chunk: int
     src: int
@@ -32,11 +32,7 @@ class SendEntry(NamedTuple):
     start: int
     number: int
     reduces: bool
-    where: tuple[int, int]
-
-    def place(self) -> str:
-        """The field that it stands in."""
-        return f"steps[{self.where[0]}].sends[{self.where[1]}]"
+    place: str
 
 
 def _cost(value: object) -> Fraction:
@@ -216,11 +212,12 @@ def _sends(steps: list[_Step], num_ranks: int, where: str) -> list[SendEntry]:
     sends = []
     for s, step in enumerate(steps):
         for i, (chunk, src, dst, start, number, *operation) in enumerate(step.sends):
-            sends.append(SendEntry(chunk, src, dst, start, number, operation == ["rrc"], (s, i)))
+            place = f"steps[{s}].sends[{i}]"
+            sends.append(SendEntry(chunk, src, dst, start, number, operation == ["rrc"], place))
             if max(src, dst) >= num_ranks or src == dst:
                 raise FormatError(
                     f"found a send from rank {src} to rank {dst}; expected two of ranks 0-{num_ranks - 1}; "
                     f"{_REMEDY}",
-                    where=f"{where}: {sends[-1].place()}",
+                    where=f"{where}: {place}",
                 )
     return sends
