@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Literal, NamedTuple
 
 from taccl.arguments import Count, checked, known_word
@@ -175,11 +175,10 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
 
 def _channel_chooser(policy: str, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:
     """The channel of a message from (src, dst, first chunk), asked in the order of messages."""
-    taken: Counter[tuple[int, int]] = Counter()
+    turns: dict[tuple[int, int], Iterator[int]] = defaultdict(lambda: cycle(range(num_channels)))
 
     def in_turn(src: int, dst: int, _chunk: int) -> int:
-        taken[src, dst] += 1
-        return (taken[src, dst] - 1) % num_channels
+        return next(turns[src, dst])
 
     def by_distance(src: int, dst: int, _chunk: int) -> int:
         apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same both ways

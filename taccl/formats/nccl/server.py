@@ -8,10 +8,10 @@ resource is left out where another one, held by at least the same sends for at l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import combinations, cycle, permutations
 from typing import Literal
 
 from taccl.errors import TopologyError
@@ -248,7 +248,8 @@ def _ancestors(server: Server, part: int) -> list[int]:
 
 def _nearest_nics(server: Server) -> list[int]:
     """The NIC of every local rank: the nearest one; ranks to which the same ones are nearest take turns."""
-    nearest = []
+    turns: dict[tuple[int, ...], Iterator[int]] = {}
+    chosen = []
     for gpu in server.gpus:
         up = _ancestors(server, gpu)
         far = []
@@ -258,13 +259,9 @@ def _nearest_nics(server: Server) -> list[int]:
             # Beyond the CPU, at the CPU, or below it; then the number of steps.
             kind = 2 if met is None else int(met == up[-1])
             far.append((kind, len(up) + len(down) if met is None else up.index(met) + down.index(met)))
-        nearest.append(tuple(nic for nic, each in enumerate(far) if each == min(far)))
-    turn: dict[tuple[int, ...], int] = defaultdict(int)
-    chosen = []
-    for nics in nearest:
-        if nics:
-            chosen.append(nics[turn[nics] % len(nics)])
-            turn[nics] += 1
+        nearest = tuple(nic for nic, each in enumerate(far) if each == min(far))
+        if nearest:
+            chosen.append(next(turns.setdefault(nearest, cycle(nearest))))
     return chosen
 
 

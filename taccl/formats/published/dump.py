@@ -132,12 +132,11 @@ def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) 
     """Microseconds in the unit of which starts are whole tenths: 1, 0.1, ... or what it takes."""
     per_us = schedule.problem.costs.ticks_per_us
     ticks = np.unique(schedule.start).tolist()
-    costs = layout.costs()
 
     def fits(unit_us: Fraction) -> bool:
         tenths = (Fraction(t, per_us) * 10 / unit_us for t in ticks)
         return all(t.denominator == 1 and t <= _LARGEST for t in tenths) and all(
-            _is_exact(Fraction(cost, per_us) / unit_us) for cost in costs
+            _is_exact(Fraction(cost, per_us) / unit_us) for cost in layout.costs
         )
 
     if wanted is not None:
@@ -150,7 +149,7 @@ def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) 
             )
         return given
     decimal = [Fraction(1, 10**digits) for digits in range(_MOST_DIGITS + 1)]
-    for unit_us in (*decimal, Fraction(10 * math.gcd(*ticks, *costs), per_us)):
+    for unit_us in (*decimal, Fraction(10 * math.gcd(*ticks, *layout.costs), per_us)):
         if unit_us and fits(unit_us):
             return unit_us
     raise ExportError(

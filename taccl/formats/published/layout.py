@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class Layout:
     - `number` (mapping of link to int): Its place among the parallel links between its ranks.
     - `parallel`, `inside` (mapping of (source, destination) to int): Of local ranks: how many links there
       are, and what a chunk costs over each.
+    - `costs`: Every cost that the file states.
     - `switches`: Local ranks; equal ones are planes of one.
     - `lost`: What has no place.
     """
@@ -51,13 +53,9 @@ class Layout:
     parallel: dict[tuple[int, int], int]
     inside: dict[tuple[int, int], int]
     across: Across | None
+    costs: list[int]
     switches: tuple[tuple[int, ...], ...]
     lost: tuple[str, ...]
-
-    def costs(self) -> list[int]:
-        """Every cost that the file states."""
-        between = [self.across.alpha, self.across.beta] if self.across else []
-        return sorted({*self.inside.values(), *between})
 
 
 class _Misfit(Exception):
@@ -132,7 +130,8 @@ class _Way:
         across = self._across(across_links) if self.num_nodes > 1 else None
         number |= dict.fromkeys(across_links, 0)
         self._check_overlaps()
-        self._check_grid([*inside.values(), *((across.alpha, across.beta) if across else ())])
+        costs = sorted({*inside.values(), *(across[:2] if across else ())})
+        self._check_grid(costs)
         switches = self._switches(number)
         lost = []
         if self.num_nodes != self.topology.num_nodes:
@@ -153,7 +152,9 @@ class _Way:
             lost.append(f"resources that links share ({first_of(shared, _SHOWN)})")
         if any(self.costs.link_alpha[e] for e in inside_links):
             lost.append("latencies inside nodes, which become a part of what a chunk costs")
-        return Layout(self.num_nodes, self.size, number, parallel, inside, across, switches, tuple(lost))
+        return Layout(
+            self.num_nodes, self.size, number, parallel, inside, across, costs, switches, tuple(lost)
+        )
 
     def _is_inside(self, link: int) -> bool:
         return self.links[link].src // self.size == self.links[link].dst // self.size
@@ -163,15 +164,14 @@ class _Way:
     ) -> tuple[dict[int, int], dict[tuple[int, int], int], dict[tuple[int, int], int]]:
         """The number of every link in a node; how many there are between local ranks, and what each costs."""
         number: dict[int, int] = {}
-        parallel: dict[tuple[int, int], int] = {}
+        parallel: Counter[tuple[int, int]] = Counter()
         inside: dict[tuple[int, int], int] = {}
-        met: Counter[tuple[int, int]] = Counter()
+        met: dict[tuple[int, int], Iterator[int]] = defaultdict(count)
         for e in links:
             src, dst = self.links[e].src, self.links[e].dst
-            number[e] = met[src, dst]
-            met[src, dst] += 1
+            number[e] = next(met[src, dst])
             pair = src % self.size, dst % self.size
-            parallel[pair] = max(parallel.get(pair, 0), met[src, dst])
+            parallel[pair] = max(parallel[pair], number[e] + 1)
             cost = self.costs.duration(e, self.units)
             if inside.setdefault(pair, cost) != cost:
                 raise _Misfit(f"links from rank {src} to rank {dst}, or from their like, differ in cost")
