@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import cycle, pairwise
 from typing import Literal, NamedTuple
 
-from taccl.arguments import Count, checked, known_word
+from taccl.arguments import Count, checked
 from taccl.errors import InputError, LossyConversionWarning
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
@@ -31,9 +31,9 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 
 #: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
-MERGED = ("split", "pack")
-CHANNELS = ("single", "round-robin", "by-chunk", "by-peer")
-THREADBLOCKS = ("per-direction", "per-peer", "relay")
+Merged = Literal["split", "pack"]
+Channels = Literal["single", "round-robin", "by-chunk", "by-peer"]
+Threadblocks = Literal["per-direction", "per-peer", "relay"]
 _LAST = 2**62
 
 
@@ -51,10 +51,10 @@ def lower(
     *,
     in_place: bool = False,
     protocol: str | None = None,
-    channels: str = "single",
+    channels: Channels = "single",
     num_channels: Count = 1,
-    threadblocks: str = "per-direction",
-    merged: str = "split",
+    threadblocks: Threadblocks = "per-direction",
+    merged: Merged = "split",
     max_count: Count = 64,
     instances: Count | Literal["auto"] = 1,
     name: str = "",
@@ -104,9 +104,6 @@ def lower(
         If an option is unknown, chunks differ in size, or a chunk is sent from where it is not (`verify` says
         more).
     """
-    known_word(channels, CHANNELS, "channels")
-    known_word(threadblocks, THREADBLOCKS, "threadblocks")
-    known_word(merged, MERGED, "merged")
     if isinstance(schedule, CompactSchedule):
         schedule = schedule.expand()
     problem = schedule.problem
@@ -173,7 +170,7 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
     return (said,)
 
 
-def _channel_chooser(policy: str, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:
+def _channel_chooser(policy: Channels, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:
     """The channel of a message from (src, dst, first chunk), asked in the order of messages."""
     turns: dict[tuple[int, int], Iterator[int]] = defaultdict(lambda: cycle(range(num_channels)))
 

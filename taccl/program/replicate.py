@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil, log2
 
-from taccl.errors import InputError
+from taccl.arguments import Count, checked
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import weight
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS
@@ -54,13 +54,12 @@ def _length(threadblock: Threadblock) -> int:
     return sum(weight(step) * max(step.count, 1) for step in threadblock.steps)
 
 
-def replicate(program: Program, instances: int) -> Program:
+@checked
+def replicate(program: Program, instances: Count) -> Program:
     """The program with every chunk cut into parts, each moved by its own threadblocks over its own channels.
 
     Parts of a chunk are neighbours, so that a step of several chunks becomes as many steps of one.
     """
-    if instances < 1:
-        raise InputError(f"found {instances}; expected at least 1", where="instances")
     if instances == 1:
         return program
     channels = program.num_channels

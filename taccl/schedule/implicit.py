@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import checked, known_word
+from taccl.arguments import Bytes, Count, checked, known_word
 from taccl.collective import busbw_factor
 from taccl.collectives import make
 from taccl.errors import InputError
@@ -66,6 +66,7 @@ class TransferBlock(NamedTuple):
     reduce: NDArray[np.bool_]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class ImplicitSchedule(Figures):
     """A pattern, and the translations that repeat it for every rank.
@@ -83,19 +84,13 @@ class ImplicitSchedule(Figures):
 
     translations: Translations
     collective: str
-    chunks_per_rank: int
-    chunk_bytes: int
+    chunks_per_rank: Count
+    chunk_bytes: Bytes
     pattern: Pattern
     producer: str = ""
 
     def __post_init__(self) -> None:
         known_word(self.collective, IMPLICIT_COLLECTIVES, "collective")
-        if self.chunks_per_rank < 1 or self.chunk_bytes < 1:
-            raise InputError(
-                f"found {self.chunks_per_rank} chunks per rank of {self.chunk_bytes} bytes; expected positive"
-                " whole numbers",
-                where="chunks",
-            )
 
     @property
     def host(self) -> NamedFabric | Topology:
