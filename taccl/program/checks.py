@@ -81,13 +81,12 @@ def queue_ends(
     """The (rank, threadblock) that send into each queue, and those that receive from it."""
     senders: dict[Queue, list[tuple[int, int]]] = defaultdict(list)
     receivers: dict[Queue, list[tuple[int, int]]] = defaultdict(list)
-    for r, rank in enumerate(program.ranks):
-        for t, threadblock in enumerate(rank.threadblocks):
-            outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
-            if outgoing is not None:
-                senders[outgoing].append((r, t))
-            if incoming is not None:
-                receivers[incoming].append((r, t))
+    for (r, t), threadblock in program.threadblocks():
+        outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
+        if outgoing is not None:
+            senders[outgoing].append((r, t))
+        if incoming is not None:
+            receivers[incoming].append((r, t))
     return dict(senders), dict(receivers)
 
 

@@ -96,11 +96,9 @@ class _Machine:
         capacity: int,
         sent: dict[StepAddress, list[NDArray[Any]]] | None,
     ) -> None:
-        self.program, self.capacity, self.sent = program, capacity, sent
+        self.capacity, self.sent = capacity, sent
         self.execution = ExecutionState(memory)
-        self.blocks: list[Block] = [
-            (r, t) for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))
-        ]
+        self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.queues: dict[Queue | None, deque[NDArray[Any]]] = defaultdict(deque)
@@ -116,16 +114,12 @@ class _Machine:
             block = self.ready.popleft()
             self.is_ready.discard(block)
             self._advance(block)
-        if any(self.position[block] < len(self._steps(block)) for block in self.blocks):
+        if any(self.position[block] < len(self.blocks[block].steps) for block in self.blocks):
             self.execution.stuck = self._explain()
         return self.execution
 
-    def _steps(self, block: Block) -> tuple[Step, ...]:
-        return self.program.ranks[block[0]].threadblocks[block[1]].steps
-
     def _queues(self, block: Block) -> tuple[Queue | None, Queue | None]:
-        threadblock = self.program.ranks[block[0]].threadblocks[block[1]]
-        return threadblock.receives_from(block[0]), threadblock.sends_into(block[0])
+        return self.blocks[block].receives_from(block[0]), self.blocks[block].sends_into(block[0])
 
     def _wake(self, block: Block | None) -> None:
         if block is not None and block not in self.is_ready:
@@ -135,7 +129,7 @@ class _Machine:
     def _advance(self, block: Block) -> None:
         """Run a threadblock until it has to wait."""
         rank, t = block
-        steps, memory = self._steps(block), self.execution.memory[rank]
+        steps, memory = self.blocks[block].steps, self.execution.memory[rank]
         incoming, outgoing = self._queues(block)
         while self.position[block] < len(steps):
             s = self.position[block]
@@ -195,7 +189,7 @@ class _Machine:
     def _explain(self) -> Fault:
         """The steps that wait for each other, or the one that waits for what never comes."""
         path: list[Block] = []
-        block: Block | None = next(b for b in self.blocks if self.position[b] < len(self._steps(b)))
+        block: Block | None = next(b for b in self.blocks if self.position[b] < len(self.blocks[b].steps))
         reasons: dict[Block, str] = {}
         while block is not None and block not in reasons:
             path.append(block)
@@ -221,7 +215,7 @@ class _Machine:
     def _waits_for(self, block: Block) -> tuple[Block | None, str]:
         """The threadblock that must move first, None where none will, and the reason as text."""
         rank, _ = block
-        step = self._steps(block)[self.position[block]]
+        step = self.blocks[block].steps[self.position[block]]
         awaited = None if self.item[block] else self._awaited(rank, step)
         if awaited is not None:
             return (rank, awaited.threadblock), f"depends on {awaited}"
@@ -229,7 +223,7 @@ class _Machine:
         receives = OPERATIONS[step.operation].receives and not self.queues[incoming]
         queue, other = (incoming, self.sender) if receives else (outgoing, self.receiver)
         partner = other.get(queue)
-        if partner is None or self.position[partner] >= len(self._steps(partner)):
+        if partner is None or self.position[partner] >= len(self.blocks[partner].steps):
             what = "a chunk that is never sent" if receives else "room: nobody receives what is sent"
             return None, f"waits for {what} {queue}"
         return partner, f"waits for {'a chunk' if receives else 'room'} {queue}"

@@ -49,13 +49,14 @@ def running_order(
         queues[parcel.queue].append(parcel)
         if room is not None and len(queues[parcel.queue]) > room:
             takes[parcel.send].append(queues[parcel.queue][-1 - room].receive)
-    position = {(r, t): 0 for r, rank in enumerate(program.ranks) for t in range(len(rank.threadblocks))}
+    threadblocks = dict(program.threadblocks())
+    position = dict.fromkeys(threadblocks, 0)
     waiting: dict[StepAddress, list[tuple[int, int]]] = defaultdict(list)
     ready = deque(position)
     order: list[StepAddress] = []
     while ready:
         r, t = block = ready.popleft()
-        steps = program.ranks[r].threadblocks[t].steps
+        steps = threadblocks[block].steps
         woken: list[tuple[int, int]] = []
         while position[block] < len(steps) and not woken:
             address = StepAddress(r, t, position[block])

@@ -200,7 +200,7 @@ class Program:
     @cached_property
     def num_channels(self) -> int:
         """One more than the highest channel in use; at least one."""
-        return 1 + max((tb.channel for rank in self.ranks for tb in rank.threadblocks), default=0)
+        return 1 + max((threadblock.channel for _, threadblock in self.threadblocks()), default=0)
 
     @property
     def max_threadblocks(self) -> int:
@@ -214,10 +214,15 @@ class Program:
 
     def steps(self) -> Iterator[tuple[StepAddress, Step]]:
         """Every step with its address, by rank, threadblock and position."""
+        for (r, t), threadblock in self.threadblocks():
+            for s, step in enumerate(threadblock.steps):
+                yield StepAddress(r, t, s), step
+
+    def threadblocks(self) -> Iterator[tuple[tuple[int, int], Threadblock]]:
+        """Every threadblock with its rank and its number there."""
         for r, rank in enumerate(self.ranks):
             for t, threadblock in enumerate(rank.threadblocks):
-                for s, step in enumerate(threadblock.steps):
-                    yield StepAddress(r, t, s), step
+                yield (r, t), threadblock
 
     def threadblock(self, address: StepAddress) -> Threadblock:
         """The threadblock of a step."""

@@ -26,11 +26,7 @@ def weight(step: Step) -> int:
 
 def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more."""
-    weights = {
-        (r, t): sum(map(weight, threadblock.steps))
-        for r, rank in enumerate(program.ranks)
-        for t, threadblock in enumerate(rank.threadblocks)
-    }
+    weights = {block: sum(map(weight, threadblock.steps)) for block, threadblock in program.threadblocks()}
     if max(weights.values(), default=0) <= max_steps:
         return program
     parcels = match(program)
