@@ -20,7 +20,7 @@ from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
 from taccl.program.matching import parcels_of
-from taccl.program.program import Program, RankProgram, Slot, StepAddress, Threadblock
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from taccl.program.split import split_threadblocks, weight
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
@@ -185,38 +185,30 @@ def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored)
             "    " + _tag("tb", {"id": t, "send": send, "recv": receive, "chan": threadblock.channel})
         )
         for s, step in enumerate(threadblock.steps):
-            waits = [(other, places[other][index]) for other, index in step.depends] or [(-1, -1)]
-            first = places[t][s] - len(waits) + 1
-            for i, wait in enumerate(waits[:-1]):
-                lines.append(_step_line(first + i, "nop", None, None, 0, wait, hasdep=False))
+            *others, last = [(other, places[other][index]) for other, index in step.depends] or [(-1, -1)]
+            first = places[t][s] - len(others)
+            lines += [_step_line(first + i, Step("nop"), None, None, wait) for i, wait in enumerate(others)]
             address = StepAddress(r, t, s)
             src = step.src or sources.get(address) or step.dst
             dst = step.dst or targets.get(address) or step.src
-            kind, count = _TYPE_OF[step.operation], 0 if step.operation == "nop" else step.count
-            line = _step_line(places[t][s], kind, src, dst, count, waits[-1], hasdep=(t, s) in awaited)
-            marks = (("needs", step.needs), ("gives", step.gives))
-            said = "".join(f' {name}="{" ".join(tiles)}"' for name, tiles in marks if tiles)
-            lines.append(line.removesuffix("/>") + said + "/>")
+            lines.append(_step_line(places[t][s], step, src, dst, last, hasdep=(t, s) in awaited))
         lines.append("    </tb>")
     return lines
 
 
 def _step_line(
-    place: int,
-    kind: str,
-    src: Slot | None,
-    dst: Slot | None,
-    count: int,
-    wait: tuple[int, int],
-    *,
-    hasdep: bool,
+    place: int, step: Step, src: Slot | None, dst: Slot | None, wait: tuple[int, int], *, hasdep: bool = False
 ) -> str:
     values = {
-        "s": place, "type": kind,
+        "s": place, "type": _TYPE_OF[step.operation],
         "srcbuf": src.buffer[0] if src else "i", "srcoff": src.offset if src else -1,
         "dstbuf": dst.buffer[0] if dst else "o", "dstoff": dst.offset if dst else -1,
-        "cnt": count, "depid": wait[0], "deps": wait[1], "hasdep": int(hasdep),
+        "cnt": 0 if step.operation == "nop" else step.count,
+        "depid": wait[0], "deps": wait[1], "hasdep": int(hasdep),
     }  # fmt: skip
+    values |= {
+        name: " ".join(tiles) for name, tiles in (("needs", step.needs), ("gives", step.gives)) if tiles
+    }
     return "      " + _tag("step", values)[:-1] + "/>"
 
 
