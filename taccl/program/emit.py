@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from taccl.program.program import OPERATIONS, RankProgram, Slot, Step, Threadblock
+from taccl.program.program import OPERATIONS, Slot, Step, Threadblock
 
 _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send"}
 
@@ -68,14 +68,7 @@ def written_slots(step: Draft | Step) -> Iterator[Slot]:
         yield from step.dst.neighbours(step.count)
 
 
-def assemble(
-    drafts: Sequence[Draft],
-    input_chunks: int,
-    output_chunks: int,
-    scratch_chunks: int,
-    *,
-    relays: bool = False,
-) -> RankProgram:
+def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
     """The rank's threadblocks; those that others wait for have the lowest numbers.
 
     - `relays`: Whether what mostly passes on what comes from one rank to another is one threadblock.
@@ -126,7 +119,7 @@ def assemble(
         threadblocks.append(
             Threadblock(steps, send_to if sends else None, key.peer if receives else None, channel)
         )
-    return RankProgram(input_chunks, output_chunks, scratch_chunks, tuple(threadblocks))
+    return tuple(threadblocks)
 
 
 def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:

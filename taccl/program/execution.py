@@ -50,9 +50,11 @@ class ExecutionState:
     - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
       allow.
     - `stuck`: Why it did not run to its end.
+    - `sent`: What every step sends, chunk by chunk, if that is asked for.
     """
 
     memory: list[Memory]
+    sent: dict[StepAddress, list[NDArray[Any]]] | None = None
     done: list[StepAddress] = field(default_factory=list)
     stuck: Fault | None = None
 
@@ -83,21 +85,14 @@ def execute(
     - `capacity`: Chunks that a queue holds; default: as many as the protocol.
     - `sent`: Gets what every step sends, chunk by chunk.
     """
-    return _Machine(program, memory, capacity or PROTOCOLS[program.protocol], sent).run()
+    return _Machine(program, ExecutionState(memory, sent), capacity or PROTOCOLS[program.protocol]).run()
 
 
 class _Machine:
     """Threadblocks with the step each is at, and queues with what is in them."""
 
-    def __init__(
-        self,
-        program: Program,
-        memory: list[Memory],
-        capacity: int,
-        sent: dict[StepAddress, list[NDArray[Any]]] | None,
-    ) -> None:
-        self.capacity, self.sent = capacity, sent
-        self.execution = ExecutionState(memory)
+    def __init__(self, program: Program, execution: ExecutionState, capacity: int) -> None:
+        self.execution, self.capacity = execution, capacity
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
@@ -182,8 +177,8 @@ class _Machine:
                 row[...] = value
         if parts.sends:
             self.queues[outgoing].append(value)
-            if self.sent is not None:
-                self.sent.setdefault(address, []).append(value)
+            if self.execution.sent is not None:
+                self.execution.sent.setdefault(address, []).append(value)
             self._wake(self.receiver.get(outgoing))
 
     def _explain(self) -> Fault:

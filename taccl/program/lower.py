@@ -25,7 +25,7 @@ from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import RankLayout, layout
 from taccl.program.messages import Message, NamedSums, Part, events_of, follow, follow_named, messages_of
-from taccl.program.program import PROTOCOLS, Program, Slot
+from taccl.program.program import PROTOCOLS, Program, RankProgram, Slot
 from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
@@ -132,10 +132,10 @@ def lower(
     program = Program(
         name or problem.title,
         tuple(
-            assemble(
-                each, len(where.inputs), len(where.outputs), scratch_chunks, relays=threadblocks == "relay"
+            RankProgram(
+                len(where.inputs), len(where.outputs), chunks, assemble(each, relays=threadblocks == "relay")
             )
-            for each, where, scratch_chunks in zip(drafts, layouts, scratch, strict=True)
+            for each, where, chunks in zip(drafts, layouts, scratch, strict=True)
         ),
         collective,
         in_place,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from taccl.errors import InputError
 from taccl.program.matching import Parcel, match, running_order
-from taccl.program.program import Program, RankProgram, Step, StepAddress, Threadblock
+from taccl.program.program import Program, RankProgram, Step, StepAddress
 
 #: (rank, threadblock).
 Block = tuple[int, int]
@@ -124,14 +124,13 @@ def _split_rank(r: int, rank: RankProgram, piece_of: dict[StepAddress, int], cha
         piece: n for n, piece in enumerate(sorted(pieces, key=lambda piece: (piece not in awaited, piece)))
     }
     threadblocks = tuple(
-        Threadblock(
-            tuple(
+        replace(
+            rank.threadblocks[t],
+            steps=tuple(
                 replace(step, depends=tuple((numbers[piece], index) for piece, index in waits[t, s]))
                 for s, step in pieces[t, p]
             ),
-            rank.threadblocks[t].send_to,
-            rank.threadblocks[t].receive_from,
-            rank.threadblocks[t].channel + p * channels,
+            channel=rank.threadblocks[t].channel + p * channels,
         )
         for t, p in numbers
     )

@@ -20,6 +20,7 @@ from taccl.topology.topology import AlphaMeaning as AlphaMeaning
 from taccl.topology.topology import Side, Topology, TopologyBuilder
 
 Number = int | float | str | Fraction
+Pair = tuple[int, int]
 #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
 Step = tuple[str, Fraction, Side]
 
@@ -99,35 +100,34 @@ def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterab
         alpha_meaning=wiring.alpha_meaning,
         profile=profile,
     )
-    shared = _Shared()
+    shared = _Shared(builder)
     by_pcie = _pairs_by_pcie(server, wiring.pcie)
     for node in range(nodes):
-        _add_node(builder, shared, server, wiring, node, by_pcie)
+        _add_node(shared, server, wiring, node, by_pcie)
     nic_of_rank = _nearest_nics(server)
     if nodes > 1:
-        _join_nodes(builder, shared, server, wiring, nic_of_rank)
-    shared.add_to(builder)
+        _join_nodes(shared, server, wiring, nic_of_rank)
+    shared.add_resources()
     return builder.build(notes=(*notes, *_notes(server, wiring, by_pcie, nic_of_rank)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Resources to be: by name, the links that hold each, for how long and from which side."""
+    """A topology to be, and its resources: by name, the links that hold each, how long and from which side."""
 
+    builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add_link(
-        self, builder: TopologyBuilder, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[Step]
-    ) -> None:
+    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[Step]) -> None:
         """Add a link that is as slow as the slowest of its steps, and holds each of them."""
         slowest = max(beta for _, beta, _ in steps)
-        link = builder.add_link(
+        link = self.builder.add_link(
             src, dst, alpha_us=alpha_us, beta_us_per_mb=slowest, overhead_us=OVERHEAD_US, name=name
         )
         for step, beta, side in steps:
             self.holds[step][link] = (beta, side)
 
-    def add_to(self, builder: TopologyBuilder) -> None:
+    def add_resources(self) -> None:
         """Add the resources that say something: several links hold them, and no other one implies them.
 
         Of two that say the same, the later one stays: NICs come after the PCIe links that lead to them.
@@ -143,9 +143,9 @@ class _Shared:
                 dropped.add(name)
         for name, holds in self.holds.items():
             if name not in dropped:
-                resource = builder.add_resource(name)
+                resource = self.builder.add_resource(name)
                 for link, (beta, side) in holds.items():
-                    builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)
+                    self.builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=beta, side=side)
 
 
 def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
@@ -169,20 +169,13 @@ def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
 
 
-def _add_node(
-    builder: TopologyBuilder,
-    shared: _Shared,
-    server: Server,
-    wiring: Wiring,
-    node: int,
-    by_pcie: list[tuple[int, int]],
-) -> None:
+def _add_node(shared: _Shared, server: Server, wiring: Wiring, node: int, by_pcie: Iterable[Pair]) -> None:
     first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
     for (a, b), count in sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
         name = f"NVLink x{count}" if count > 1 else "NVLink"
         for src, dst in ((a, b), (b, a)):
-            builder.add_link(
+            shared.builder.add_link(
                 first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, overhead_us=OVERHEAD_US,
                 name=name,
             )  # fmt: skip
@@ -190,17 +183,15 @@ def _add_node(
         which = f" {number}" if len(server.switches) > 1 else ""
         cost = LinkCost(alpha_us, server.nvlink_beta_us_per_mb / count, OVERHEAD_US)
         name = f"NVSwitch{which} of node {node}"
-        add_crossbar(builder, [first + rank for rank in ranks], cost, name=name, link_name="NVSwitch")
+        add_crossbar(shared.builder, [first + rank for rank in ranks], cost, name=name, link_name="NVSwitch")
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = _steps(server, server.gpus[src], server.gpus[dst])
             here: list[Step] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
-            shared.add_link(builder, first + src, first + dst, alpha_us, "PCIe", here)
+            shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
-def _join_nodes(
-    builder: TopologyBuilder, shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: list[int]
-) -> None:
+def _join_nodes(shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: list[int]) -> None:
     """The links of every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
     nics = [server.nics[nic] for nic in nic_of_rank]
@@ -216,7 +207,7 @@ def _join_nodes(
                     (f"NIC {nics[dst].name} of node {there} ingress", nics[dst].beta_us_per_mb, "receive"),
                 ]
                 ends = here * size + src, there * size + dst
-                shared.add_link(builder, *ends, wiring.internode_alpha_us, "network", steps)
+                shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
 def _steps(server: Server, start: int, end: int) -> list[Step]:

@@ -164,15 +164,8 @@ def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
         )
     _check_matrices(topology, where)
     chunks = [(tuple(sorted(c.pre)), tuple(sorted(c.post)), c.addr) for c in collective.chunks]
-    return AlgorithmFile(
-        where,
-        fields.name,
-        collective.name,
-        num_ranks,
-        chunks,
-        _sends(fields.steps, num_ranks, where),
-        topology,
-    )
+    sends = _sends(fields.steps, num_ranks, where)
+    return AlgorithmFile(where, fields.name, collective.name, num_ranks, chunks, sends, topology)
 
 
 def _check_matrices(topology: TopologyFields, where: str) -> None:
