@@ -12,6 +12,8 @@ from taccl.program.program import BUFFERS, OPERATIONS, Program, Queue, Step, Ste
 
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
+#: The (rank, threadblock) by the queue that they send into, or receive from.
+Ends = defaultdict[Queue, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +77,16 @@ def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[
             yield f"depends on step {index} of threadblock {other}; expected 0-{last}"
 
 
-def queue_ends(
-    program: Program,
-) -> tuple[dict[Queue, list[tuple[int, int]]], dict[Queue, list[tuple[int, int]]]]:
+def queue_ends(program: Program) -> tuple[Ends, Ends]:
     """The (rank, threadblock) that send into each queue, and those that receive from it."""
-    senders: dict[Queue, list[tuple[int, int]]] = defaultdict(list)
-    receivers: dict[Queue, list[tuple[int, int]]] = defaultdict(list)
+    senders, receivers = Ends(list), Ends(list)
     for (r, t), threadblock in program.threadblocks():
         outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
         if outgoing is not None:
             senders[outgoing].append((r, t))
         if incoming is not None:
             receivers[incoming].append((r, t))
-    return dict(senders), dict(receivers)
+    return senders, receivers
 
 
 def traffic(program: Program) -> tuple[Traffic, Traffic]:

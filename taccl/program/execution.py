@@ -94,6 +94,8 @@ class _Machine:
     def __init__(self, program: Program, execution: ExecutionState, capacity: int) -> None:
         self.execution, self.capacity = execution, capacity
         self.blocks = dict(program.threadblocks())
+        self.incoming = {(r, t): threadblock.receives_from(r) for (r, t), threadblock in self.blocks.items()}
+        self.outgoing = {(r, t): threadblock.sends_into(r) for (r, t), threadblock in self.blocks.items()}
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.queues: dict[Queue | None, deque[NDArray[Any]]] = defaultdict(deque)
@@ -113,9 +115,6 @@ class _Machine:
             self.execution.stuck = self._explain()
         return self.execution
 
-    def _queues(self, block: Block) -> tuple[Queue | None, Queue | None]:
-        return self.blocks[block].receives_from(block[0]), self.blocks[block].sends_into(block[0])
-
     def _wake(self, block: Block | None) -> None:
         if block is not None and block not in self.is_ready:
             self.is_ready.add(block)
@@ -124,8 +123,7 @@ class _Machine:
     def _advance(self, block: Block) -> None:
         """Run a threadblock until it has to wait."""
         rank, t = block
-        steps, memory = self.blocks[block].steps, self.execution.memory[rank]
-        incoming, outgoing = self._queues(block)
+        steps, incoming, outgoing = self.blocks[block].steps, self.incoming[block], self.outgoing[block]
         while self.position[block] < len(steps):
             s = self.position[block]
             step, address = steps[s], StepAddress(rank, t, s)
@@ -140,7 +138,7 @@ class _Machine:
                     return
                 if parts.sends and len(self.queues[outgoing]) >= self.capacity:
                     return
-                self._move(step, address, memory, incoming, outgoing)
+                self._move(step, address, incoming, outgoing)
                 self.item[block] += 1
             self.item[block] = 0
             self.position[block] += 1
@@ -154,10 +152,8 @@ class _Machine:
                 return StepAddress(rank, t, s)
         return None
 
-    def _move(
-        self, step: Step, address: StepAddress, memory: Memory, incoming: Queue | None, outgoing: Queue | None
-    ) -> None:
-        i = self.item[address.rank, address.threadblock]
+    def _move(self, step: Step, address: StepAddress, incoming: Queue | None, outgoing: Queue | None) -> None:
+        i, memory = self.item[address[:2]], self.execution.memory[address.rank]
         parts = OPERATIONS[step.operation]
         value: NDArray[Any] | None = None
         if parts.receives:
@@ -214,7 +210,7 @@ class _Machine:
         awaited = None if self.item[block] else self._awaited(rank, step)
         if awaited is not None:
             return (rank, awaited.threadblock), f"depends on {awaited}"
-        incoming, outgoing = self._queues(block)
+        incoming, outgoing = self.incoming[block], self.outgoing[block]
         receives = OPERATIONS[step.operation].receives and not self.queues[incoming]
         queue, other = (incoming, self.sender) if receives else (outgoing, self.receiver)
         partner = other.get(queue)

@@ -147,7 +147,9 @@ class Precedence:
         self.transfers: list[list[int]] = [[] for _ in range(self.num_sends)]
         for transfer, s in enumerate(self.send):
             self.transfers[s].append(transfer)
-        self.units, self.own_units = (self._sum(p.costs.chunk_units, chunk, send) for p in (problem, own))
+        self.units, self.own_units = np.zeros((2, self.num_sends), dtype=np.int64)
+        np.add.at(self.units, send, problem.costs.chunk_units[chunk])
+        np.add.at(self.own_units, send, own.costs.chunk_units[chunk])
         duration, own_duration = (
             p.costs.link_alpha[link[first]] + units * p.costs.link_beta[link[first]]
             for p, units in ((problem, self.units), (own, self.own_units))
@@ -169,13 +171,6 @@ class Precedence:
             self._of_copies()
         self._of_own_first()
         self._of_releases()
-
-    def _sum(
-        self, units: NDArray[np.int64], chunk: NDArray[np.integer], send: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
-        total = np.zeros(self.num_sends, dtype=np.int64)
-        np.add.at(total, send, units[chunk])
-        return total
 
     def _wait(
         self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0
