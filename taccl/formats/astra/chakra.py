@@ -113,7 +113,6 @@ def _nodes(
     """The nodes of every rank; a node's id is its place."""
     problem = schedule.problem
     links = problem.topology.links
-    start, end = ([int(column[m[0]]) for m in events.transfers] for column in (schedule.start, schedule.end))
     nodes: list[list[_Node]] = [[] for _ in range(problem.topology.num_ranks)]
     arrived: dict[int, int] = {}  # send -> node at its destination after which its chunks are there
     sent: dict[int, int] = {}
@@ -131,9 +130,9 @@ def _nodes(
 
     # What arrives at a moment is listed before what starts then, so that nodes wait for earlier ones only.
     per_us = problem.costs.ticks_per_us
-    moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(end)]
+    moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
     moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
-    moments += [(t, 2, s) for s, t in enumerate(start)]
+    moments += [(t, 2, s) for s, t in enumerate(events.start)]
     for _, kind, s in sorted(moments):
         if kind == 1:
             tile = computed[s]
@@ -169,7 +168,7 @@ def _nodes(
     for s, link in enumerate(events.link):
         mine = nodes[links[link].src][sent[s]]
         mine.after |= {arrived[source] for source in _sources(events, s)}
-    for before, s in _kept_order(problem, events, start, end):
+    for before, s in _kept_order(events):
         nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
     for each in nodes:
         if not each:  # a trace without a node that may start is taken for a deadlock
@@ -192,18 +191,16 @@ def _sources(events: Events, send: int) -> set[int]:
     return found
 
 
-def _kept_order(
-    problem: Problem, events: Events, start: Sequence[int], end: Sequence[int]
-) -> set[tuple[int, int]]:
+def _kept_order(events: Events) -> set[tuple[int, int]]:
     """Pairs of one rank's sends, of which the first held a resource of the second's, and ended before it."""
-    links = problem.topology.links
+    links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():
         last: dict[int, int] = {}
         for use in uses:
             rank = links[events.link[use.send]].src
             before = last.get(rank)
-            if before is not None and end[before] <= start[use.send]:
+            if before is not None and events.end[before] <= events.start[use.send]:
                 pairs.add((before, use.send))
             last[rank] = use.send
     return pairs
