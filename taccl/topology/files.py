@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from taccl.topology.file_schema import NicsEntry, NodeEntry, ResourceEntry, TopologyFile
+    from taccl.topology.file_schema import NetworkEntry, NicsEntry, NodeEntry, ResourceEntry, TopologyFile
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -93,9 +93,6 @@ def _described_machine(file: TopologyFile, default_name: str) -> Topology:
 
     Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
     oversubscribed k times carries a k-th of what all cards of a node do, out of it and into it.
-
-    Raises `TopologyError` if nodes are joined by no cards, cards and GPUs do not fit, or there would be too
-    many links.
     """
     node, nics, network = file.node, file.nics, file.network
     assert node is not None
@@ -119,7 +116,7 @@ def _described_machine(file: TopologyFile, default_name: str) -> Topology:
     costs = {count: LinkCost(node.alpha_us, node.rate() / count, node.overhead_us) for count in (1, 2)}
     add_nodes(builder, num_nodes, size, pairs, costs, switch="switch", reduces=node.reduces)
     if joined and nics is not None and network is not None:
-        _add_network(builder, nics, nic_of_gpu, network.oversubscription, joined, size, num_nodes)
+        _add_network(builder, nics, network, nic_of_gpu, joined)
     return builder.build()
 
 
@@ -168,16 +165,14 @@ def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
 def _add_network(
     builder: TopologyBuilder,
     nics: NicsEntry,
+    network: NetworkEntry,
     nic_of_gpu: dict[int, int],
-    oversubscription: Fraction,
     joined: list[tuple[int, int]],
-    size: int,
-    num_nodes: int,
 ) -> None:
-    num_cards = len(set(nic_of_gpu.values()))
+    num_nodes, size = network.nodes, len(builder.node_of_rank) // network.nodes
     cards_in_one = max(1, nics.count // size) if nics.gpus is None else 1
     beta = nics.rate() / cards_in_one
-    uplink_beta = beta * oversubscription / num_cards
+    uplink_beta = beta * network.oversubscription / len(set(nic_of_gpu.values()))
     first = len(builder.links)
     # What no card could do at its full rate alone is as slow as the node's uplink.
     cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
@@ -185,7 +180,7 @@ def _add_network(
         builder, num_nodes, size, joined, cost, nic_of_place=nic_of_gpu,
         nic_alpha_us=min(nics.overhead_us, nics.alpha_us), link_name="network",
     )  # fmt: skip
-    if oversubscription == 1:
+    if network.oversubscription == 1:
         return
     uplinks = [builder.add_resource(f"uplink of node {number}") for number in range(num_nodes)]
     downlinks = [builder.add_resource(f"downlink of node {number}") for number in range(num_nodes)]
