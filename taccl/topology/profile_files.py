@@ -9,7 +9,7 @@ from typing import Literal
 
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
-from taccl.topology.profiles import Constant, Profile, ProtocolCosts
+from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.units import format_count, format_size
 from taccl.validation import Cost, Positive, Table, validated
 

@@ -1,0 +1,138 @@
+"""What a profile says of a machine: constants with their sources, a launch, and protocols."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from taccl.errors import TopologyError
+from taccl.topology.parts import exact_cost, thousandths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from taccl.topology.profile_files import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One constant of a machine, in the unit that its name ends in, and where the value comes from."""
+
+    name: str
+    value: Fraction
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolCosts:
+    """What messages cost under a protocol: a base beside the launch, latencies, and a share of bandwidth.
+
+    - `base_us`: Before the first step of a collective.
+    - `node_hop_us`, `network_hop_us`: Alpha of a send in a node, and between nodes.
+    - `bandwidth_share`: Of what the profile's betas say.
+    - `node_gb_per_s`: The most that it moves in a node.
+    """
+
+    name: str
+    base_us: Constant
+    node_hop_us: Constant
+    network_hop_us: Constant
+    bandwidth_share: Constant
+    node_gb_per_s: Constant | None = None
+
+    def of(self, constant: Constant) -> Constant:
+        """A constant of the profile as it is under this protocol."""
+        kind, _, cost = constant.name.partition("_")
+        if kind == "nic":
+            return constant
+        between = kind == "internode"
+        if cost == "alpha_us":
+            hop = self.network_hop_us if between else self.node_hop_us
+            return Constant(constant.name, hop.value, hop.source)
+        if not cost.endswith("beta_us_per_mb"):
+            return constant
+        beta = constant.value / self.bandwidth_share.value
+        source = constant.source
+        if self.bandwidth_share.value != 1:
+            beta = thousandths(beta)
+            source += f"; {float(self.bandwidth_share.value):.4g} of it: {self.bandwidth_share.source}"
+        if not between and self.node_gb_per_s is not None and beta < 1000 / self.node_gb_per_s.value:
+            beta = 1000 / self.node_gb_per_s.value
+            source = f"at most {float(self.node_gb_per_s.value):g} GB/s: {self.node_gb_per_s.source}"
+        return Constant(constant.name, beta, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The constants of one machine under one name, e.g. ``"nominal"``.
+
+    - `launch`: What a collective takes before its first step, whatever the protocol.
+    - `protocols`: Those that messages can be sent by; none where constants hold for all messages.
+    - `ranges`: Which protocol a library was seen to take at which sizes.
+    - `protocol`: The one that the constants are of; empty before one was chosen.
+    """
+
+    machine: str
+    name: str
+    constants: tuple[Constant, ...]
+    launch: Constant | None = None
+    protocols: tuple[ProtocolCosts, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    protocol: str = ""
+
+    def __getitem__(self, name: str) -> Fraction:
+        """The value of a constant; `KeyError` if there is none of that name."""
+        return {constant.name: constant.value for constant in self.constants}[name]
+
+    def overhead_us(self, *, between: bool) -> Fraction | None:
+        """What of alpha keeps a link busy, in nodes or between them; None where all of it does."""
+        inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
+        return self["nic_alpha_us"] if between and inside is not None else inside
+
+    def told(self) -> tuple[Constant, ...]:
+        """Every constant, then the launch, and what each protocol takes under its own name."""
+        of_protocols = (
+            replace(constant, name=f"{each.name}.{constant.name}")
+            for each in self.protocols
+            for constant in (
+                each.base_us, each.node_hop_us, each.network_hop_us, each.bandwidth_share, each.node_gb_per_s,
+            )
+            if constant is not None
+        )  # fmt: skip
+        return (*self.constants, *(() if self.launch is None else (self.launch,)), *of_protocols)
+
+    @property
+    def launch_us(self) -> Fraction:
+        """What a collective takes before its first step, with the base of the protocol."""
+        bases = [each.base_us.value for each in self.protocols if each.name == self.protocol]
+        return sum(bases, Fraction(0) if self.launch is None else self.launch.value)
+
+    def under(self, protocol: str | None = None) -> Profile:
+        """The profile with the constants of one of its protocols, by default ``"simple"``, if it has any.
+
+        `TopologyError` names those that it has.
+        """
+        known = {each.name: each for each in self.protocols}
+        if protocol is None:
+            protocol = "simple" if "simple" in known else next(iter(known), "")
+        if not protocol:
+            return self
+        if protocol not in known:
+            has = f"has the protocols {', '.join(known)}" if known else "has no protocols: leave it out"
+            said = f"found {protocol!r}; {self.machine} in profile {self.name} {has}"
+            raise TopologyError(said, where="protocol")
+        return replace(self, constants=tuple(map(known[protocol].of, self.constants)), protocol=protocol)
+
+    def replaced(self, values: Mapping[str, int | float | str | Fraction]) -> Profile:
+        """The profile with some constants replaced by a person's own, which must be known and costs."""
+        constants = {constant.name: constant for constant in self.constants}
+        for name, value in values.items():
+            if name not in constants:
+                raise TopologyError(
+                    f"{self.machine} has no constant {name!r}; it has {', '.join(constants)}",
+                    where="constants",
+                )
+            cost = exact_cost(value, where=f"constants: {name}")
+            constants[name] = Constant(name, cost, "given by the user")
+        return replace(self, constants=tuple(constants.values()))
