@@ -21,8 +21,6 @@ from taccl.deadline import signals_to
 from taccl.errors import InputError, TacclWarning
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
-#: What is no option in any verb; a verb may name more as its default of `positionals`.
-_POSITIONALS = frozenset(("file", "name", "sketch", "thing"))
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -118,16 +116,14 @@ def build_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         verb.add_argument("--json", action="store_true", help="print one JSON object")
-        verb.set_defaults(run=module.run)
         module.add(verb)
+        flags = {action.dest for action in verb._actions if action.option_strings}
+        verb.set_defaults(run=module.run, flags=flags)
     return parser
 
 
 def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
     """The option that an error is about, as a person gave it, where a function named its parameter."""
-    if where is None:
-        return None
-    for name in (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes"))):
-        if name in vars(options) and name not in _POSITIONALS | set(getattr(options, "positionals", ())):
-            return flag_of(name)
-    return None
+    where = where or ""
+    names = (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes")))
+    return next((flag_of(name) for name in names if name in getattr(options, "flags", ())), None)

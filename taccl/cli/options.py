@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -283,21 +284,19 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
         return problem
-    problems = {each: replace(problem, topology=problem.topology.under(each)) for each in protocols}
-    promised = {}
-    for name, each in problems.items():
-        plain = taccl.make_problem(each.topology, each.collective, size_bytes=size)
-        try:
-            if arrivals <= _TRIED_ARRIVALS:
-                promised[name] = taccl.baselines.best(plain, cut=False).predicted_us
-                continue
-        except InputError:  # no baseline can do it
-            pass
-        promised[name] = float(taccl.lower_bound(plain, budget_s=0.1).bound + each.topology.launch_us)
+
+    def promise(topology: Topology) -> float:
+        plain = taccl.make_problem(topology, problem.collective, size_bytes=size)
+        if arrivals <= _TRIED_ARRIVALS:
+            with suppress(InputError):  # no baseline can do it
+                return taccl.baselines.best(plain, cut=False).predicted_us
+        return float(taccl.lower_bound(plain, budget_s=0.1).bound + topology.launch_us)
+
+    promised = {each: promise(problem.topology.under(each)) for each in protocols}
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
     say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
-    return problems[chosen]
+    return replace(problem, topology=problem.topology.under(chosen))
 
 
 def settle_topology(options: argparse.Namespace) -> None:

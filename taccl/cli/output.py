@@ -5,12 +5,14 @@ Answers go to stdout and schedules to files; warnings, complaints and progress t
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,9 +22,6 @@ from taccl.names import shown, shown_lines
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator
-
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
@@ -70,12 +69,18 @@ def failed(message: str, code: int, *, where: str | None = None) -> Answer:
     return Answer("", values, f"{where}: {message}" if where else message, code)
 
 
-def check_output(options: argparse.Namespace) -> None:
-    """Raise `InputError` for an output file that could not be written, before any long work."""
-    if options.output is not None:
-        from taccl.formats.files import check_writable
+def check_output(options: argparse.Namespace, *others: str) -> None:
+    """Raise `InputError` for files that could not be written, before any long work."""
+    from taccl.formats.files import check_writable
 
-        check_writable(options.output, overwrite=options.overwrite)
+    for name in ("output", *others):
+        path = getattr(options, name)
+        if path is not None and name == "plot":
+            from taccl.plot.style import format_of
+
+            format_of(path)
+        if path is not None:
+            check_writable(path, overwrite=options.overwrite)
 
 
 def written_to(answer: Answer, path: str, write: Callable[[], None]) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from taccl.names import shown, table
 from taccl.units import format_count
 
 if TYPE_CHECKING:
-    import argparse
-
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from taccl.cli.output import Answer
@@ -9,8 +10,6 @@ from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.analysis.verification.violation import Verification
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -140,14 +141,19 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
 
 def _of_run(run: _Run, where: str, given: str | None) -> Series:
     source = f"{where}: line {run.line}"
+    rows = run.rows
     if run.streams:
-        most = max(row.size_bytes / row.time_us for row in run.rows)
-        rows = [row for row in run.rows if row.size_bytes / row.time_us >= _PLATEAU * most]
-        sizes, times = tuple(row.size_bytes for row in rows), tuple(row.time_us for row in rows)
+        most = max(row.size_bytes / row.time_us for row in rows)
+        rows = [row for row in rows if row.size_bytes / row.time_us >= _PLATEAU * most]
+    sizes, times = tuple(row.size_bytes for row in rows), tuple(row.time_us for row in rows)
+    if run.streams:
         return Series(POINT_TO_POINT, 2, 2, sizes, times, source, streams=True)
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
-    num_ranks = _ranks_by_factor(name, run.rows)
+    # 2 (n - 1) / n of an allreduce, (n - 1) / n; where it is neither, it says nothing of ranks.
+    factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
+    telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
+    num_ranks = round(1 / (1 - factor)) if telling else 0
     if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10:  # of many, busbw tells about how many
         num_ranks = listed or num_ranks
     complete = num_ranks and len(run.hosts) >= num_ranks - 1  # the first line of a list is easily cut off
@@ -156,7 +162,6 @@ def _of_run(run: _Run, where: str, given: str | None) -> Series:
     if run.is_osu:
         counted = "part" if name in ("allgather", "alltoall") else ""
         num_ranks = num_nodes = 2 if name == POINT_TO_POINT else 0
-    sizes, times = tuple(row.size_bytes for row in run.rows), tuple(row.time_us for row in run.rows)
     return Series(name, num_ranks, num_nodes, sizes, times, source, counted=counted)
 
 
@@ -191,12 +196,6 @@ def _factor(rows: list[Row]) -> float:
     return median(telling) if telling else 0.0
 
 
-def _ranks_by_factor(name: str, rows: list[Row]) -> int:
-    """The ranks that busbw / algbw means: 2 (n - 1) / n of an allreduce, (n - 1) / n; 0 if it is silent."""
-    factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
-    return round(1 / (1 - factor)) if 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce") else 0
-
-
 def _reports(text: str) -> Iterable[dict[str, Any]]:
     """What ``taccl run --json`` printed: a file that is one JSON object, or one on each line."""
     for part in (text, *text.splitlines()):
@@ -215,32 +214,27 @@ def _of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
     found = []
     for report in reports:
         times = report["times"]
-        time_us = times.get("median_us") if isinstance(times, dict) else None
-        counts = [report["size_bytes"], report["num_ranks"], report.get("num_hosts", 0)]
-        if not _is_time(time_us) or not all(type(each) is int and 0 <= each < 10**18 for each in counts):
+        time_us: Any = times.get("median_us") if isinstance(times, dict) else None
+        counts = size, ranks, hosts = report["size_bytes"], report["num_ranks"], report.get("num_hosts", 0)
+        is_time = type(time_us) in (int, float) and 0 < time_us < 1e15
+        if not is_time or not all(type(each) is int and 0 <= each < 10**18 for each in counts):
             said = "found a report without a time above 0, or whole numbers of bytes, ranks and hosts"
             raise FormatError(f"{said}; expected what `taccl run --json` prints", where=where)
-        size, ranks, hosts = counts
         if size:
             name = str(report["collective"])
-            found.append(Series(name, ranks, min(hosts, ranks), (size,), (float(time_us),), where))  # type: ignore[arg-type]
+            found.append(Series(name, ranks, min(hosts, ranks), (size,), (float(time_us),), where))
     return found
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
 
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:
     """Runs of one kind as one series, with the median of each size."""
-    kinds: dict[Series, dict[int, list[float]]] = {}
-    firsts: dict[Series, Series] = {}
+    kinds: dict[Series, list[Series]] = defaultdict(list)
     for each in series:
-        kind = replace(each, size_bytes=(), times_us=(), source="")
-        firsts.setdefault(kind, each)
-        times = kinds.setdefault(kind, {})
-        for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
-            times.setdefault(size, []).append(time_us)
-    for kind, times in kinds.items():
+        kinds[replace(each, size_bytes=(), times_us=(), source="")].append(each)
+    for some in kinds.values():
+        times: dict[int, list[float]] = defaultdict(list)
+        for each in some:
+            for size, time_us in zip(each.size_bytes, each.times_us, strict=True):
+                times[size].append(time_us)
         medians = tuple(median(times[size]) for size in sorted(times))
-        yield replace(firsts[kind], size_bytes=tuple(sorted(times)), times_us=medians)
+        yield replace(some[0], size_bytes=tuple(sorted(times)), times_us=medians)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from taccl.errors import InputError
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """A machine model as a fit needs it; GB/s are those of data sheets, one way.
 
     - `node_gb_per_s`: What a rank can send inside its node, over all of its links.
@@ -56,6 +52,5 @@ def machine_of(topology: Topology) -> Machine:
         return min([total, *(1000 / beta for beta in shared if beta)]) if links else 0.0
 
     nics = [len(users[each]) for each, betas in holds.items() if set(across) & set(betas)]
-    return Machine(
-        topology.machine, len(topology.ranks_of_node[0]), max(nics, default=1), rate(inside), rate(across)
-    )
+    per_node = len(topology.ranks_of_node[0])
+    return Machine(topology.machine, per_node, max(nics, default=1), rate(inside), rate(across))

@@ -9,7 +9,6 @@ parameters. It is the model by which NCCL chooses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -75,22 +74,16 @@ class Way(NamedTuple):
         return hops[0], self.node_hops * hops[1], self.network_hops * hops[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What a collective asks of a machine.
 
-    - `base_us`, `node_us`, `network_us`, (ways, 3) float64: By protocol, as the tables have it: the begin,
-      and the hops in nodes and between them.
-    - `node_volume`, `network_volume`, (ways,) float64: Of every byte, how much a rank sends inside its node,
-      and how much a NIC sends.
+    - `tabled_us`, (3, ways, 3): The begin, and the hops in nodes and between them; by way and protocol.
+    - `volumes`, (2, ways): Of every byte, how much a rank sends inside its node, and how much a NIC sends.
     - `streams`: Whether only the bandwidth tells.
     """
 
-    base_us: NDArray[np.float64]
-    node_us: NDArray[np.float64]
-    network_us: NDArray[np.float64]
-    node_volume: NDArray[np.float64]
-    network_volume: NDArray[np.float64]
+    tabled_us: NDArray[np.float64]
+    volumes: NDArray[np.float64]
     streams: bool
 
 
@@ -99,9 +92,8 @@ def work_of(series: Series, ranks_per_nic: int) -> Work:
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = ways(series.collective, series.num_ranks, series.num_nodes)
     tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
-    base, node, network = tabled.transpose(2, 0, 1)
     volumes = np.array([(way.node_volume, way.network_volume * sharing) for way in found])
-    return Work(base, node, network, volumes[:, 0], volumes[:, 1], series.streams)
+    return Work(tabled.transpose(2, 0, 1), volumes.T, series.streams)
 
 
 def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
@@ -136,11 +128,12 @@ def times_us(work: Work, size_bytes: NDArray[np.float64], logs: NDArray[np.float
     launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
     scales = values[..., None, 3:6]
     shares = np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1)
-    us_per_byte = np.maximum(work.node_volume / in_node, work.network_volume / across) / 1000
+    us_per_byte = np.maximum(work.volumes[0] / in_node, work.volumes[1] / across) / 1000
     if work.streams:
         slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes
         return np.broadcast_to(slowest, (*logs.shape[:-1], 3, len(size_bytes)))
-    hops = work.base_us + node[..., None] * work.node_us + network[..., None] * work.network_us
+    base_us, node_us, network_us = work.tabled_us
+    hops = base_us + node[..., None] * node_us + network[..., None] * network_us
     latency = launch[..., None] + scales * hops
     rates = us_per_byte[..., None] / shares[..., None, :]
     fastest: NDArray[np.float64] = (latency[..., None] + rates[..., None] * size_bytes).min(axis=-3)

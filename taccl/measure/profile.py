@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import exp, log
+from math import exp, log, prod
 from typing import TYPE_CHECKING, Any
 
 from taccl.measure.machine import find_machine
@@ -68,12 +68,11 @@ def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:
     """A product of parameters, or a factor over one, with an interval as of independent ones."""
-    value, below, above = factor, 0.0, 0.0
-    for each in of:
-        value = value / each.value if inverse else value * each.value
-        down, up = log(each.value / each.low), log(each.high / each.value)
-        down, up = (up, down) if inverse else (down, up)
-        below, above = below + down**2, above + up**2
+    product = prod(each.value for each in of)
+    value = factor / product if inverse else factor * product
+    below = sum(log(each.value / each.low) ** 2 for each in of)
+    above = sum(log(each.high / each.value) ** 2 for each in of)
+    below, above = (above, below) if inverse else (below, above)
     source = "; ".join(dict.fromkeys(f"{each.name}: {each.source}" for each in of))
     source += f"; times {_number(factor)} us ({SOURCE})" if factor != 1 and not inverse else ""
     low, high = value * exp(-(below**0.5)), value * exp(above**0.5)

@@ -97,7 +97,6 @@ class Columns(NamedTuple):
         is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
         if len(cells) < self.width or not is_prefix:
             return None
-        sizes = _sizes(cells[0].split()[-1] if cells[0] else "")
         try:
             found = {kind: float(cells[place]) * unit for kind, (place, unit) in self.places.items()}
         except ValueError:
@@ -106,7 +105,7 @@ class Columns(NamedTuple):
         is_bus = not {"time", "algbw", "rate"} & set(found)
         rate = busbw if is_bus else algbw
         rows = []
-        for size in sizes:
+        for size in _sizes(cells[0].split()[-1] if cells[0] else ""):
             stated_us = size / rate / 1000 if rate > 0 else 0.0
             made = _row(size, found.get("time", stated_us), algbw or None, busbw, None)
             rows.append(made._replace(is_bus=is_bus))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from taccl.collective import busbw_factor
 from taccl.units import format_count
@@ -54,8 +54,7 @@ class Series:
         return f"{self.collective} on {format_count(self.num_ranks, 'rank')}{nodes}"
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(NamedTuple):
     """A file of measurements: its series, the GPUs that it names, and the rows that were left out."""
 
     path: str

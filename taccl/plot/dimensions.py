@@ -5,20 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.arguments import checked
 from taccl.costs import hold_columns, link_ends
 from taccl.plot.style import OKABE_ITO, axes, drawing, headline
 from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions as find_dimensions
 from taccl.units import BYTES_PER_MB, format_us
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
-
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.products import Dimensions
 
 _BINS = 200
 

@@ -5,24 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from taccl.arguments import checked
+from taccl.arguments import Count, checked
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, remark, schedule_of, title_of
-from taccl.schedule.bars import SEVERAL, By, bars_of
+from taccl.schedule.bars import SEVERAL, Bars, By, bars_of
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
+from taccl.topology.topology import Topology
 from taccl.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
-    from numpy.typing import NDArray
-
-    from taccl.arguments import Count
-    from taccl.schedule.bars import Bars
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.topology.topology import Topology
 
 #: Names of the two groups of bars in an SVG file.
 COPIES, REDUCTIONS = "copies", "reductions"

@@ -231,26 +231,19 @@ def bandwidths(
 def _measured(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """The sizes and bus bandwidths of logs."""
     points: list[tuple[int, float]] = []
-    topology, name = problem.topology, problem.collective.name
+    ranks, nodes, name = problem.topology.num_ranks, problem.topology.num_nodes, problem.collective.name
+    factor = problem.collective.busbw_factor
     for path in paths:
         series = read_log(path).series
-        fitting = [
-            each.on(topology.num_ranks, topology.num_nodes)
-            for each in series
-            if each.collective == name
-            and each.num_ranks in (0, topology.num_ranks)
-            and each.num_nodes in (0, topology.num_nodes)
-        ]
+        alike = [each for each in series if each.collective == name]
+        fitting = [each for each in alike if each.num_ranks in (0, ranks) and each.num_nodes in (0, nodes)]
         if not fitting:
             found = ", ".join(each.title for each in series)
-            wanted = f"{name} on {topology.num_ranks} ranks in {format_count(topology.num_nodes, 'node')}"
+            wanted = f"{name} on {ranks} ranks in {format_count(nodes, 'node')}"
             raise InputError(f"found {found}; expected {wanted}: give another log", where=path)
-        factor = problem.collective.busbw_factor
-        points += [
-            (size, size / time_us / 1000 * factor)
-            for each in fitting
-            for size, time_us in zip(each.size_bytes, each.times_us, strict=True)
-        ]
+        for each in (each.on(ranks, nodes) for each in fitting):
+            pairs = zip(each.size_bytes, each.times_us, strict=True)
+            points += [(size, size / time_us / 1000 * factor) for size, time_us in pairs]
     return tuple(sorted(points))
 
 

@@ -9,18 +9,16 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
-from taccl.plot.layout import height_of, lay_out, lines_of
+from taccl.plot.layout import Layout, Line, height_of, lay_out, lines_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
 from taccl.schedule.bars import busy_shares
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.result import Result
+from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from taccl.plot.layout import Layout, Line
-    from taccl.schedule.compact import CompactSchedule
-    from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.result import Result
-    from taccl.topology.topology import Topology
 
 #: Kinds of links with a colour and a word of their own; the rest share the last.
 _MOST_KINDS = 7
@@ -71,11 +69,8 @@ def topology(
     else:
         whole = schedule_of(schedule)
         if whole.problem.topology != topology:
-            raise InputError(
-                f"found a schedule on {whole.problem.topology.name}; expected one on this {topology.name}; "
-                "give schedule.problem.topology",
-                where="schedule",
-            )
+            said = f"found a schedule on {whole.problem.topology.name}; expected one on this {topology.name}"
+            raise InputError(f"{said}; give schedule.problem.topology", where="schedule")
         _loads(ax, whole, lines)
         title = f"{title_of(whole.problem)}\nlink loads until the finish at {whole.finish_us:.4g} us"
     _ranks(ax, topology, layout, lines)
@@ -119,18 +114,18 @@ def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
 
     shares = busy_shares(schedule)
     used = set(np.unique(schedule.link).tolist())
-    busy = [line for line in lines if used.intersection(line.links)]
+
+    def load(line: Line) -> float:
+        return float(max((shares[each] for each in line.resources), default=0.0))
+
+    busy = sorted((line for line in lines if used.intersection(line.links)), key=load)
     idle = [line for line in lines if not used.intersection(line.links)]
-    loads = np.array([max((shares[each] for each in line.resources), default=0.0) for line in busy])
-    order = np.argsort(loads, kind="stable")
     _draw(ax, idle, colours=["#dddddd"] * len(idle), widths=[0.6] * len(idle))
     scale = Normalize(0, 1)
-    colours = colormaps["cividis_r"](scale(loads[order]))
-    thick = min(1.0, _bundle_width(lines) / 2)
-    widths = [
-        (0.7 + 2.1 * loads[i]) * (thick if busy[i].what == "between nodes" else 1.0) for i in order.tolist()
-    ]
-    _draw(ax, [busy[i] for i in order.tolist()], colours=list(colours), widths=widths)
+    colours = colormaps["cividis_r"](scale([load(line) for line in busy]))
+    thick = {"between nodes": min(1.0, _bundle_width(lines) / 2)}
+    widths = [(0.7 + 2.1 * load(line)) * thick.get(line.what, 1.0) for line in busy]
+    _draw(ax, busy, colours=list(colours), widths=widths)
     axis = style.scale_beside(ax, scale, "cividis_r", "busy share of the busiest resource held", shrink=0.7)
     axis.set_major_formatter("{x:.0%}")
 

@@ -19,7 +19,6 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "nccl-tests, rccl-tests, perftest or OSU output, or reports of `taccl run --json`"
     verb.add_argument("logs", nargs="+", metavar="LOG", help=help)
-    verb.set_defaults(positionals=("logs",))
     add_options(verb, "--topology", required=True, metavar="NAME", help="the machine, e.g. dgx-h100")
     add_options(verb, "--nodes", help="nodes of the machine at most")
     help = "what was measured, where a log does not say"
@@ -33,14 +32,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Fit the costs of a machine to logs of benchmarks, and write them as a profile."""
-    from taccl.formats.files import check_writable
-
-    check_output(options)
-    if options.plot is not None:
-        from taccl.plot.style import format_of
-
-        format_of(options.plot)
-        check_writable(options.plot, overwrite=options.overwrite)
+    check_output(options, "plot")
     with notes_shown() as note:
         note("reading and fitting")
         given = picked(options, "nodes", "collective", "in_place", "seed")
@@ -51,7 +43,7 @@ def run(options: argparse.Namespace) -> Answer:
         return answer
     if options.plot is not None:
         from taccl.plot.measured import measured
-        from taccl.plot.style import figure, render
+        from taccl.plot.style import figure, format_of, render
 
         content = render(measured(found, ax=figure()), format_of(options.plot))
         answer = with_content(answer, options.plot, content, options)

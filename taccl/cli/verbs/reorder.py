@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import taccl
@@ -13,9 +15,6 @@ from taccl.errors import InputError
 from taccl.names import table
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
     from taccl.topology.topology import Topology
 
 EXAMPLES = (
@@ -33,7 +32,6 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "a probe (of `taccl probe`), a matrix of latencies (CSV), another topology file, or a machine"
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
-    verb.set_defaults(positionals=("topology",))
     add_options(verb, "--collective", required=False, default="allreduce")
     help = "ring, rings:4, double-tree, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
@@ -61,16 +59,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Number ranks anew, so that the algorithm which a library runs fits the network."""
-    from taccl.formats.files import check_writable
-
-    check_output(options)
-    for name in _FILES:
-        if getattr(options, name) is not None:
-            check_writable(getattr(options, name), overwrite=options.overwrite)
-    if options.plot is not None:
-        from taccl.plot.style import format_of
-
-        format_of(options.plot)
+    check_output(options, *_FILES)
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
 
@@ -78,10 +67,8 @@ def run(options: argparse.Namespace) -> Answer:
     topology, hosts = _hosts(options)
     algorithm = taccl.load(options.algorithm) if is_file(options.algorithm) else options.algorithm
     with progress_shown(wanted=True) as progress:
-        found = taccl.reorder(
-            topology, options.collective, algorithm, options.size,
-            time_limit_s=options.time_limit, seed=options.seed, progress=progress,
-        )  # fmt: skip
+        given = {"time_limit_s": options.time_limit, "seed": options.seed, "progress": progress}
+        found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
     contents = _contents(found, hosts, options)
     values = found.to_dict() | {"hosts": hosts, "files": [*contents]}
     answer = Answer(_text(found, hosts), values)
@@ -91,7 +78,7 @@ def run(options: argparse.Namespace) -> Answer:
         answer = with_content(answer, path, content, options)
     if options.plot is not None:
         from taccl.placement.pictures import matrices
-        from taccl.plot.style import render
+        from taccl.plot.style import format_of, render
 
         picture = render(matrices(found), format_of(options.plot))
         answer = with_content(answer, options.plot, picture, options)

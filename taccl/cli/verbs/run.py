@@ -6,6 +6,8 @@ what its operations give as they stand.
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.options import add_options, option, positive, seconds
@@ -16,9 +18,6 @@ from taccl.names import shown, table
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
     from taccl.program.program import Program
     from taccl.runtime.report import Execution, Times
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,6 @@ from taccl.names import shown, table
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -34,7 +33,6 @@ EXAMPLES = (
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_options(verb, "topology")
-    verb.set_defaults(positionals=("topology",))
     add_options(verb, "--nodes", help="number of nodes of a machine")
     add_options(verb, "--profile", "--collective")
     add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")

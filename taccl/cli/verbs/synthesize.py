@@ -17,7 +17,7 @@ from taccl.cli.options import (
     problem_from_options,
     settle_topology,
 )
-from taccl.cli.output import Answer, check_output, progress_shown, say, with_file
+from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
 from taccl.errors import InputError
 from taccl.units import parse_size
 
@@ -52,10 +52,8 @@ def run(options: argparse.Namespace) -> Answer:
     check_output(options)
     settle_topology(options)
     if options.output is not None and (options.summary or options.spill is not None):
-        raise InputError(
-            "found --summary or --spill as well, which leave no schedule to write; leave one of them out",
-            where="--output",
-        )
+        said = "found --summary or --spill as well, which leave no schedule to write; leave one of them out"
+        raise InputError(said, where="--output")
     implicit = None if options.summary or options.spill is not None else implicit_answer(options)
     if implicit is not None:
         return implicit
@@ -70,16 +68,13 @@ def run(options: argparse.Namespace) -> Answer:
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
     with progress_shown(wanted=not options.log) as progress:
         result = taccl.synthesize(
-            problem, backend=options.backend, policy=options.policy,
-            sketch="none" if options.no_sketch else "auto",
-            threads=options.threads, seed=options.seed, time_limit_s=options.time_limit,
-            memory_limit_mb=memory_limit_mb, log=options.log, progress=progress,
+            problem, **picked(options, "backend", "policy", "threads", "seed", "log", "in_network"),
+            sketch="none" if options.no_sketch else "auto", time_limit_s=options.time_limit,
+            memory_limit_mb=memory_limit_mb, progress=progress, parameters=parameters,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
-            to_file=options.output is not None, parameters=parameters,
-            in_network=options.in_network,
+            to_file=options.output is not None,
         )  # fmt: skip
-    if result.interrupted:
-        say("warning: stopped by Ctrl-C; this is the best schedule so far")
-    elif result.stopped == "time limit":
-        say("warning: stopped by the time limit; this is the best schedule so far")
+    if result.interrupted or result.stopped == "time limit":
+        what = "Ctrl-C" if result.interrupted else "the time limit"
+        say(f"warning: stopped by {what}; this is the best schedule so far")
     return with_file(result_answer(result), result.schedule, options)
