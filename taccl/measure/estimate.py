@@ -115,12 +115,8 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
 
 
 def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) -> NDArray[np.int64]:
-    if each.work.streams:
-        return old
-    predicted = times_us(each.work, each.size_bytes, logs).copy()
-    # What no line of the data is for is not brought in by its prior.
-    predicted[np.setdiff1d(range(3), old)] = 1e30
-    return reassigned(predicted, each.times_us)
+    predicted = times_us(each.work, each.size_bytes, logs)
+    return old if each.work.streams else reassigned(predicted, each.times_us)
 
 
 def shows_latency(each: Observed) -> bool:
