@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
 
 import taccl
 from taccl.cli.command import build_parser
@@ -14,31 +16,18 @@ def complete() -> None:
     import argcomplete
 
     parser = build_parser()
-    for action in _actions(parser):
-        known = _NAMES.get(action.dest)
-        if known is not None and action.choices is None:
-            action.completer = _completer(known)  # type: ignore[attr-defined]
+    verbs = next(each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    for action in chain.from_iterable(verb._actions for verb in verbs.values()):
+        if action.dest in _NAMES and action.choices is None:
+            action.completer = partial(_known_and_files, _NAMES[action.dest])
     argcomplete.autocomplete(parser, append_space=False)
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The actions of a parser and of its verbs."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for verb in action.choices.values():
-                yield from _actions(verb)
-
-
-def _completer(known: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
+def _known_and_files(known: Callable[[], Iterable[str]], prefix: str, **_: object) -> list[str]:
     """Names that begin as what was typed does, and files."""
+    from argcomplete.completers import FilesCompleter
 
-    def names(prefix: str, **_: object) -> list[str]:
-        from argcomplete.completers import FilesCompleter
-
-        return [name for name in known() if name.startswith(prefix)] + list(FilesCompleter()(prefix))
-
-    return names
+    return [name for name in known() if name.startswith(prefix)] + list(FilesCompleter()(prefix))
 
 
 def _topologies() -> Iterable[str]:

@@ -141,16 +141,13 @@ def sweep(
         it and a size is given, it is chosen for each size (`taccl.choose_chunks`).
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
-    backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters
+    backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters, full
         As for `compare`.
-    full : bool
-        Whether to show all columns, such as the seconds of each stage, versions, and the key in the cache.
 
     Returns
     -------
     DataFrame
-        Its columns are `taccl.explore.rows.SHORT` and the labels in which rows differ; with `full` all of
-        `taccl.explore.rows.COLUMNS`.
+        With the columns that `compare` has.
 
     Raises
     ------

@@ -95,13 +95,12 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
     assert sketch is not None
     if sketch.nodes is not None:
         sketch = resized(sketch, options, topology)
+    cut = options.chunks_per_rank or sketch.chunks.per_rank
     collective = taccl.collectives.make(
-        options.collective, topology.num_ranks, root=options.root,
-        chunks_per_rank=options.chunks_per_rank or sketch.chunks.per_rank,
-    )  # fmt: skip
-    report = taccl.check_sketch(
-        sketch, topology, collective, **picked(options, "chunk_size", "size"), time_limit_s=options.time_limit
+        options.collective, topology.num_ranks, root=options.root, chunks_per_rank=cut
     )
+    given = picked(options, "chunk_size", "size")
+    report = taccl.check_sketch(sketch, topology, collective, time_limit_s=options.time_limit, **given)
     complaint = "" if report.usable else "the sketch cannot be used as it is"
     return Answer(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
 
@@ -127,17 +126,17 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
 
 
 def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[str, Any]:
+    proposals = [
+        {
+            "name": each.sketch.name, **picked(each, "finish_us", "bound_us", "limits"),
+            "chunks_per_rank": each.sketch.chunks.per_rank, "why": each.why, "toml": each.to_toml(),
+        }
+        for each in found
+    ]  # fmt: skip
+    problem = found[0].problem
     return {
-        "topology": topology.name,
-        "collective": found[0].problem.collective.name,
-        "size_bytes": found[0].problem.size_bytes,
-        "proposals": [
-            {
-                "name": each.sketch.name, **picked(each, "finish_us", "bound_us", "limits"),
-                "chunks_per_rank": each.sketch.chunks.per_rank, "why": each.why, "toml": each.to_toml(),
-            }
-            for each in found
-        ],
+        "topology": topology.name, "collective": problem.collective.name,
+        "size_bytes": problem.size_bytes, "proposals": proposals,
     }  # fmt: skip
 
 
