@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import settle_size
+from taccl.cli.options import settle_size, settle_topology
 from taccl.cli.output import Answer, say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
@@ -83,6 +83,7 @@ def implicit_answer(options: argparse.Namespace) -> Answer | None:
 def _fabric(options: argparse.Namespace) -> NamedFabric | None:
     from taccl.topology.named import parse_named
 
+    settle_topology(options)
     if options.sketch is not None or options.topology is None or is_file(options.topology):
         return None
     balanced = options.backend == "dimension-balanced"

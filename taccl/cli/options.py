@@ -169,12 +169,6 @@ def add_size(parser: argparse._ActionsContainer) -> None:
     add_options(parser.add_mutually_exclusive_group(), "--size", "--chunk-size")
 
 
-def add_sketch(verb: argparse.ArgumentParser, *, also: str = "") -> None:
-    """Declare the sketch, which may be left out where a topology is given, or what `also` may stand there."""
-    help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
-    verb.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
-
-
 def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
     """Declare a schedule's file, or `also` another thing's, and what the published tool's do not say."""
     help = "a schedule (of `taccl synthesize -o`), an algorithm of the published tool"
@@ -214,8 +208,12 @@ def refuse(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
             raise InputError(why, where=flag_of(name))
 
 
-def add_problem_options(parser: argparse.ArgumentParser, *, collective_required: bool = True) -> None:
-    """Declare the options that make a problem."""
+def add_problem_options(
+    parser: argparse.ArgumentParser, *, also: str = "", collective_required: bool = True
+) -> None:
+    """Declare the sketch, in place of which `also` another thing may stand, and the options of a problem."""
+    help = "a shipped name (ndv2/sk1), a TOML or JSON file, an upstream sketch file; or a topology"
+    parser.add_argument("sketch", nargs="?", metavar="SKETCH", help=help + also)
     group = parser.add_argument_group("problem")
     add_options(group, "--collective", required=collective_required)
     add_options(group, "--topology")
@@ -227,17 +225,13 @@ def add_problem_options(parser: argparse.ArgumentParser, *, collective_required:
     option(group, "--roots R,R", "ranks; of the multi-root collectives", _ranks)
 
 
-def need_collective(options: argparse.Namespace) -> None:
-    """Raise `InputError` where none is given, and the verb has a use that needs none."""
-    if options.collective is None:
-        raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
-
-
 def problem_from_options(options: argparse.Namespace, *, reachable: bool = True) -> Problem:
-    """The problem that the options of `add_problem_options`, and a sketch, describe.
+    """The problem that the options of `add_problem_options` describe.
 
     - `reachable`: Whether a sketch that keeps a chunk from a destination is an error.
     """
+    if options.collective is None:
+        raise InputError("found none; give one, e.g. --collective allgather", where="--collective")
     settle_topology(options)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
@@ -249,10 +243,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
             raise InputError(f"found a {kind}; expected a topology file", where=options.topology)
     if options.cost_model == "upstream" or options.time_unit_us is not None:
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
-        raise InputError(
-            f"{name} needs an upstream topology file; give one with --topology, or leave it out",
-            where=name.partition(" ")[0],
-        )
+        said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
+        raise InputError(said, where=name.partition(" ")[0])
     sketch = sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
     cut = picked(options, "chunks_per_rank", "root", "roots")

@@ -6,14 +6,7 @@ import time
 from argparse import ArgumentParser, Namespace
 
 import taccl
-from taccl.cli.options import (
-    add_output,
-    add_problem_options,
-    add_sketch,
-    need_collective,
-    option,
-    problem_from_options,
-)
+from taccl.cli.options import add_output, add_problem_options, option, problem_from_options
 from taccl.cli.output import Answer, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
@@ -28,7 +21,6 @@ EXAMPLES = (
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
-    add_sketch(verb)
     option(verb, "--list", "list the baselines")
     add_problem_options(verb, collective_required=False)
     add_output(verb, "write the schedule to a file")
@@ -45,7 +37,6 @@ def run(options: Namespace) -> Answer:
         return Answer(table(rows), {"baselines": dict(rows)})
     if options.name is None:
         raise InputError("found none; give the name of a baseline, or --list to see them", where="NAME")
-    need_collective(options)
     check_output(options)
     problem = problem_from_options(options)
     began = time.perf_counter()

@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import (
-    add_problem_options,
-    add_sketch,
-    need_collective,
-    option,
-    problem_from_options,
-    refuse,
-    schedule_in,
-)
+from taccl.cli.options import add_problem_options, option, problem_from_options, refuse, schedule_in
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import followed, following_values, program_in
 from taccl.cli.things import held_by
@@ -37,8 +29,8 @@ EXAMPLES = (
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    add_sketch(verb, also="; or a file with a schedule or a program")
-    add_problem_options(verb, collective_required=False)
+    also = "; or a file with a schedule or a program"
+    add_problem_options(verb, also=also, collective_required=False)
     option(verb, "--check", "work the proof out again from its witness alone")
 
 
@@ -46,7 +38,6 @@ def run(options: Namespace) -> Answer:
     """Show a proven lower bound on any schedule's finish, and what limits."""
     noun = held_by(options.sketch)
     if noun not in _OF_NOUN:
-        need_collective(options)
         from taccl.synthesis.suggesting.chunks import merged
 
         problem = problem_from_options(options)

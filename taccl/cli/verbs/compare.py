@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 import taccl
-from taccl.cli.options import add_problem_options, add_sketch, problem_from_options
+from taccl.cli.options import add_problem_options, problem_from_options
 from taccl.cli.output import Answer
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer
 
@@ -17,7 +17,6 @@ EXAMPLES = (
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    add_sketch(verb)
     add_problem_options(verb)
     add_run_options(verb, backends="auto,greedy,highs,scip,cbc,cpsat")
 

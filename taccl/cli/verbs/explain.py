@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from taccl.cli.options import add_options, add_problem_options, add_sketch, problem_from_options
+from taccl.cli.options import add_options, add_problem_options, problem_from_options
 from taccl.cli.output import Answer
 
 EXAMPLES = (
@@ -15,7 +15,6 @@ EXAMPLES = (
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""
-    add_sketch(verb)
     add_problem_options(verb)
     add_options(verb, "--backend", help="a solver (default highs)")
     add_options(verb, "--time-limit")

@@ -8,15 +8,7 @@ import sys
 
 import taccl
 from taccl.cli.implicit import check_room, implicit_answer
-from taccl.cli.options import (
-    add_options,
-    add_output,
-    add_problem_options,
-    add_sketch,
-    option,
-    problem_from_options,
-    settle_topology,
-)
+from taccl.cli.options import add_options, add_output, add_problem_options, option, problem_from_options
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
 from taccl.errors import InputError
 from taccl.units import parse_size
@@ -29,7 +21,6 @@ EXAMPLES = (
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_sketch(verb)
     add_problem_options(verb)
     add_options(verb, "--backend", "--time-limit", "--threads")
     option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
@@ -50,7 +41,6 @@ def run(options: argparse.Namespace) -> Answer:
     from taccl.cli.text import result_answer
 
     check_output(options)
-    settle_topology(options)
     if options.output is not None and (options.summary or options.spill is not None):
         said = "found --summary or --spill as well, which leave no schedule to write; leave one of them out"
         raise InputError(said, where="--output")
