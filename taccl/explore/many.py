@@ -113,8 +113,12 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
     Where a worker dies, which of the runs under way ended it is found by running each of them alone.
     """
     from joblib import effective_n_jobs
+    from joblib.parallel import get_active_backend
 
-    num_jobs = min(effective_n_jobs(_num_jobs(num_workers)), len(waiting))
+    if num_workers is None:  # as joblib is configured, or one for each core
+        configured = get_active_backend()[1]
+        num_workers = configured if isinstance(configured, int) and configured != 1 else -1
+    num_jobs = min(effective_n_jobs(num_workers), len(waiting))
     left = dict(waiting)
     alone = 0  # of those left, so many are run one at a time
     while left:
@@ -180,16 +184,6 @@ def _mend_dask(backend: Any) -> None:
 
     backend.submit = heard
     backend.effective_n_jobs = lambda n_jobs: max(2, cores(n_jobs))
-
-
-def _num_jobs(num_workers: int | None) -> int:
-    """How many runs at a time: as asked, or as joblib is configured, or one for each core."""
-    from joblib.parallel import get_active_backend
-
-    if num_workers is not None:
-        return num_workers
-    configured = get_active_backend()[1]
-    return configured if isinstance(configured, int) and configured != 1 else -1
 
 
 @cache

@@ -218,10 +218,8 @@ class PlanSearch:
         }
         worst = max(_ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
         if worst:
-            notes.append(
-                f"with so few ranges, or the format's limits, some sizes take up to {float(worst):.2%} "
-                "longer than the best schedule that was found for them"
-            )
+            longer = f"up to {float(worst):.2%} longer than the best schedule that was found for them"
+            notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]

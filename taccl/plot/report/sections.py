@@ -155,9 +155,8 @@ def timeline(found: Findings) -> list[str]:
     bound_us = found.bound.bound_us or None
     buttons, views, groups = [], [], {}
     for by, bars in charts.items():
-        name = f"gantt-{by}"
-        height = rows_height(len(bars.rows))
-        drawn = draw_bars(whole, bars, by, bound_us=bound_us, ax=figure(width=11, height=height))
+        name, ax = f"gantt-{by}", figure(width=11, height=rows_height(len(bars.rows)))
+        drawn = draw_bars(whole, bars, by, bound_us=bound_us, ax=ax)
         views.append(f'<div id="view-{by}">{picture(drawn, name, f"sends by {by} over time")}</div>')
         buttons.append(f'<button type="button" data-shows="view-{by}">by {by}</button>')
         if len(bars.row) <= MOST_SHAPES:
