@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import taccl
-from benchmarks.report import parser_of, summed_up, verdict
+from benchmarks.report import parser_of, shown, summed_up
 from taccl.aggregation import (
     MODELS,
     choose_servers,
@@ -41,7 +41,7 @@ from taccl.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from benchmarks.report import Row
+    from benchmarks.report import Column, Row
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 PORT_US_PER_MB = 80
 SLOTS = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
 WORKERS, CARDS = range(4, 33), range(1, 17)
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("figure", "what", "<58"), ("found", "found", ">12.5g"), ("expected", "expected", ">12.5g"),
+    ("allowed", "allowed", ">8"),
+)  # fmt: skip
 
 
 def row(what: str, found: float, expected: float, allowed: float) -> Row:
@@ -253,12 +259,8 @@ def main() -> int:
     warnings.simplefilter("ignore", taccl.NumericsWarning)
     rows = []
     for part in options.part or PARTS:
-        print(f"\n{PARTS[part].__doc__}")
-        for each in PARTS[part](options.time_limit):
-            rows.append({"part": part, **each})
-            allowed = each["allowed"] if isinstance(each["allowed"], str) else f"+-{each['allowed']:.0%}"
-            figures = f"{each['found']:>12.5g} {each['expected']:>12.5g} {allowed:>8}"
-            print(f"  {each['what']:<58} {figures}  {verdict(each)}", flush=True)
+        print(f"\n{PARTS[part].__doc__}", end="")
+        rows += shown(COLUMNS, ({"part": part, **each} for each in PARTS[part](options.time_limit)))
     return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit)
 
 

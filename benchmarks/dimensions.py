@@ -20,7 +20,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.report import parser_of, summed_up, verdict
+from benchmarks.report import parser_of, shown, summed_up
 from benchmarks.scale_fabrics import dragonfly
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TacclError, TopologyError
@@ -31,7 +31,7 @@ from taccl.topologies import dgx_h100, mesh, parse, torus
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from benchmarks.report import Row
+    from benchmarks.report import Column, Row
     from taccl.problem import Problem
 
 SIZE, CHUNKS, REACHED = 10**9, 64, 0.95
@@ -184,19 +184,21 @@ PARTS: dict[str, Callable[[float], Iterable[Row]]] = {
     "effort": lambda _: effort(),
     "fabrics": lambda limit_s: (fabric(name, problem, limit_s) for name, problem in fabrics().items()),
 }
-_COLUMNS = ("fixed_us", "greedy_us", "lp_us", "general_us", "dimension_bound_us", "bound_us")
+COLUMNS: tuple[Column, ...] = (
+    ("case", "case", "<50"), ("fixed", "fixed_us", ">11.5g"), ("greedy", "greedy_us", ">11.5g"),
+    ("lp", "lp_us", ">11.5g"), ("general", "general_us", ">11.5g"),
+    ("dimensions", "dimension_bound_us", ">11.5g"), ("bound", "bound_us", ">11.5g"),
+)  # fmt: skip
 
 
-def line(row: Row) -> str:
-    """A row of the table."""
-    cells = [f"{row[key]:>11.5g}" if key in row else f"{'-':>11}" for key in _COLUMNS]
+def details(row: Row) -> str:
+    """What only some of the rows have."""
     rates = [f"{row[f'{policy}_reached']:>7.1%}" for policy in ("greedy", "lp") if f"{policy}_reached" in row]
     if "gain" in row:
         rates.append(f"{row['gain']:.2f}x, {row['cpu_s']:.2f} s")
     if "limit_s" in row:
         rates = [f"{row['transfers']} transfers, {row['cpu_s']:.2f} of {row['limit_s']:.0f} s of CPU"]
-    said = " ".join([*rates, row.get("why", ""), verdict(row)])
-    return f"{row['case']:<50} {' '.join(cells)}  {said}"
+    return " ".join([*rates, row.get("why", "")])
 
 
 def main() -> int:
@@ -211,16 +213,10 @@ def main() -> int:
         backend="dimension-balanced",
     )
     along("torus:4x4", 1)
-    heads = " ".join(f"{key.removesuffix('_us').replace('_', ' '):>11.11}" for key in _COLUMNS)
-    print(f"{'case':<50} {heads}  (times in us; of the optimum's rate: greedy, lp)")
-    rows = []
-    for part in PARTS:
-        for row in PARTS[part](options.time_limit) if part in (options.part or PARTS) else ():
-            rows.append(row)
-            print(line(row), flush=True)
-    return summed_up(
-        options.output, {"rows": rows}, versions=package_versions(), size_bytes=SIZE, chunks=CHUNKS
-    )
+    parts = [PARTS[part](options.time_limit) for part in PARTS if part in (options.part or PARTS)]
+    head = "(times in us; of the optimum's rate: greedy, lp)"
+    results = {"rows": shown(COLUMNS, itertools.chain(*parts), details, head)}
+    return summed_up(options.output, results, versions=package_versions(), size_bytes=SIZE, chunks=CHUNKS)
 
 
 if __name__ == "__main__":

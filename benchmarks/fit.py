@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.report import cells, heads, keep, machine, parser_of, verdict
+from benchmarks.report import keep, machine, parser_of, shown
 from taccl.errors import NumericsWarning
 
 if TYPE_CHECKING:
@@ -60,9 +60,8 @@ def main() -> int:
     """Fit, print the table, write the results; 1 if a figure is missed."""
     options = parser_of(__doc__).parse_args()
     folder = Path(os.environ.get("TACCL_TEST_DATA", "../shared/data")) / "nccl-tests"
-    print(heads(COLUMNS))
-    rows = [row_of(folder, (name,), model_of(name)) for name in SWEEPS]
-    rows += [row_of(folder, names, model_of(names[0])) for names in TOGETHER]
+    logs = [*((name,) for name in SWEEPS), *TOGETHER]
+    rows = shown(COLUMNS, (row_of(folder, names, model_of(names[0])) for names in logs))
     mean = statistics.mean(row["median"] for row in rows[: len(SWEEPS)])
     predicted = predicted_row(folder)
     print(f"\nmean of the medians of single logs {mean:.1%}, at most {WORST_MEAN:.0%}")
@@ -93,14 +92,12 @@ def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
     found = taccl.fit([str(folder / f"{name}.txt") for name in names], model).to_dict()
     seconds = time.process_time() - since
     left = found["left_out_median_error"]
-    row = {
+    return {
         "log": " + ".join(names), "median": found["median_error"], "p90": found["p90_error"],
         "largest": found["max_error"], "left_out": left, "cpu_s": round(seconds, 2),
         "met": found["median_error"] <= WORST_MEDIAN and found["p90_error"] <= WORST_P90
         and left <= WORST_LEFT_OUT and seconds <= MOST_SECONDS * len(names),
     }  # fmt: skip
-    print(f"{cells(COLUMNS, row)} {verdict(row)}", flush=True)
-    return row
 
 
 def predicted_row(folder: Path) -> dict[str, Any]:

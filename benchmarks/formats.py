@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import taccl
 from benchmarks.cases import CASES, Case, data_folder
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted
 from taccl.errors import TacclError
 from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
 from taccl.formats.mscclpp.executor import run_plan
@@ -71,18 +71,15 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=0.2, help="seconds for each; default: 0.2")
     options = parser.parse_args()
     parts = options.part or list(PARTS)
-    results: dict[str, list[Row]] = {part: [] for part in parts}
+    results: dict[str, list[Row]] = {}
     if "cases" in parts:
-        print(heads(_CASES), flush=True)
-        for case, collective in product(_sketches(options.case), COLLECTIVES):
-            row = run_case(case, collective, options.backend, options.time_limit)
-            results["cases"].append(row)
-            print(f"{cells(_CASES, row)} {row.get('error', '')}", flush=True)
+        rows = (
+            run_case(case, collective, options.backend, options.time_limit)
+            for case, collective in product(_sketches(options.case), COLLECTIVES)
+        )
+        results["cases"] = shown(_CASES, rows, lambda row: row.get("error", ""))
     if "figures" in parts:
-        print(f"\n{heads(_FIGURES)}", flush=True)
-        for row in (each()._asdict() for each in FIGURES):
-            results["figures"].append(row)
-            print(f"{cells(_FIGURES, row)} {verdict(row)}", flush=True)
+        results["figures"] = shown(_FIGURES, (each()._asdict() for each in FIGURES))
     return summed_up(options.output, results)
 
 

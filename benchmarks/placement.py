@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import taccl
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict
+from benchmarks.report import parser_of, shown, summed_up
 from taccl.placement.reorder import Case, reorder
 
 if TYPE_CHECKING:
@@ -188,14 +188,8 @@ def main() -> int:
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all; others are kept")
     parser.set_defaults(output=Path(__file__).parent / "results" / "placement.json")
     options = parser.parse_args()
-    found: dict[str, list[Row]] = {}
-    for part in options.part or PARTS:
-        make, columns = PARTS[part]
-        print(f"\n{heads(columns)}")
-        found[part] = []
-        for row in make():
-            found[part].append(row)
-            print(f"{cells(columns, row)}  {verdict(row)}", flush=True)
+    chosen = [(part, *PARTS[part]) for part in options.part or PARTS]
+    found = {part: shown(columns, make()) for part, make, columns in chosen}
     before = json.loads(options.output.read_text()) if options.output.exists() else {}
     return summed_up(options.output, found, **{part: before[part] for part in PARTS if part in before})
 

@@ -19,8 +19,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import taccl
-from benchmarks.cases import CASES, PLAIN_CASES, Case, data_folder
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
+from benchmarks.cases import CASES, PLAIN_CASES, Case, PlainCase, data_folder
+from benchmarks.report import parser_of, shown, summed_up, wanted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,13 +55,13 @@ def main() -> int:
     backends = options.backend or ["auto"]
     if "all" in backends:
         backends = list(BACKENDS)
-    rows = []
-    print(f"{heads(_COLUMNS)} {'':<7} stages (seconds)", flush=True)
-    for case, backend in product([each for each in CASES if wanted(each.name, options.case)], backends):
-        row = run_case(case, backend, options.cost_model, seed=options.seed, limit_s=options.time_limit)
-        rows.append(row)
-        floor = case.floor if options.cost_model == "upstream" else None
-        print(f"{cells(_COLUMNS, row | {'floor': floor})} {verdict(row):<7} {_details(row)}", flush=True)
+    runs = (
+        run_case(case, backend, options.cost_model, seed=options.seed, limit_s=options.time_limit)
+        for case, backend in product(CASES, backends)
+        if wanted(case.name, options.case)
+    )
+    columns = [each for each in _COLUMNS if each[1] != "floor" or options.cost_model == "upstream"]
+    rows = shown(columns, runs, _details, head="stages (seconds)")
     if rows and rows[0].get("versions"):
         print(", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items()))
     return summed_up(options.output, {"rows": rows})
@@ -69,21 +69,22 @@ def main() -> int:
 
 def run_plain(names: list[str] | None, seed: int, output: Path | None) -> int:
     """The portfolio on machines without a sketch, a case after the other; 1 if a figure is missed."""
-    rows = []
-    print(heads(_PLAIN))
-    for case in PLAIN_CASES:
-        if not wanted(case.name, names):
-            continue
-        problem, began = case.problem(), time.monotonic()
-        found = taccl.synthesize(problem, time_limit_s=case.seconds, seed=seed)
-        finish, bound = found.schedule.finish_us, found.bound.bound_us
-        gap, seconds = finish / bound - 1, time.monotonic() - began
-        met = finish <= case.finish_us + 1e-9 and gap <= case.gap
-        row = {"case": case.name, "finish_us": finish, "bound_us": bound, "gap": gap, "seed": seed}
-        rows.append(row | {"seconds": round(seconds, 2), "met": met})
-        most = {"finish_at_most": case.finish_us, "gap_at_most": case.gap}
-        print(f"{cells(_PLAIN, rows[-1] | most)} {verdict(rows[-1])}", flush=True)
-    return summed_up(output, {"rows": rows})
+    rows = (run_plain_case(case, seed) for case in PLAIN_CASES if wanted(case.name, names))
+    return summed_up(output, {"rows": shown(_PLAIN, rows)})
+
+
+def run_plain_case(case: PlainCase, seed: int) -> Row:
+    """One case on a machine without a sketch, and whether it meets its figures."""
+    problem, began = case.problem(), time.monotonic()
+    found = taccl.synthesize(problem, time_limit_s=case.seconds, seed=seed)
+    finish, bound = found.schedule.finish_us, found.bound.bound_us
+    gap, seconds = finish / bound - 1, time.monotonic() - began
+    most = {"finish_at_most": case.finish_us, "gap_at_most": case.gap}
+    return {
+        "case": case.name, "finish_us": finish, "bound_us": bound, "gap": gap, "seed": seed,
+        "seconds": round(seconds, 2), "met": finish <= case.finish_us + 1e-9 and gap <= case.gap,
+        **{name: value for name, value in most.items() if value < float("inf")},
+    }  # fmt: skip
 
 
 def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: float | None) -> Row:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Row = dict[str, Any]
-    #: The head of a column, the key of its values in a row, and their format, such as ``">9.1f"``.
+    #: The head of a column, the key of its values (`value_of`), and their format, such as ``">9.1f"``.
     Column = tuple[str, str, str]
 
 
@@ -31,14 +31,29 @@ def wanted(name: str, parts: Sequence[str] | None) -> bool:
     return not parts or any(part.lower() in name.lower() for part in parts)
 
 
-def heads(columns: Sequence[Column]) -> str:
-    """The line above a table."""
-    return " ".join(f"{head:{_width(form)}}" for head, _, form in columns)
+def shown(
+    columns: Sequence[Column],
+    rows: Iterable[Row],
+    said: Callable[[Row], str] = lambda row: "",
+    head: str = "",
+) -> list[Row]:
+    """Rows, each printed when it comes: its columns, what it misses, and what is said of it.
+
+    - `head`: What stands at the end of the line above the table.
+    """
+    found = []
+    print("\n" + " ".join(f"{name:{_width(form)}}" for name, _, form in columns), head, flush=True)
+    for row in rows:
+        found.append(row)
+        line = [*(_cell(value_of(row, key), form) for _, key, form in columns), verdict(row), said(row)]
+        print(" ".join(line).rstrip(), flush=True)
+    return found
 
 
-def cells(columns: Sequence[Column], row: Mapping[str, Any]) -> str:
-    """A row of a table; what it does not say is left empty."""
-    return " ".join(_cell(row.get(key), form) for _, key, form in columns)
+def value_of(row: Mapping[str, Any], key: str) -> Any:
+    """What a row says under a key, or, behind a dot, under a key of what is there."""
+    first, _, rest = key.partition(".")
+    return value_of(row.get(first, {}), rest) if rest else row.get(first)
 
 
 def _cell(value: Any, form: str) -> str:

@@ -37,7 +37,7 @@ import numpy as np
 
 import taccl
 from benchmarks import scale_fabrics as fabrics
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict
+from benchmarks.report import parser_of, shown, summed_up
 from benchmarks.scale_fabrics import MB
 from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
@@ -48,7 +48,7 @@ from taccl.synthesis.heuristic.improvement import compile_improvement
 from taccl.synthesis.large import schedule_large
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from benchmarks.report import Column, Row
     from taccl.collective import Collective
@@ -183,6 +183,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("<=", "cpu_s_at_most", ">4g"), ("verify s", "verify_s", ">8.2f"), ("bound s", "bound_s", ">7.2f"),
     ("peak MB", "peak_mb", ">7"), ("finish us", "finish_us", ">10.1f"), ("bound us", "bound_us", ">10.1f"),
     ("ratio", "ratio", ">6.3f"), ("<=", "ratio_at_most", ">4.2f"), ("baseline us", "baseline_us", ">12.1f"),
+    ("beside", "beside", "<28"),
 )  # fmt: skip
 
 
@@ -207,8 +208,17 @@ def main() -> int:
             row = run_case(case, seed=seed, has_target=not options.no_target)
         print(json.dumps(row))
         return 0
-    rows = []
-    print(f"{heads(_COLUMNS)}  beside", flush=True)
+    rows = shown(_COLUMNS, _runs(options), lambda row: "" if row["verified"] else "INVALID")
+    growth = growth_exponents(rows)
+    if growth:
+        print("\nmeshes: " + ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in growth.items()))
+    if options.plot is not None:
+        draw(rows, options.plot)
+    return summed_up(options.output, {"rows": rows}, growth=growth)
+
+
+def _runs(options: argparse.Namespace) -> Iterator[Row]:
+    """A row for every case that is asked for, each from a process of its own."""
     cases: tuple[Case | ImplicitCase, ...] = CASES
     for case, seed in product(cases, options.seed or [0]):
         wanted = case.name in options.case if options.case else options.all or not case.is_large
@@ -217,15 +227,8 @@ def main() -> int:
             what += ["--no-target"] if options.no_target else []
             command = [sys.executable, "-m", "benchmarks.scale", "--here", *what]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            rows.append(json.loads(done.stdout))
-            said = f"{cells(_COLUMNS, rows[-1])}  {rows[-1]['beside']}  {verdict(rows[-1])}"
-            print(said + "  INVALID" * (not rows[-1]["verified"]), flush=True)
-    growth = growth_exponents(rows)
-    if growth:
-        print("\nmeshes: " + ", ".join(f"{what} grows as ranks ** {n:.2f}" for what, n in growth.items()))
-    if options.plot is not None:
-        draw(rows, options.plot)
-    return summed_up(options.output, {"rows": rows}, growth=growth)
+            row: Row = json.loads(done.stdout)
+            yield row
 
 
 def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> Row:

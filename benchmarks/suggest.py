@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from benchmarks.cases import CASES, Case
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted
 
 if TYPE_CHECKING:
     from benchmarks.report import Column, Row
@@ -62,17 +62,17 @@ def main() -> int:
     warnings.simplefilter("ignore", taccl.NumericsWarning)
     models = ["physical", "upstream"] if options.cost_model == "both" else [options.cost_model]
     searched = {"limit_s": options.time_limit, "seed": options.seed}
-    rows: list[Row] = []
-    print(heads(SHIPPED))
-    for case, model in product(CASES, models):
-        if wanted(case.name, options.case):
-            rows.append(against_shipped(case, model, **searched))
-            print(f"{cells(SHIPPED, rows[-1])} {verdict(rows[-1])}", flush=True)
-    print(f"\n{heads(BOUNDED)}")
-    for name, collective in LARGER:
-        if wanted(f"{collective} {name} x{LARGER_NODES}", options.case):
-            rows.append(against_bound(name, collective, **searched))
-            print(f"{cells(BOUNDED, rows[-1])} {verdict(rows[-1])}", flush=True)
+    shipped = (
+        against_shipped(case, model, **searched)
+        for case, model in product(CASES, models)
+        if wanted(case.name, options.case)
+    )
+    larger = (
+        against_bound(name, collective, **searched)
+        for name, collective in LARGER
+        if wanted(f"{collective} {name} x{LARGER_NODES}", options.case)
+    )
+    rows = [*shown(SHIPPED, shipped), *shown(BOUNDED, larger)]
     return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit)
 
 

@@ -17,7 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted
 from taccl.errors import InputError
 from taccl.units import format_size
 
@@ -29,9 +29,11 @@ SIZES = (8, 80, 800, 8_000, 80_000, 800_000, 8_000_000, 80_000_000, 1_000_000_00
 MACHINES = ("fully-connected:4", "dgx-a100 x1", "dgx-h100 x1", "dgx-h100 x4", "ndv2 x2")
 RIVALS = ("one-shot", "recursive", "multiplying", "ring", "hierarchical", "tree")
 COLUMNS: tuple[Column, ...] = (
-    ("machine", "machine", "<18"), ("size", "size", ">6"), *((name, name, ">11.4g") for name in RIVALS),
+    ("machine", "machine", "<18"), ("size", "size", ">6"),
+    *((name, f"rivals_us.{name}", ">11.4g") for name in RIVALS),
     ("ours", "ours_us", ">11.4g"), ("bound", "bound_us", ">11.4g"),
     ("every cut", "bound_of_every_cut_us", ">11.4g"), ("gap", "gap", ">8.2%"),
+    ("producer", "producer", "<22"),
 )  # fmt: skip
 #: Microseconds a hop.
 INSIDE_US, BETWEEN_US = 1, 3
@@ -94,14 +96,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    print(f"{heads(COLUMNS)}  (times in us)")
-    rows = []
-    for name, size in product(MACHINES, SIZES):
-        if wanted(name, options.machine):
-            row = measured(name, size, limit_s=options.time_limit, seed=options.seed)
-            rows.append(row)
-            print(f"{cells(COLUMNS, row['rivals_us'] | row)}  {row['producer']}  {verdict(row)}", flush=True)
-    return summed_up(options.output, {"rows": rows}, time_limit_s=options.time_limit, rivals=RIVALS)
+    rows = (
+        measured(name, size, limit_s=options.time_limit, seed=options.seed)
+        for name, size in product(MACHINES, SIZES)
+        if wanted(name, options.machine)
+    )
+    results = {"rows": shown(COLUMNS, rows, head="(times in us)")}
+    return summed_up(options.output, results, time_limit_s=options.time_limit, rivals=RIVALS)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,18 @@ import sys
 import time
 import warnings
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import taccl
-from benchmarks.report import cells, heads, parser_of, summed_up, verdict, wanted
+from benchmarks.report import parser_of, shown, summed_up, wanted
 from taccl import Workload
 from taccl.workload import autotransform, overlap, schedule_workload
 from taccl.workload.autotransform import overlapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from benchmarks.report import Column
+    from benchmarks.report import Column, Row
     from taccl.topology.topology import Topology
     from taccl.workload import Step
 
@@ -44,7 +44,7 @@ MOST, EVEN = 1.05, {16: 1.10, 64: 1.04}
 COLUMNS: tuple[Column, ...] = (
     ("case", "case", "<20"), ("machine", "machine", "<12"), ("in sequence", "sequence_us", ">11.1f"),
     ("hand rule", "hand_us", ">11.1f"), ("ours", "ours_us", ">11.1f"), ("bound", "bound_us", ">11.1f"),
-    ("gap", "gap", ">7.2%"), ("tiles", "tiles", ">5"),
+    ("gap", "gap", ">7.2%"), ("tiles", "tiles", ">5"), ("of max(Tc, Tm)", "of_the_larger", ">14.4f"),
 )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def by_hand(workload: Workload, topology: Topology) -> Step:
     return schedule_workload(tiled or workload, topology, order="program", algorithm="stock")
 
 
-def measured(case: str, where: str, *, limit_s: float) -> dict[str, Any]:
+def measured(case: str, where: str, *, limit_s: float) -> Row:
     """One row: times in microseconds, and what is missed."""
     topology, began = MACHINES[where](), time.process_time()
     workload = CASES[case](topology.num_ranks)
@@ -205,7 +205,7 @@ def measured(case: str, where: str, *, limit_s: float) -> dict[str, Any]:
     return row | {"state_bytes": state_bytes, "cpu_s": round(time.process_time() - began, 1)}
 
 
-def beside_others(workload: Workload, ours: Step, where: str) -> dict[str, Any]:
+def beside_others(workload: Workload, ours: Step, where: str) -> Row:
     """What all rows say of ours: times in microseconds, in sequence and by hand, too, and what is missed."""
     sequence = schedule_workload(workload, ours.topology, order="in-sequence")
     hand = by_hand(workload, ours.topology)
@@ -223,23 +223,24 @@ def beside_others(workload: Workload, ours: Step, where: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def even(tiles: int, where: str) -> dict[str, Any]:
-    """As much to compute as to send: partial sums, 17 MB for every rank, and their allreduce."""
+def even(where: str) -> Iterator[Row]:
+    """As much to compute as to send: partial sums, 17 MB for every rank, and their allreduce, in tiles."""
     topology = MACHINES[where]()
     shape = (128 * topology.num_ranks, 65536)
 
     def step(cost_us: float) -> Workload:
-        made = Workload(f"even, {tiles} tiles", topology.num_ranks)
+        made = Workload("even", topology.num_ranks)
         made = made.then("y", "compute", shape=shape, dtype="bfloat16", layout="partial", cost_us=cost_us)
         return made.then("sum", "allreduce", "y")
 
     sent_us = schedule_workload(step(0), topology, order="in-sequence").finish_us
     workload = step(round(sent_us, 3))
-    ours = schedule_workload(overlap(workload, ["y", "sum"], tiles=tiles), topology)
-    row, ratio = beside_others(workload, ours, where), ours.finish_us / sent_us
-    if ratio > EVEN[tiles]:
-        row["missed"].append(f"{ratio:.4f} of max(Tc, Tm); at most {EVEN[tiles]}")
-    return row | {"of_the_larger": ratio}
+    for tiles, most in EVEN.items():
+        ours = schedule_workload(overlap(workload, ["y", "sum"], tiles=tiles), topology)
+        row, ratio = beside_others(workload, ours, where), ours.finish_us / sent_us
+        if ratio > most:
+            row["missed"].append(f"{ratio:.4f} of max(Tc, Tm); at most {most}")
+        yield row | {"case": f"even, {tiles} tiles", "of_the_larger": ratio}
 
 
 def main() -> int:
@@ -250,20 +251,13 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=300.0, help="seconds of each search")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    print(f"{heads(COLUMNS)}  (times in us)")
-    rows = []
-    for where, case in product(MACHINES, options.case or ["even", *CASES]):
-        if not wanted(where, options.machine):
-            continue
-        if case == "even":
-            found = [even(tiles, where) for tiles in EVEN]
-        else:
-            found = [measured(case, where, limit_s=options.time_limit)]
-        rows += found
-        for row in found:
-            ratio = f"{row['of_the_larger']:.4f} of max(Tc, Tm)" if case == "even" else ""
-            print(f"{cells(COLUMNS, row)}  {ratio}{verdict(row)}", flush=True)
-    return summed_up(options.output, {"rows": rows})
+    rows = (
+        row
+        for where, case in product(MACHINES, options.case or ["even", *CASES])
+        if wanted(where, options.machine)
+        for row in (even(where) if case == "even" else [measured(case, where, limit_s=options.time_limit)])
+    )
+    return summed_up(options.output, {"rows": shown(COLUMNS, rows, head="(times in us)")})
 
 
 if __name__ == "__main__":
