@@ -202,14 +202,13 @@ class _Rank:
 
     def _at_first(self, act: Callable[[], None]) -> None:
         """Let rank 0 do something that may fail; if it does, every rank has the same error."""
-        message, error = "", None
+        error = None
         if self.comm.rank == 0:
             try:
                 act()
             except TacclError as caught:
-                message, error = str(caught), caught
-        message = told(self.comm, message)
-        if message:
+                error = caught
+        if message := told(self.comm, error and str(error)):
             raise error or ExecutionError(message)
 
     def _measure(self, pairs: Sequence[tuple[int, int]]) -> None:

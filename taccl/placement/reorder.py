@@ -89,14 +89,38 @@ def reorder(
     TopologyError
         If no links lead from one rank to another.
     """
-    case = Case(topology, collective, algorithm, size)
+    case, deadline = Case(topology, collective, algorithm, size), Deadline.after(time_limit_s)
     count = case.problem.topology.num_ranks
     given = tuple(range(count)) if order is None else tuple(order)
     if sorted(given) != list(range(count)):
         twice = next((host for host in given if given.count(host) > 1), None)
         found = f"host {twice} twice" if twice is not None else f"{len(given)} hosts {list(given)[:8]}"
         raise InputError(f"found {found}; expected every host 0-{count - 1} once", where="order")
-    return case.placement(given, Deadline.after(time_limit_s), seed, progress)
+    before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
+    if before > bound:
+        bound = max(bound, case.fabric.least_crossing(case.messages))
+    best, after, proven = given, before, before <= bound * (1 + _NOTHING)
+    if not proven:
+
+        def tell(_seconds: float, doing: str, _part: float | None) -> None:
+            if progress is not None:
+                progress(doing or "placing ranks", case.us(before), case.us(bound))
+
+        def work() -> tuple[tuple[int, ...], int, bool]:
+            found = case.search(given, seed, deadline)
+            return case.prove(found, deadline) if count <= _PROVABLE else (*found, False)
+
+        # Nothing better may be known yet, as kernels are compiled when they are first called.
+        with suppress(OutOfTime):
+            best, after, proven = deadline.run(work, tell=tell)
+    if after >= before * (1 - _NOTHING):
+        best, after = given, before
+    bound = max(bound, after) if proven else min(bound, after)
+    return Placement(
+        case.problem.topology, case.algorithm, case.size_bytes, given, best, case.us(before), case.us(after),
+        case.us(bound), proven, (case.limits(given, before), case.limits(best, after)),
+        case.fabric.distance(int(case.messages.units.max())) / case.problem.costs.ticks_per_us,
+    )  # fmt: skip
 
 
 class Case:
@@ -141,42 +165,6 @@ class Case:
         """The time of an order; of one that is all open (-1), what none can beat."""
         function = timed if compiled else getattr(timed, "py_func", timed)
         return int(function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room()))
-
-    def placement(
-        self,
-        given: tuple[int, ...],
-        deadline: Deadline,
-        seed: int,
-        progress: Callable[[str, float | None, float | None], None] | None,
-    ) -> Placement:
-        """The best order found, and what is known of it."""
-        before = self.ticks(given, compiled=not self.is_small)
-        bound = self.ticks([-1] * len(given), compiled=not self.is_small)
-        if before > bound:
-            bound = max(bound, self.fabric.least_crossing(self.messages))
-        best, after, proven = given, before, before <= bound * (1 + _NOTHING)
-        if not proven:
-
-            def tell(_seconds: float, doing: str, _part: float | None) -> None:
-                if progress is not None:
-                    progress(doing or "placing ranks", self.us(before), self.us(bound))
-
-            def work() -> tuple[tuple[int, ...], int, bool]:
-                found = self.search(given, seed, deadline)
-                return self.prove(found, deadline) if len(given) <= _PROVABLE else (*found, False)
-
-            # Nothing better may be known yet, as kernels are compiled when they are first called.
-            with suppress(OutOfTime):
-                best, after, proven = deadline.run(work, tell=tell)
-        if after >= before * (1 - _NOTHING):
-            best, after = given, before
-        bound = max(bound, after) if proven else min(bound, after)
-        units = int(self.messages.units.max())
-        return Placement(
-            self.problem.topology, self.algorithm, self.size_bytes, given, best, self.us(before),
-            self.us(after), self.us(bound), proven, (self.limits(given, before), self.limits(best, after)),
-            self.fabric.distance(units) / self.problem.costs.ticks_per_us,
-        )  # fmt: skip
 
     def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
         """The resource that is busy for longest, and for which part of the time."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl import collectives
 from taccl.baselines import baseline
 from taccl.clauses import Clauses
+from taccl.memo import kept
 from taccl.problem import make_problem
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.compact import CompactSchedule
     from taccl.topology.topology import Topology
-    from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
 #: Collectives, and tiles of them, are cut into pieces whose chunks are not smaller, and not into more; ours.
@@ -67,7 +67,7 @@ def parts_of(workload: Workload) -> tuple[Part, ...]:
     parts: list[Part] = []
     first = 0
     counts = {
-        each.name: _collective(each, workload.num_ranks).num_chunks
+        each.name: _collective(each.kind, each.shift, workload.num_ranks).num_chunks
         for each in workload.operations
         if each.is_collective
     }
@@ -93,8 +93,8 @@ def problem_of(
     every = []
     for part in parts:
         operation = workload.operation[part.operation]
-        whole = replace(operation, kind="allreduce") if part.operation in sums else operation
-        every.append(_collective(whole, workload.num_ranks))
+        kind = "allreduce" if part.operation in sums else operation.kind
+        every.append(_collective(kind, operation.shift, workload.num_ranks))
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
     return make_problem(topology, collectives.together(every), chunk_bytes=sizes)
 
@@ -111,12 +111,13 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     parts = parts_of(workload)
     problem, times = problem_of(workload, topology, parts), Counter(part.operation for part in parts)
     columns, groups = defaultdict[str, list[np.ndarray]](list), 0
+    merging = tuple(problem.clauses.values("merge").items())
     for part in parts:
         operation = workload.operation[part.operation]
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
-            one = replace(operation, kind=kind)
-            found = _template(one, problem, part.chunk_bytes, times[part.operation], algorithm)
+            sent = (kind, operation.shift, algorithm, merging)
+            found = _template(topology, sent, part.chunk_bytes, times[part.operation])
             columns["chunk"].append(found.chunk + part.first)
             columns["link"].append(found.link)
             columns["group"].append(found.group + groups)
@@ -128,35 +129,31 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     )
 
 
-def _collective(operation: Operation, num_ranks: int) -> Collective:
-    if operation.kind == "send":
+def _collective(kind: str, shift: int, num_ranks: int) -> Collective:
+    if kind == "send":
         starts = {rank: [rank] for rank in range(num_ranks)}
-        ends = {rank: [(rank + operation.shift) % num_ranks] for rank in range(num_ranks)}
+        ends = {rank: [(rank + shift) % num_ranks] for rank in range(num_ranks)}
         return collectives.custom(num_ranks, precondition=starts, postcondition=ends, name="send")
-    return collectives.make(operation.kind, num_ranks)
+    return collectives.make(kind, num_ranks)
 
 
-def _template(operation: Operation, whole: Problem, chunk_bytes: int, times: int, algorithm: str) -> Schedule:
+#: What is sent, how, and which clauses on merged sends it keeps: kind, shift, algorithm, clauses by field.
+_Sent = tuple[str, int, str, tuple[tuple[str, Any], ...]]
+
+
+@kept
+def _template(topology: Topology, sent: _Sent, chunk_bytes: int, times: int) -> Schedule:
     """Sends of one part: of those that are best alone, and of those that hold resources least.
 
-    They are kept: what is best changes little within a fourfold of the size.
+    What is best changes little within a fourfold of the size.
     """
-    topology = whole.topology
-    memo = topology.memo.setdefault("workload sends", {})
-    clauses = Clauses(max_merge=whole.clauses.max_merge, merging=whole.clauses.merging)
-    class_bytes = 4 ** (((chunk_bytes - 1).bit_length() + 1) // 2)
-    about = (operation.kind, operation.shift, algorithm, clauses.max_merge, clauses.merging)
-    if (about, chunk_bytes, times) not in memo:
-        sizes = {class_bytes} if algorithm != "synthesized" or times == 1 else {class_bytes, _LARGE_BYTES}
-        every = []
-        for size in sorted(sizes):
-            if (about, size) not in memo:
-                memo[about, size] = _found(operation, topology, size, algorithm, clauses)
-            every.append(memo[about, size])
-        own = replace(every[0].problem, chunk_bytes=(chunk_bytes,) * every[0].problem.collective.num_chunks)
-        memo[about, chunk_bytes, times] = min(every, key=lambda each: _repeated_ticks(each, own, times))
-    template: Schedule = memo[about, chunk_bytes, times]
-    return template
+    _, _, algorithm, _ = sent
+    sizes = {4 ** (((chunk_bytes - 1).bit_length() + 1) // 2)}
+    if algorithm == "synthesized" and times > 1:
+        sizes.add(_LARGE_BYTES)
+    every = [_alone(topology, sent, size) for size in sorted(sizes)]
+    own = replace(every[0].problem, chunk_bytes=(chunk_bytes,) * every[0].problem.collective.num_chunks)
+    return min(every, key=lambda each: _repeated_ticks(each, own, times))
 
 
 def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
@@ -172,15 +169,17 @@ def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
     return times * max(load.values(), default=0) + max(tasks.tails(), default=0)
 
 
-def _found(
-    operation: Operation, topology: Topology, chunk_bytes: int, algorithm: str, clauses: Clauses
-) -> Schedule:
-    collective = _collective(operation, topology.num_ranks)
+@kept
+def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
+    """The sends that are best for chunks of one size."""
+    kind, shift, algorithm, merging = sent
+    collective = _collective(kind, shift, topology.num_ranks)
+    clauses = Clauses(**dict(merging))
     problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=clauses)
     if problem.collective.is_met:
         return make_schedule(problem, chunk=[], link=[], start=[], end=[])
-    if algorithm != "synthesized" and operation.kind != "send":
-        stock = "pairwise" if operation.kind == "alltoall" else "ring"
+    if algorithm != "synthesized" and kind != "send":
+        stock = "pairwise" if kind == "alltoall" else "ring"
         name = stock if algorithm == "stock" else algorithm
         found: Schedule | CompactSchedule = baseline(name, problem, cut=False)
     else:
