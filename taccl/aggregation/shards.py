@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.arguments import Count, Size
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000
 
@@ -143,15 +143,15 @@ def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[i
 def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
     """The network cards of a rank by name, and how long each takes for a MB."""
     into = set(topology.links_to[server])
-    holders: dict[int, set[int]] = defaultdict(set)
+    holds: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
-        holders[hold.resource].add(hold.link)
+        holds[hold.resource].append(hold)
     # What the same links hold is one card, as fast as the slowest of it.
     slowest: dict[frozenset[int], tuple[Fraction, str]] = {}
-    for hold in topology.holds:
-        links = frozenset(holders[hold.resource])
-        if hold.link in into and len(links) > 1 and links <= into:
-            each = hold.beta_us_per_mb, topology.resources[hold.resource].name
+    for resource, here in holds.items():
+        links = frozenset(hold.link for hold in here)
+        if len(links) > 1 and links <= into:
+            each = max(hold.beta_us_per_mb for hold in here), topology.resources[resource].name
             slowest[links] = max(slowest.get(links, each), each)
     cards = {name: beta for beta, name in slowest.values()}
     if cards:

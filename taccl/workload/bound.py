@@ -12,14 +12,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.workload.costs import tile_us
 from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from taccl.topology.topology import Topology
-    from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
 #: So many sets of collectives are bounded: those that promise most.
@@ -28,27 +26,18 @@ _MOST_SETS = 6
 _BOUND_S = 4.0
 
 
-def step_bound(
-    workload: Workload, topology: Topology, rates: Rates | None, *, communication_share: float = 0.0
-) -> Fraction:
-    """Microseconds that every schedule of a step takes.
-
-    - `workload`, `topology`, `rates`, `communication_share`: As in `schedule_workload`.
-    """
-    return _Bound(workload, topology, rates, communication_share).best()
+def step_bound(workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> Fraction:
+    """Microseconds that every schedule of a step takes, whose tiles cost what `tile_costs` says."""
+    return _Bound(workload, topology, costs).best()
 
 
 class _Bound:
-    def __init__(
-        self, workload: Workload, topology: Topology, rates: Rates | None, communication_share: float
-    ) -> None:
+    def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
         self.workload, self.topology = workload, topology
         self.parts = parts_of(workload)
         self.known: dict[tuple[frozenset[str], bool], Fraction] = {}
-        self.tile = {
-            each.name: tile_us(workload, each, rates, communication_share) for each in workload.operations
-        }
-        self.whole = {name: us * workload.tiling(name).tiles for name, us in self.tile.items()}
+        self.tile = dict(costs)
+        self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
         for each in workload.operations:
             if each.is_collective:
                 self.tile[each.name] = self.sent(frozenset([each.name]), one=True)

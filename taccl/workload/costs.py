@@ -51,48 +51,52 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     here = [length // (ranks if axis == out.axis else 1) for axis, length in enumerate(out.shape)]
     fused = {each.name for each in workload.operations if operation.fused and each.fused == operation.fused}
     fused.add(operation.fused)
-    num_bytes = 0.0 if operation.fused else math.prod(here) * DTYPE_BYTES[out.dtype]
-    inner = 1
+    size, flops = math.prod(here), 0.0
+    num_bytes = 0.0 if operation.fused else size * DTYPE_BYTES[out.dtype]
+    # The axis of each operand of a product that is summed over, of which ranks may have slices.
+    summed = [len(each.shape) - 1 - at for at, each in enumerate(tensors)]
+    is_cut = any(each.axis == axis for each, axis in zip(tensors, summed, strict=True))
     for at, tensor in enumerate(tensors):
         lengths = [
             (tensor.shape[axis] // (ranks if axis == tensor.axis else 1)) if to is None else here[to]
             for axis, to in enumerate(operand_axes(operation, tensors, out, at))
         ]
         if operation.kind == "matmul":
-            summed = -1 if at == 0 else -2
-            other, along = tensors[1 - at], len(tensors[1 - at].shape) - (2 if at == 0 else 1)
-            inner = lengths[summed] = tensor.shape[summed] // (
-                ranks if len(tensor.shape) + summed == tensor.axis or other.axis == along else 1
-            )
+            lengths[summed[at]] = inner = tensor.shape[summed[at]] // (ranks if is_cut else 1)
+            flops = 2.0 * size * inner
         if tensor.name not in fused:
             num_bytes += math.prod(lengths) * DTYPE_BYTES[tensor.dtype]
-    size = math.prod(here)
-    flops = 2.0 * size * inner if operation.kind == "matmul" else 0.0
     return (
         flops if operation.flops is None else operation.flops,
         num_bytes if operation.memory_bytes is None else operation.memory_bytes,
     )
 
 
-def tile_us(
-    workload: Workload, operation: Operation, rates: Rates | None, communication_share: float
-) -> Fraction:
-    """How long a tile of an operation takes a rank beside communication; 0 of collectives.
+def tile_costs(
+    workload: Workload, rates: Rates | None, communication_share: float = 0.0
+) -> dict[str, Fraction]:
+    """How long a tile of each operation takes a rank, in us, beside communication; 0 of collectives.
 
-    Raises `WorkloadError` if neither its cost nor the machine's rates are known.
+    Raises `WorkloadError` if neither the cost of one nor the machine's rates are known.
     """
+    share = exact(communication_share)
+    return {
+        each.name: _whole_us(workload, each, rates) / workload.tiling(each.name).tiles / (1 - share)
+        for each in workload.operations
+    }
+
+
+def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> Fraction:
     if operation.is_collective:
         return Fraction(0)
     if operation.cost_us is not None:
-        whole_us = Fraction(operation.cost_us)
-    else:
-        flops, num_bytes = work_of(workload, operation)
-        if not flops and not num_bytes:
-            return Fraction(0)
-        if rates is None:
-            said = "has no cost_us, and the machine's rates are not known; give one, or rates="
-            raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=operation.name)
-        # To the picosecond: finer ticks than sends have would say nothing.
-        picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
-        whole_us = Fraction(math.ceil(picoseconds), 10**6)
-    return whole_us / workload.tiling(operation.name).tiles / (1 - exact(communication_share))
+        return Fraction(operation.cost_us)
+    flops, num_bytes = work_of(workload, operation)
+    if not flops and not num_bytes:
+        return Fraction(0)
+    if rates is None:
+        said = "has no cost_us, and the machine's rates are not known; give one, or rates="
+        raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=operation.name)
+    # To the picosecond: finer ticks than sends have would say nothing.
+    picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
+    return Fraction(math.ceil(picoseconds), 10**6)

@@ -72,8 +72,9 @@ def lower_step(step: Step, operation: str) -> Program:
     )
 
     def touched(slot: Slot | None, count: int, buffer: str, chunks: tuple[int, ...]) -> list[Part]:
-        is_there = slot is not None and slot.buffer == buffer
-        return [part_of[c] for c in chunks[slot.offset : slot.offset + count]] if slot and is_there else []
+        if slot is None or slot.buffer != buffer:
+            return []
+        return [part_of[chunk] for chunk in chunks[slot.offset : slot.offset + count]]
 
     def marked(each: Instruction, where: RankLayout) -> Instruction:
         does = OPERATIONS[each.operation]
@@ -85,11 +86,8 @@ def lower_step(step: Step, operation: str) -> Program:
         return replace(each, needs=tuple(dict.fromkeys(needs)), gives=tuple(dict.fromkeys(gives)))
 
     def of_rank(rank: RankProgram, where: RankLayout) -> RankProgram:
-        blocks = rank.threadblocks
-        steps = [tuple(marked(each, where) for each in block.steps) for block in blocks]
-        return replace(
-            rank, threadblocks=tuple(map(lambda block, new: replace(block, steps=new), blocks, steps))
-        )
+        steps = ((block, tuple(marked(each, where) for each in block.steps)) for block in rank.threadblocks)
+        return replace(rank, threadblocks=tuple(replace(block, steps=each) for block, each in steps))
 
     return replace(program, ranks=tuple(map(of_rank, program.ranks, layout(problem.collective))))
 

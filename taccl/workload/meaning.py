@@ -132,11 +132,9 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
         count = workload.num_ranks if tensor.layout == "partial" else 1
         # Whole arrays are drawn, so that they do not depend on whether they are sliced.
         drawn = [source.normal(size=tensor.shape).astype(dtype_of(tensor)) for _ in range(count)]
-        whole = tuple(np.arange(length) for length in tensor.shape)
-        found[tensor.name] = [
-            taken(Part(drawn[rank % count], whole), places(tensor, rank, workload.num_ranks)).copy()
-            for rank in range(workload.num_ranks)
-        ]
+        if tensor.axis is not None:
+            drawn = np.split(drawn[0], workload.num_ranks, axis=tensor.axis)
+        found[tensor.name] = [drawn[rank % len(drawn)].copy() for rank in range(workload.num_ranks)]
     return found
 
 
@@ -189,8 +187,7 @@ def dtype_of(tensor: Tensor) -> str:
 def _whole(tensor: Tensor, parts: Sequence[Part]) -> Part:
     """What ranks have together."""
     if tensor.layout == "partial":
-        total: Array = np.sum(np.stack([part.array for part in parts]), axis=0)
-        return Part(total, parts[0].places)
+        return Part(np.sum([part.array for part in parts], axis=0), parts[0].places)
     return parts[0] if tensor.axis is None else join(parts, tensor.axis)
 
 

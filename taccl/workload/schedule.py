@@ -17,12 +17,12 @@ from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks, started
 from taccl.schedule.precedence import Precedence
-from taccl.workload.costs import RATES, tile_us
+from taccl.workload.costs import RATES, tile_costs
 from taccl.workload.exchange import parts_of, sends_of
 from taccl.workload.step import ComputeTile, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -90,9 +90,10 @@ def schedule_workload(
     rates = RATES.get(topology.machine) if rates is None else rates
     if order == "in-sequence":
         workload, communication_share = replace(workload, overlaps=()), 0.0
+    costs = tile_costs(workload, rates, communication_share)
     has_sends = any(operation.is_collective for operation in workload.operations)
     sends = sends_of(workload, topology, algorithm) if has_sends else None
-    tasks = _StepTasks(workload, topology, rates, communication_share, sends)
+    tasks = _StepTasks(workload, topology, costs, sends)
     start = tasks.best_starts(order)
     schedule = None if sends is None else tasks.sent(start, sends)
     return Step(workload, topology, tuple(tasks.computed_tiles(start)), schedule, rates, communication_share)
@@ -105,8 +106,7 @@ class _StepTasks:
         self,
         workload: Workload,
         topology: Topology,
-        rates: Rates | None,
-        share: float,
+        costs: Mapping[str, Fraction],
         sends: Schedule | None,
     ) -> None:
         self.workload, self.num_resources = workload, len(topology.resources)
@@ -123,8 +123,7 @@ class _StepTasks:
         if sends is not None:
             self._add_sends(sends)
         for position, (name, tile) in enumerate(workload.tiles):
-            cost_us = tile_us(workload, workload.operation[name], rates, share)
-            self._add_tile(position, name, tile, math.ceil(cost_us * self.per_us))
+            self._add_tile(position, name, tile, math.ceil(costs[name] * self.per_us))
 
     def _add_sends(self, sends: Schedule) -> None:
         problem = self.problem = sends.problem

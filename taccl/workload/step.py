@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from taccl.analysis.verification.verify import verify
 from taccl.units import format_count, format_us
 from taccl.workload.bound import step_bound
-from taccl.workload.costs import tile_us
+from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import parts_of
 
 if TYPE_CHECKING:
@@ -135,11 +135,13 @@ class Step:
         return found
 
     @cached_property
+    def _costs(self) -> dict[str, Fraction]:
+        return tile_costs(self.workload, self.rates, self.communication_share)
+
+    @cached_property
     def bound(self) -> Fraction:
         """What no schedule of the step finishes before, in microseconds; see `taccl.workload.bound`."""
-        return step_bound(
-            self.workload, self.topology, self.rates, communication_share=self.communication_share
-        )
+        return step_bound(self.workload, self.topology, self._costs)
 
     @property
     def bound_us(self) -> float:
@@ -185,9 +187,8 @@ class Step:
     def _wrong_tiles(self) -> Iterator[str]:
         workload, expected = self.workload, dict[tuple[str, int, int], Fraction]()
         for name, tile in workload.tiles:
-            cost = tile_us(workload, workload.operation[name], self.rates, self.communication_share)
-            for rank in range(workload.num_ranks) if cost else ():
-                expected[name, tile, rank] = cost
+            for rank in range(workload.num_ranks) if self._costs[name] else ():
+                expected[name, tile, rank] = self._costs[name]
         busy: dict[int, list[ComputeTile]] = defaultdict(list)
         for each in self.tiles:
             cost = expected.pop((each.operation, each.tile, each.rank), Fraction(-1))
