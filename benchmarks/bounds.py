@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import taccl
 from benchmarks.cases import CASES, te_ccl
-from benchmarks.report import parser_of, shown, summed_up
+from benchmarks.report import on_logarithms, parser_of, picture, shown, summed_up
 from benchmarks.scale_fabrics import h100, rail_rings, random_regular
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.volume import Volume
@@ -81,25 +81,16 @@ FIGURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """A bound that takes `cpu_s` at most."""
-
-    name: str
-    topology: Callable[[], Topology]
-    collective: str
-    cpu_s: float
-
-
-SPEEDS = (
-    Speed("DGX-H100 x16", h100(16), "allgather", 5),
-    Speed("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
-    Speed("rail rings 16x8", lambda: rail_rings(16), "allgather", 5),
-    Speed("random 8-regular 128", lambda: random_regular(128, 8), "allgather", 5),
-    Speed("DGX-H100 x128", h100(128), "allgather", 120),
-    Speed("random 8-regular 64", lambda: random_regular(64, 8), "alltoall", 30),
-    Speed("DGX-H100 x8", h100(8), "alltoall", 30),
-    Speed("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
+#: Bounds that take some CPU seconds at most: (name, topology, collective, seconds).
+SPEEDS: tuple[tuple[str, Callable[[], Topology], str, float], ...] = (
+    ("DGX-H100 x16", h100(16), "allgather", 5),
+    ("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
+    ("rail rings 16x8", lambda: rail_rings(16), "allgather", 5),
+    ("random 8-regular 128", lambda: random_regular(128, 8), "allgather", 5),
+    ("DGX-H100 x128", h100(128), "allgather", 120),
+    ("random 8-regular 64", lambda: random_regular(64, 8), "alltoall", 30),
+    ("DGX-H100 x8", h100(8), "alltoall", 30),
+    ("NDv2 x8", lambda: taccl.topologies.ndv2(8), "alltoall", 30),
 )
 
 
@@ -186,9 +177,9 @@ def _flow_gb_per_s(problem: Problem) -> float:
 
 def speeds() -> Iterator[Row]:
     """CPU seconds of bounds of whole chunks, beside the most that they may take."""
-    for case in SPEEDS:
-        row = _cost(case.name, case.collective, case.topology())
-        yield row | {"cpu_s_at_most": case.cpu_s, "met": row["met"] and row["cpu_s"] <= case.cpu_s}
+    for name, topology, collective, most_s in SPEEDS:
+        row = _cost(name, collective, topology())
+        yield row | {"cpu_s_at_most": most_s, "met": row["met"] and row["cpu_s"] <= most_s}
 
 
 def growth() -> Iterator[Row]:
@@ -277,26 +268,13 @@ PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...]]] = {
 
 def draw(rows: list[Row], path: Path) -> None:
     """A plot of CPU seconds over ranks, one line for each family."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "taccl"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
     families = dict.fromkeys((row["collective"], row["case"]) for row in rows)
-    for (collective, name), marker in zip(families, "osD^", strict=True):
-        mine = [row for row in rows if (row["collective"], row["case"]) == (collective, name)]
-        ranks, cpu_s = [row["ranks"] for row in mine], [row["cpu_s"] for row in mine]
-        axes.plot(ranks, cpu_s, marker=marker, label=f"{collective}, {name}")
-    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="CPU seconds of the bound")
-    ticks = sorted({row["ranks"] for row in rows})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, width=6.4, height=4) as axes:
+        for (collective, name), marker in zip(families, "osD^", strict=True):
+            mine = [row for row in rows if (row["collective"], row["case"]) == (collective, name)]
+            ranks, cpu_s = [row["ranks"] for row in mine], [row["cpu_s"] for row in mine]
+            axes.plot(ranks, cpu_s, marker=marker, label=f"{collective}, {name}")
+        on_logarithms(axes, (row["ranks"] for row in rows), "CPU seconds of the bound")
 
 
 def _problem(topology: Topology, collective: str) -> Problem:

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -63,11 +63,6 @@ def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[taccl.Topology,
     return truth.topology(name="cloud"), taccl.Probe(names, noisy)
 
 
-def finish_us(case: Case, order: Any) -> float:
-    """The time of an order on the true fabric."""
-    return float(case.problem.costs.us(case.ticks(order)))
-
-
 def clouds() -> Iterator[Row]:
     """A row for every cloud and algorithm."""
     return itertools.starmap(recovered, itertools.product(CLOUDS, ("ring", "halving-doubling")))
@@ -82,14 +77,14 @@ def recovered(name: str, algorithm: str) -> Row:
         truth, probe = cloud(racks, pods, seed)
         case = Case(truth, "allreduce", algorithm, SIZE)
         placed = reorder(probe, algorithm=algorithm, size=SIZE, seed=seed)
-        before.append(finish_us(case, range(len(probe.hosts))))
-        found.append(finish_us(case, placed.order))
+        before.append(case.us(case.ticks(range(len(probe.hosts)))))
+        found.append(case.us(case.ticks(placed.order)))
         if seed < LONG:
             # The fabric is known here, and each search starts where another has ended.
             order = placed.order
             for further in range(4):
                 order, _ = case.search(order, further)
-            best = min(best, finish_us(case, order))
+            best = min(best, case.us(case.ticks(order)))
     best = min(best, *found)
     least = min((start - end) / (start - best) for start, end in zip(before, found, strict=True))
     return {
@@ -107,7 +102,7 @@ def large() -> Iterator[Row]:
         placed = reorder(probe, algorithm=algorithm, size=SIZE, time_limit_s=LARGE_S)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
-        before, found = (finish_us(case, order) for order in (placed.given, placed.order))
+        before, found = (case.us(case.ticks(order)) for order in (placed.given, placed.order))
         yield {
             "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
             # A machine that does other things besides takes longer; on one core this is the time.

@@ -8,11 +8,12 @@ import os
 import platform
 import re
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     Row = dict[str, Any]
     #: The head of a column, the key of its values (`value_of`), and their format, such as ``">9.1f"``.
@@ -93,6 +94,31 @@ def keep(output: Path, contents: Mapping[str, Any]) -> None:
     command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     origin = {"command": command, "machine": machine()}
     output.write_text(json.dumps({**origin, **contents, **origin}, indent=1) + "\n")
+
+
+@contextmanager
+def picture(path: Path, *, width: float, height: float, parts: int = 1) -> Iterator[Any]:
+    """Axes of a new figure, which becomes an SVG file, the same each time."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "taccl"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, parts, figsize=(width, height), layout="constrained")
+    yield axes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def on_logarithms(place: Any, ranks: Iterable[int], label: str) -> None:
+    """Ranks and what grows with them, both as logarithms, with a tick for every number of ranks."""
+    place.set(xscale="log", yscale="log", xlabel="ranks", ylabel=label)
+    ticks = sorted({int(tick) for tick in ranks})
+    place.set_xticks(ticks, [str(tick) for tick in ticks])
+    place.minorticks_off()
+    place.grid(alpha=0.3)
+    place.legend(frameon=False)
 
 
 def machine() -> str:

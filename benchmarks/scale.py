@@ -37,7 +37,7 @@ import numpy as np
 
 import taccl
 from benchmarks import scale_fabrics as fabrics
-from benchmarks.report import parser_of, shown, summed_up
+from benchmarks.report import on_logarithms, parser_of, picture, shown, summed_up
 from benchmarks.scale_fabrics import MB
 from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify_compact import verify_compact
@@ -64,6 +64,8 @@ class Case:
 
     Parameters
     ----------
+    topology : function of nothing to a topology, or str
+        A string is a fabric as `taccl.synthesize_implicit` takes it: the schedule is never listed.
     cpu_s : float
         CPU seconds at most.
     ratio : float
@@ -83,7 +85,7 @@ class Case:
     """
 
     name: str
-    topology: Callable[[], Topology]
+    topology: Callable[[], Topology] | str
     cpu_s: float
     ratio: float
     collective: str = "allgather"
@@ -94,26 +96,6 @@ class Case:
     chunk_bytes: int = MB
     groups: Callable[[Topology], list[list[int]]] | None = None
     fails: Callable[[Topology], Topology] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ImplicitCase:
-    """A collective on a fabric by name whose schedule is never listed, and the figures to meet.
-
-    Parameters
-    ----------
-    fabric : str
-        As `taccl.synthesize_implicit` takes it.
-    cpu_s, ratio : float
-        CPU seconds, and finish over bound, at most.
-    """
-
-    name: str
-    fabric: str
-    cpu_s: float
-    ratio: float
-    collective: str = "allgather"
-    is_large: bool = False
 
 
 def _mesh(*dims: int, **costs: Any) -> Callable[[], Topology]:
@@ -171,9 +153,9 @@ CASES = (
     Case("ndv2-x2-groups", lambda: taccl.topologies.ndv2(2), 1, 1.10, groups=fabrics.random_quarters),
     Case("mesh-4x4-16-chunks", _mesh(4, 4), 1, 1.10, "broadcast", chunks_per_rank=16),
     Case("mesh-4x4-groups", _mesh(4, 4), 1, 1.10, groups=fabrics.random_quarters),
-    ImplicitCase("mesh-200x200-implicit", "mesh:200x200", 600, 1.01),
-    ImplicitCase("torus-200x200-implicit", "torus:200x200", 0.1, 1.001),
-    ImplicitCase("torus-100x100x100-implicit", "torus:100x100x100", 2, 1.001),
+    Case("mesh-200x200-implicit", "mesh:200x200", 600, 1.01),
+    Case("torus-200x200-implicit", "torus:200x200", 0.1, 1.001),
+    Case("torus-100x100x100-implicit", "torus:100x100x100", 2, 1.001),
 )  # fmt: skip
 
 
@@ -202,10 +184,10 @@ def main() -> int:
     if options.here:
         (case,) = (c for c in CASES if c.name in options.case and c.collective == options.collective)
         (seed,) = options.seed
-        if isinstance(case, ImplicitCase):
-            row = run_implicit(case)
+        if isinstance(case.topology, str):
+            row = run_implicit(case, case.topology)
         else:
-            row = run_case(case, seed=seed, has_target=not options.no_target)
+            row = run_case(case, case.topology, seed=seed, has_target=not options.no_target)
         print(json.dumps(row))
         return 0
     rows = shown(_COLUMNS, _runs(options), lambda row: "" if row["verified"] else "INVALID")
@@ -219,8 +201,7 @@ def main() -> int:
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:
     """A row for every case that is asked for, each from a process of its own."""
-    cases: tuple[Case | ImplicitCase, ...] = CASES
-    for case, seed in product(cases, options.seed or [0]):
+    for case, seed in product(CASES, options.seed or [0]):
         wanted = case.name in options.case if options.case else options.all or not case.is_large
         if wanted and options.collective in (None, case.collective):
             what = ["--case", case.name, "--collective", case.collective, "--seed", str(seed)]
@@ -231,11 +212,11 @@ def _runs(options: argparse.Namespace) -> Iterator[Row]:
             yield row
 
 
-def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> Row:
+def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target: bool) -> Row:
     """One case in this process; with a target, what meets the case's ratio is good enough."""
     warm_up(case)
     began = time.process_time()
-    topology = case.topology()
+    topology = make()
     problem = _problem(case, topology)
     problem.costs  # noqa: B018  worked out once, when first asked for
     old = None
@@ -273,7 +254,7 @@ def run_case(case: Case, *, seed: int = 0, has_target: bool = True) -> Row:
     }  # fmt: skip
 
 
-def judged(case: Case | ImplicitCase, cpu_s: float, verify_s: float, ratio: float, *, ok: bool) -> Row:
+def judged(case: Case, cpu_s: float, verify_s: float, ratio: float, *, ok: bool) -> Row:
     """What every row says of its case: what was reached, beside the figures to meet."""
     return {
         "case": case.name, "collective": case.collective, "verified": ok,
@@ -283,11 +264,11 @@ def judged(case: Case | ImplicitCase, cpu_s: float, verify_s: float, ratio: floa
     }  # fmt: skip
 
 
-def run_implicit(case: ImplicitCase) -> Row:
+def run_implicit(case: Case, fabric: str) -> Row:
     """One case in this process, of a schedule that stays a pattern and a group."""
     verify_implicit(taccl.synthesize_implicit("torus:4x4", case.collective, chunk_size="1MB").schedule)
     memory, began = _peak_mb(), time.process_time()
-    found = taccl.synthesize_implicit(case.fabric, case.collective, chunk_size="1MB")
+    found = taccl.synthesize_implicit(fabric, case.collective, chunk_size="1MB")
     cpu_s, peak = time.process_time() - began, _peak_mb()
     since = time.process_time()
     verified = verify_implicit(found.schedule).ok
@@ -336,35 +317,24 @@ def growth_exponents(rows: list[Row]) -> dict[str, float]:
 
 def draw(rows: list[Row], path: Path) -> None:
     """A plot of CPU seconds and of memory over ranks, of square meshes, with lines of the growth fitted."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "taccl"
-    from matplotlib import pyplot
-
     meshes = sorted(_square_meshes(rows), key=lambda row: row["ranks"])
     growth = growth_exponents(rows)
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
     # Colours that those who see few of them tell apart (Okabe and Ito), and another marker for each.
-    for place, what, name, label, colour, marker in (
-        (axes[0], "time", "cpu_s", "CPU seconds", "#0072b2", "o"),
-        (axes[1], "memory", "grown_mb", "MB beyond the problem's own", "#d55e00", "s"),
-    ):
-        points = [(row["ranks"], row[name]) for row in meshes if row[name] > 0]
-        ranks, values = np.array(points, float).T
-        place.plot(ranks, values, marker, color=colour, label="allgather, meshes")
-        if what in growth:
-            through = np.exp(np.mean(np.log(values) - growth[what] * np.log(ranks)))
-            place.plot(
-                ranks, through * ranks ** growth[what], "--", color=colour, label=f"ranks^{growth[what]:.2f}"
-            )
-        place.set(xscale="log", yscale="log", xlabel="ranks", ylabel=label)
-        place.set_xticks(ranks, [str(int(tick)) for tick in ranks])
-        place.minorticks_off()
-        place.grid(alpha=0.3)
-        place.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    looks = (
+        ("time", "cpu_s", "CPU seconds", "#0072b2", "o"),
+        ("memory", "grown_mb", "MB beyond the problem's own", "#d55e00", "s"),
+    )
+    with picture(path, width=8, height=3.6, parts=2) as axes:
+        for place, (what, name, label, colour, marker) in zip(axes, looks, strict=True):
+            points = [(row["ranks"], row[name]) for row in meshes if row[name] > 0]
+            ranks, values = np.array(points, float).T
+            place.plot(ranks, values, marker, color=colour, label="allgather, meshes")
+            if what in growth:
+                power = growth[what]
+                through = np.exp(np.mean(np.log(values) - power * np.log(ranks)))
+                fitted = through * ranks**power
+                place.plot(ranks, fitted, "--", color=colour, label=f"ranks^{power:.2f}")
+            on_logarithms(place, ranks, label)
 
 
 def _square_meshes(rows: list[Row]) -> list[Row]:
