@@ -112,7 +112,6 @@ class _Machine:
         self.alpha = [int(costs.link_alpha[e]) for e in orbits.link_rep]
         self.beta = [int(costs.link_beta[e]) for e in orbits.link_rep]
         self.claimed = [place.is_origin for place in orbits.places]
-        self.here = list(self.claimed)
         self.stays = [_stays(orbits, m) for m in range(len(orbits.moves))]
         self.left = [False] * count
         #: Where it counts: links that the copy at each place has passed, and moves on shortest paths.
@@ -127,7 +126,6 @@ class _Machine:
         self.free_at = [0] * orbits.num_resources
         self.ready: list[list[tuple[float, int]]] = [[] for _ in orbits.link_rep]
         self.relayed_from = [0] * len(orbits.link_rep)
-        self.own_done: set[int] = set()
         self.relayed_gone: set[int] = set()
         self.events: list[tuple[int, int, int]] = []
         self.sends: list[Send] = []
@@ -135,12 +133,11 @@ class _Machine:
         self.under_way = 0
 
     def run(self, deadline: Deadline) -> ListSchedule | None:
-        orbits = self.orbits
+        orbits, time = self.orbits, 0
         dirty: set[int] = set()
         for p, place in enumerate(orbits.places):
             if place.is_origin:
                 self._arrive(p, dirty)
-        time = 0
         while self.missing:
             deadline.check()
             self._start(time, dirty, force=False)
@@ -167,7 +164,6 @@ class _Machine:
 
     def _arrive(self, place: int, dirty: set[int]) -> None:
         """The chunk is here: its moves may go once all their sources are."""
-        self.here[place] = True
         for m in self.orbits.places[place].moves_out:
             self.sources_missing[m] -= 1
             if not self.sources_missing[m] and self._may_go(m, force=False):
@@ -238,8 +234,8 @@ class _Machine:
         """Own chunks while there are any; relayed ones once all own are gone, a latency after."""
         moves = self.orbits.moves
         if link not in self.relayed_gone:
-            waiting = (m for m in self.orbits.moves_of_link[link] if moves[m].is_own)
-            if any(m not in self.own_done and self._may_go(m, force) for m in waiting):
+            own = (m for m in self.orbits.moves_of_link[link] if moves[m].is_own)
+            if any(self._may_go(m, force) for m in own):
                 return [m for m in candidates if moves[m].is_own]
             if time < self.relayed_from[link]:
                 heapq.heappush(self.events, (self.relayed_from[link], 2, link))
@@ -270,7 +266,6 @@ class _Machine:
         for m in chosen:
             move = orbits.moves[m]
             if self.own_first[link] and move.is_own:
-                self.own_done.add(m)
                 later = time + self.alpha[link] + move.units * self.beta[link]
                 self.relayed_from[link] = max(self.relayed_from[link], later)
             elif self.own_first[link]:

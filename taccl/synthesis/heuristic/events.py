@@ -29,9 +29,7 @@ SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
 class Timeline(NamedTuple):
     """Sends, in order of start, and what happens next; all of it is used up."""
 
-    sent_chunk: NDArray[
-        np.uint16
-    ]  # one word or two in a row, as kernels are compiled for both widths at once
+    sent_chunk: NDArray[np.uint16]  # one word or two in a row: kernels are compiled for both widths at once
     sent_link: Int32s  # by index of the topology
     sent_start: Int32s  # ticks, also in words
     link_free: Ints  # when, by slot

@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends, wide_links
 from taccl.errors import CollectiveError, TopologyError
-from taccl.synthesis.heuristic.speeds import components, crowded, fast_rates, speed_classes
 
 if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.problem import Costs, Problem
     from taccl.topology.topology import Topology
 
+
+#: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
+_CLASS_RATIO = 1.3
+_MAX_CLASSES = 4
 
 Ints: TypeAlias = NDArray[np.int64]
 Int32s: TypeAlias = NDArray[np.int32]
@@ -120,7 +123,7 @@ def make_fabric(problem: Problem) -> Fabric:
     duration = costs.link_alpha + units * costs.link_beta
     speed = np.zeros(num_links, np.int64)
     everything = _holds(topology, costs, usable)
-    speed[kept] = speed_classes(crowded(everything, srcs, dsts, duration, units)[kept])
+    speed[kept] = _speed_classes(_crowded(everything, srcs, dsts, duration, units)[kept])
     ahead = (srcs - dsts) % topology.num_ranks
     link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
     src, dst, speed = srcs[link], dsts[link], speed[link]
@@ -146,7 +149,7 @@ def make_fabric(problem: Problem) -> Fabric:
         hold_receives=holds.receives,
         num_resources=holds.num_resources,
         component=component,
-        fast_rate=fast_rates(holds, src, dst, speed, units, component),
+        fast_rate=_fast_rates(holds, src, dst, speed, units, component),
         **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
     )
 
@@ -180,7 +183,7 @@ def make_demand(collective: Collective, costs: Costs) -> Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class _Holds:
     """Rows of holds that are not one link's alone; and what a link holds by itself."""
 
     own_alpha: Ints
@@ -193,7 +196,7 @@ class Holds:
     num_resources: int
 
 
-def _holds(topology: Topology, costs: Costs, usable: Bools) -> Holds:
+def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
     """The holds of links that can be used; here a link is its own slot."""
     columns, num_links = hold_columns(topology), len(usable)
     some = usable[columns.link]
@@ -208,23 +211,23 @@ def _holds(topology: Topology, costs: Costs, usable: Bools) -> Holds:
     kept = np.flatnonzero(~private)
     shared = np.bincount(resource[kept], minlength=1) > 0
     number = (np.cumsum(shared) - 1)[resource[kept]]
-    return Holds(
+    return _Holds(
         own_alpha, own_beta, link[kept], number, alpha[kept], beta[kept], receives[kept], int(shared.sum())
     )
 
 
-def _by_slot(holds: Holds, link: Int32s) -> Holds:
+def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
     """The same holds with links in the order of their slots."""
     slot_of_link = np.full(len(holds.own_alpha), -1)
     slot_of_link[link] = np.arange(len(link))
     order = np.argsort(slot_of_link[holds.slot], kind="stable")
-    return Holds(
+    return _Holds(
         holds.own_alpha[link], holds.own_beta[link], slot_of_link[holds.slot[order]], holds.resource[order],
         holds.alpha[order], holds.beta[order], holds.receives[order], holds.num_resources,
     )  # fmt: skip
 
 
-def _wakes(holds: Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
+def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
     """The fields of `Fabric` that say what to look at again when a resource is let go.
 
     Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
@@ -255,3 +258,68 @@ def _wakes(holds: Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints
 def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
     """Where each number's rows begin once sorted by number; one more entry for the end."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
+
+
+def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) -> Ints:
+    """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
+
+    - `src`, `dst`, `duration`: Of slots as `holds` has them, as is what is returned.
+    """
+    slowest = duration.copy()
+    if len(holds.slot):
+        # A rank's own port does not make it slower: it is who else sends, and who else receives, that does.
+        crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
+        for end in (src, dst):
+            count = int(end.max()) + 1
+            pairs = np.sort(holds.resource * count + end[holds.slot])  # sooner than `unique`, which hashes
+            resource = pairs[np.diff(pairs, prepend=-1) > 0] // count
+            crowd = np.minimum(crowd, np.bincount(resource, minlength=holds.num_resources))
+        length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
+        np.maximum.at(slowest, holds.slot, length)
+    return slowest
+
+
+def _speed_classes(duration: Ints) -> Ints:
+    """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
+    values = np.unique(duration)
+    classes = np.zeros(len(values), np.int64)
+    shortest, number = values[0], 0
+    for i, value in enumerate(values):
+        if value > _CLASS_RATIO * shortest and number < _MAX_CLASSES - 1:
+            shortest, number = value, number + 1
+        classes[i] = number
+    return classes[np.searchsorted(values, duration)]
+
+
+def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
+    """By class and rank, who can reach one another over links of faster classes."""
+    component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
+    for k in range(1, len(component)):
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        fast = speed < k
+        ones = np.ones(int(fast.sum()), np.int8)
+        graph = csr_array((ones, (src[fast], dst[fast])), shape=(num_ranks, num_ranks))
+        component[k] = connected_components(graph, directed=True, connection="strong")[1]
+    return component
+
+
+def _fast_rates(holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints) -> Floats:
+    """Chunks a tick into every rank over links of faster classes, from its own component.
+
+    A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
+    """
+    rates = np.zeros(component.shape)
+    alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)
+    for k in range(1, len(component)):
+        fast = (speed < k) & (component[k][src] == component[k][dst])
+        rows = np.flatnonzero(fast[holds.slot] & holds.receives)
+        length = np.maximum(holds.alpha[rows] + units * holds.beta[rows], 1)
+        demanded = np.bincount(
+            holds.resource[rows], weights=length * alone[holds.slot[rows]], minlength=holds.num_resources
+        )
+        crowd = np.ones(len(src))
+        np.maximum.at(crowd, holds.slot[rows], demanded[holds.resource[rows]])
+        rates[k] = np.bincount(dst[fast], weights=(alone / crowd)[fast], minlength=component.shape[1])
+    return rates

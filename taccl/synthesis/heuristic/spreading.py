@@ -29,18 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the kernel chooses.
+    """How the kernel chooses."""
 
-    - `order`: Which link into a rank chooses first: that with the fewest chunks to offer, or each in its
-      turn.
-    - `theta`: How many slow sends' time a rank must be behind its fast component before a slow link repeats
-      for it what the component has already.
-    - `rarest`: Whether a link brings the rarest of its source's chunks, or the first that came there.
-    """
-
-    order: str = "fewest-first"
+    order: str = "fewest-first"  # which link into a rank chooses first; or "in-turn"
+    #: How many slow sends' time a rank is behind its fast component when a slow link repeats what that has.
     theta: float = 1.0
-    rarest: bool = False
+    rarest: bool = False  # whether a link brings the rarest of its source's chunks, or the first
 
 
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:

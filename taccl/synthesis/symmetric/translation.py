@@ -23,7 +23,7 @@ from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
-from taccl.synthesis.heuristic.speeds import components
+from taccl.synthesis.heuristic.fabric import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
 from taccl.synthesis.symmetric.offset_paths import route
 from taccl.topology.translations import LinkClass, Translations
