@@ -122,7 +122,7 @@ def balanced_schedule(
     plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
     if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
         return None
-    compact = schedule_along(plan, problem, producer=_producer(policy))
+    compact = schedule_along(plan, problem, producer=f"{BALANCED} ({policy})")
     verification = verify(compact)
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
@@ -165,7 +165,7 @@ def balanced_implicit(
     """The schedule of a network that looks the same from every rank, as seen from one."""
     shape = translations_along(dims)
     plan = _planned(dims, collective, num_chunks, ticks_of(shape.classes, chunk_bytes), policy)
-    return implicit_along(plan, shape, chunk_bytes=chunk_bytes, producer=_producer(policy))
+    return implicit_along(plan, shape, chunk_bytes=chunk_bytes, producer=f"{BALANCED} ({policy})")
 
 
 def _planned(
@@ -191,7 +191,3 @@ def _planned(
         near = [orders[i] for i in ranked[:2] if plans[i].finish_ticks <= most]
         plans += [plan_along(dims, collective, each, paces) for each in near]
     return min(plans, key=lambda plan: plan.finish_ticks)
-
-
-def _producer(policy: Policy) -> str:
-    return f"dimension-balanced ({policy})"

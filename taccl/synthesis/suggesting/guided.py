@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.deadline import OutOfTime
@@ -76,7 +75,19 @@ def search_guided(
     if search.is_met or search.interrupted:
         return
     limit_s = search.deadline.left_s
-    run = partial(_search_part, search, search_plain)
+
+    def run(
+        problem: Problem, limit_s: float, *, bound: Certificate | None = None, backend: str = "auto"
+    ) -> None:
+        """Search a problem whose schedules are schedules of this one, for some of the time."""
+        prefix, limit = "" if problem is search.problem else "sketch: ", search.deadline.sooner(limit_s)
+        fields = {"bound": bound or search.bound, "gives_up": search.best is not None}
+        part = search.part(problem, prefix, limit, serves_above=True, **fields)
+        try:
+            search_plain(part, backend)
+        finally:
+            search.ran_out = part.ran_out
+
     if not is_searched:
         first_s = suggesting.first_share * limit_s  # by whichever list scheduler is quick
         if effort(problem) * suggesting.s_per_move <= first_s:
@@ -113,30 +124,6 @@ def search_guided(
                 offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))
-
-
-def _search_part(
-    search: Search,
-    search_plain: Callable[[Search, str], None],
-    problem: Problem,
-    limit_s: float,
-    *,
-    bound: Certificate | None = None,
-    backend: str = "auto",
-) -> None:
-    """Search a problem whose schedules are schedules of this one, for some of the time."""
-    part = search.part(
-        problem,
-        "" if problem is search.problem else "sketch: ",
-        search.deadline.sooner(limit_s),
-        bound=bound or search.bound,
-        gives_up=search.best is not None,
-        serves_above=True,
-    )
-    try:
-        search_plain(part, backend)
-    finally:
-        search.ran_out = part.ran_out
 
 
 def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
