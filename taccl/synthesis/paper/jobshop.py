@@ -8,7 +8,7 @@ which builds plain arrays; `jobshop_model` runs in a worker process, the only pl
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,10 @@ def solve(
     hint: ListSchedule | None = None,
     joins: Collection[int] = (),
     reducing: Collection[int] = (),
-    time_limit_s: float,
     threads: int = 1,
     seed: int = 0,
-    memory_limit_mb: int | None = None,
     log: bool = False,
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    **options: Any,
 ) -> JobShopAnswer:
     """The best schedule that CP-SAT finds for the job shop, in a worker process.
 
@@ -54,13 +52,15 @@ def solve(
     - `hint`: A schedule on the fold to start from; its moves need not all be among those given.
     - `joins`: Places that are complete when every required move into them has arrived: sums.
     - `reducing`: Moves that reduce: they never merge with others, and their own chunks go last.
+    - `**options`: Those of `taccl.solvers.worker.start_task`, of which a time limit is needed.
     """
     moves = sorted({*optional, *required})
+    required, reducing, joins = set(required), set(reducing), set(joins)
     hops = None if joins else orbits.hops  # of sums routes are given, each half's within its limit
     payload = _payload(orbits, moves, hint) | {
-        "is_required": [m in set(required) for m in moves],
-        "reduces": [m in set(reducing) for m in moves],
-        "is_join": [p in set(joins) for p in range(len(orbits.places))],
+        "is_required": [m in required for m in moves],
+        "reduces": [m in reducing for m in moves],
+        "is_join": [p in joins for p in range(len(orbits.places))],
         "least_hops": [] if hops is None else hops.least,
         "most_hops": [] if hops is None else [hops.limit - left for left in hops.left],
         "starts_anew": [hops is not None and m in hops.starts_anew for m in moves],
@@ -70,16 +70,8 @@ def solve(
         "seed": seed,
         "log": log,
     }
-    outcome = run_task(
-        "ortools",
-        "taccl.synthesis.paper.jobshop_model:run",
-        payload,
-        time_limit_s=time_limit_s,
-        memory_limit_mb=memory_limit_mb,
-        on_progress=on_progress,
-        log=log,
-    )
-    return _answer(orbits, outcome)
+    function = "taccl.synthesis.paper.jobshop_model:run"
+    return _answer(orbits, run_task("ortools", function, payload, log=log, **options))
 
 
 def _answer(orbits: Orbits, outcome: Outcome) -> JobShopAnswer:
