@@ -246,7 +246,7 @@ def route(
     )
     hint = None
     if orbits is search.folded and known is not None:
-        hint = routing.routing_hint(orbits, model, known)
+        hint = routing.routing_hint(model, known)
     arrays = model.model.arrays()
     answer = solve(
         arrays,
@@ -267,7 +267,7 @@ def route(
     bound = 0
     if answer.bound is not None and orbits is search.folded and not routing.wants_more(orbits.problem):
         bound = math.ceil(answer.bound * orbits.problem.costs.ticks_per_us - _TICK_SLACK)
-    return Routed(routing.routing_of(orbits, model, answer.values), bool(sequenced), bound)
+    return Routed(routing.routing_of(model, answer.values), bool(sequenced), bound)
 
 
 def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
@@ -297,7 +297,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None
     if answer.values is not None:
-        merged = contiguity_stage.merged(orbits, model, answer.values)
+        merged = contiguity_stage.merged(model, answer.values)
         producer = f"{solver} routing, {rule}, contiguity"
         merged, finish = _offer_restricted(search, orbits, merged, producer)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:

@@ -208,8 +208,9 @@ class _Lane:
             whole.add("max-merge", [(1.0, begins[n]) for n in window], 1)
 
 
-def merged(orbits: Orbits, contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
+def merged(contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
     """The sends that a solution of the MILP makes; their times are those of the solution, in whole ticks."""
+    orbits = contiguity.orbits
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}
     for m in contiguity.order:

@@ -333,11 +333,9 @@ def wants_more(problem: Problem) -> bool:
     return clauses.link_use != "free" or any(each.policy != "free" for each in clauses.switch_policies)
 
 
-def routing_of(
-    orbits: Orbits, routing: RoutingModel, values: NDArray[np.float64]
-) -> dict[tuple[int, int], int]:
+def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple[int, int], int]:
     """The (chunk, link) pairs that a solution makes, with all members, and when it starts them, in ticks."""
-    per_us = orbits.problem.costs.ticks_per_us
+    orbits, per_us = routing.orbits, routing.per_us
     starts: dict[tuple[int, int], int] = {}
     for m, x in routing.made.items():
         if values[x] > 0.5:
@@ -349,28 +347,31 @@ def routing_of(
     return dict(sorted(starts.items()))
 
 
-def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
+def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
     """A schedule on the same fold as a start for the MILP; None if it uses a move that the MILP lacks.
 
     A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
     relayed ones wait for no more than that.
     """
-    per_us = orbits.problem.costs.ticks_per_us
+    orbits, per_us, entries = routing.orbits, routing.per_us, _needed_entries(routing.orbits, schedule)
+    if not routing.made.keys() >= set(entries.values()):
+        return None
     values = np.zeros(routing.model.num_variables)
     for p, s in routing.arrival.items():
         values[s] = min(orbits.places[p].head_ticks, schedule.finish_ticks) / per_us
     start_ticks = {m: send.start_ticks for send in reversed(schedule.sends) for m in send.moves}
-    passed: dict[int, int] = {}
-    for p, m in _needed_entries(orbits, schedule).items():
-        if m not in routing.made:
-            return None
+    for p, m in entries.items():
         values[routing.made[m]] = 1.0
         values[routing.taken[m, p]] = 1.0
         values[routing.arrival[p]] = (start_ticks[m] + orbits.moves[m].duration) / per_us
-        passed[p] = m
-    for p, u in routing.passed.items():
-        assert orbits.hops is not None, "there are variables of hops"
-        values[u] = _links_to(orbits, passed, p) if p in passed else orbits.hops.least[p]
+    if orbits.hops is not None:
+        passed = list(orbits.hops.least)
+        for m in (m for send in schedule.sends for m in send.moves):
+            for p in orbits.moves[m].dsts:
+                if entries.get(p) == m:
+                    passed[p] = orbits.hops.after(m, orbits.moves[m], passed)
+        for p, u in routing.passed.items():
+            values[u] = passed[p]
     values[routing.finish] = schedule.finish_ticks / per_us
     made = {m: start for m, start in start_ticks.items() if m in routing.made and values[routing.made[m]]}
     for m, start in routing.start.items():
@@ -384,16 +385,6 @@ def routing_hint(orbits: Orbits, routing: RoutingModel, schedule: ListSchedule) 
         if pair.first in made and pair.second in made:
             values[first] = made[pair.second] - made[pair.first] >= pair.gap
     return values
-
-
-def _links_to(orbits: Orbits, entry: dict[int, int], p: int) -> int:
-    """How many links a chunk has passed at a place, from the move that enters each."""
-    assert orbits.hops is not None, "links are counted"
-    if orbits.places[p].is_origin:
-        return 0
-    if entry[p] in orbits.hops.starts_anew:
-        return 1
-    return 1 + max(_links_to(orbits, entry, a) for a in orbits.moves[entry[p]].srcs)
 
 
 def refold(orbits: Orbits, schedule: Schedule, *, reducing: Collection[int] = ()) -> ListSchedule:

@@ -141,7 +141,7 @@ def merge(orbits: Orbits, schedule: ListSchedule, solver: str = "highs") -> tupl
     assert answer.status == "optimal"
     assert answer.values is not None
     assert answer.objective is not None
-    found = merged(orbits, contiguity, answer.values)
+    found = merged(contiguity, answer.values)
     return found, answer.objective * orbits.problem.costs.ticks_per_us
 
 

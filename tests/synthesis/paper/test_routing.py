@@ -61,7 +61,7 @@ def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int
     answer = solve(model.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
     assert answer.values is not None
-    return list(routing_of(orbits, model, answer.values)), answer
+    return list(routing_of(model, answer.values)), answer
 
 
 def cases() -> dict[str, Problem]:
@@ -204,7 +204,7 @@ def test_a_hint_is_a_point_of_the_model() -> None:
     """What the list scheduler made breaks no row, whichever clauses the sketch has."""
     for name, problem in cases().items():
         orbits, model, found = built(problem)
-        hint = routing_hint(orbits, model, found)
+        hint = routing_hint(model, found)
         assert hint is not None, name
         arrays = model.model.arrays()
         assert not arrays.violations(hint, 1e-6), name
@@ -322,7 +322,7 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
         found = list_schedule(orbits, critical_priorities(orbits))
         assert found is not None, seed
         model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
-        hint = routing_hint(orbits, model, found)
+        hint = routing_hint(model, found)
         assert hint is not None
         assert not model.model.arrays().violations(hint, 1e-6), seed
         compared += 1
@@ -374,7 +374,7 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
     orbits, model, found = built(behind_own_chunks(3, 1, alpha=2))
     over = [(len(send.moves), send.start_ticks) for send in found.sends if send.link == 1]
     assert over == [(2, 0), (1, 5)]
-    hint = routing_hint(orbits, model, found)
+    hint = routing_hint(model, found)
     assert hint is not None
     assert not model.model.arrays().violations(hint, 1e-6)
 
@@ -395,7 +395,7 @@ def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
     orbits, _, found = built(problem)
     every = range(orbits.num_resources)
     model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=every)
-    hint = routing_hint(orbits, model, found)
+    hint = routing_hint(model, found)
     assert hint is not None
     assert len(model.goes_first) == 1
     assert not model.model.arrays().violations(hint, 1e-6)
@@ -416,7 +416,7 @@ def test_schedules_are_points_of_the_model() -> None:
                 assert found is not None, seed
                 for sequenced in ((), range(orbits.num_resources)):
                     model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=sequenced)
-                    hint = routing_hint(orbits, model, found)
+                    hint = routing_hint(model, found)
                     assert hint is not None, seed
                     assert not model.model.arrays().violations(hint, 1e-6), (seed, sequenced)
 
@@ -429,7 +429,7 @@ def test_cbc_out_of_time_says_so(started: bool) -> None:
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
     model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
-    hint = routing_hint(orbits, model, found) if started else None
+    hint = routing_hint(model, found) if started else None
     limits = [0.02 + 0.04 * i for i in range(10)]
     answers = [solve(model.model, "cbc", time_limit_s=limit, hint=hint) for limit in limits]
     assert {answer.status for answer in answers} <= {"optimal", "feasible", "no-solution"}
@@ -441,7 +441,7 @@ def in_order(problem: Problem, solver: str = "highs") -> float:
     found = list_schedule(orbits, critical_priorities(orbits))
     assert found is not None
     model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=range(orbits.num_resources))
-    answer = solve(model.model, solver, time_limit_s=20, hint=routing_hint(orbits, model, found))
+    answer = solve(model.model, solver, time_limit_s=20, hint=routing_hint(model, found))
     assert answer.status == "optimal"
     assert answer.objective is not None
     return answer.objective * problem.costs.ticks_per_us
