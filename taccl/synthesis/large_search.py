@@ -43,14 +43,7 @@ def search_large(search: Search) -> None:
         columns = memory_need(problem).columns
         check_folder(options.spill_dir, num_bytes=(4 if problem.collective.combining else 3) * columns)
         options.spill_dir.mkdir(exist_ok=True)
-    most_runs = check_memory(
-        problem,
-        memory_limit_mb=options.memory_limit_mb,
-        share=search.parameters.large.memory_share,
-        spilled=options.spill_dir is not None,
-        summary=options.keep == "summary",
-        to_file=options.to_file,
-    )
+    most_runs = check_memory(problem, options)
     runs = _Runs(search)
     have_compiled(search, partial(runs.tell, "compiling, for this time only, {:.0f} s so far"))
     runs.run("first rule", num_runs=1)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from taccl.problem import Problem
 from taccl.synthesis.heuristic.guided import is_guided
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
+
+if TYPE_CHECKING:  # running programs needs to know what is free, and no search
+    from taccl.synthesis.search import Options
 
 _Ends: TypeAlias = "list[Sequence[int]]"
 
@@ -99,28 +102,21 @@ def memory_need(
     )
 
 
-def check_memory(
-    problem: Problem,
-    *,
-    memory_limit_mb: int | None = None,
-    share: float = DEFAULTS.large.memory_share,
-    spilled: bool = False,
-    summary: bool = False,
-    to_file: bool = False,
-) -> int | None:
+def check_memory(problem: Problem, options: Options) -> int | None:
     """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
 
     The limit is by default a share of what is free. Raises `InputError` if it is not enough for one; it says
     how much is needed, the limit, and what would fit.
     """
-    limit = _limit(memory_limit_mb, share)
-    how = {"spilled": spilled, "summary": summary, "to_file": to_file}
+    share = options.parameters.large.memory_share
+    limit, is_spilled = _limit(options.memory_limit_mb, share), options.spill_dir is not None
+    how = {"spilled": is_spilled, "summary": options.keep == "summary", "to_file": options.to_file}
     needs = {runs: memory_need(problem, num_runs=runs, **how) for runs in (None, 1)}
     for num_runs, need in needs.items():
         if need.peak <= limit:
             return num_runs
     allowed, raised = f"{_about(limit)} allowed", "raise memory_limit_mb"
-    if memory_limit_mb is None:
+    if options.memory_limit_mb is None:
         allowed += f", {share:.0%} of what is free on this machine"
         raised = "give memory_limit_mb if you know better"
     fitting = []

@@ -15,6 +15,7 @@ from taccl.problem import make_problem
 from taccl.synthesis import memory
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
+from taccl.synthesis.search import Options
 from tests.fuzzing import MANY
 
 topologies = taccl.topologies
@@ -118,7 +119,7 @@ def test_what_takes_less():
 def test_refusal_says_all():
     """How much it would need, the limit, and what to do."""
     with pytest.raises(InputError) as caught:
-        check_memory(MESH, memory_limit_mb=10)
+        check_memory(MESH, Options(memory_limit_mb=10))
     text = str(caught.value)
     assert caught.value.where == "memory_limit_mb"
     for part in ("1e+06 transfers", "10MB allowed", "search", "verification", "synthesize_implicit", "fewer"):
@@ -130,8 +131,8 @@ def test_refusal_offers_what_fits():
     """A file of a million transfers takes 419 MB; without it there is room."""
     limit_mb = round(memory_need(MESH).peak / 1e6) + 1
     with pytest.raises(InputError, match="--summary.*--spill"):
-        check_memory(MESH, memory_limit_mb=limit_mb, to_file=True)
-    assert check_memory(MESH, memory_limit_mb=limit_mb) is None
+        check_memory(MESH, Options(memory_limit_mb=limit_mb, to_file=True))
+    assert check_memory(MESH, Options(memory_limit_mb=limit_mb)) is None
 
 
 @pytest.mark.slow
@@ -164,14 +165,14 @@ def test_one_run_where_two_do_not_fit():
     """A limit between what one run needs and what a further one needs leaves the first."""
     problem = problem_of(topologies.mesh(64, 64))
     one, more = (memory_need(problem, num_runs=runs).peak / 1e6 for runs in (1, None))
-    assert check_memory(problem, memory_limit_mb=int((one + more) / 2)) == 1
+    assert check_memory(problem, Options(memory_limit_mb=int((one + more) / 2))) == 1
 
 
 @pytest.mark.slow
 def test_odd_mesh_has_no_implicit_schedule():
     """So none is offered."""
     with pytest.raises(InputError) as caught:
-        check_memory(problem_of(topologies.mesh(31, 31)), memory_limit_mb=10)
+        check_memory(problem_of(topologies.mesh(31, 31)), Options(memory_limit_mb=10))
     assert "synthesize_implicit" not in str(caught.value)
 
 
@@ -179,7 +180,7 @@ def test_default_limit_is_a_share_of_what_is_free(monkeypatch):
     """With 100 MB free, 80 MB are allowed, and the text says why."""
     monkeypatch.setattr(memory, "free_memory_bytes", lambda: 10**8)
     with pytest.raises(InputError, match="80MB allowed, 80% of what is free on this machine"):
-        check_memory(MESH)
+        check_memory(MESH, Options())
 
 
 def test_free_memory_is_known():
