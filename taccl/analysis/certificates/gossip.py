@@ -10,7 +10,7 @@ arguments.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -64,8 +64,14 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             witness = Border(everyone, name == "ranks")
             yield Claim(ticks, what, witness)
             if name == "nodes" and demand.spreads_alike(in_network=False):
-                between = _Between(demand, links, adding, wanting)
-                later, direct = between.passed(sends.total()), between.passed_straight(straight, most)
+                costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
+                inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
+                turned = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
+                # When some rank can have all that its node adds; how long a copy takes to all that want it.
+                margins = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
+                later = _passed(costs, crossing, margins, sends.total())
+                returns = 2 if topology.num_nodes == 2 else 1
+                direct = _passed_straight(costs, crossing, margins, straight, most=most, returns=returns)
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
                     yield Claim(later, more, witness)
@@ -74,65 +80,52 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                     yield Claim(direct, more, witness)
 
 
-class _Between:
-    """What links between nodes let pass if sends too early or too late to do all that one must count half.
+def _passed(costs: Costs, e: Ints, ends: tuple[int, int], sends: int) -> int:
+    """When links can have passed so many, of which those too early or too late count half; 0 says nothing."""
+    single = _one_by_one(costs)
+    took, gates = (single.link_alpha + single.link_beta)[e], _gates(single, e)
+    if not _hold_no_longer(costs, e) or not gates.hold.all():
+        return 0
+    head, tail = (min(int(took.min()), end) for end in ends)
 
-    - `adding`, `wanting`: The fewest ranks of a node that contribute to a sum, and that want it.
+    def halves(ticks: int) -> int:
+        room = min(head + tail, max(0, ticks - 2 * int(took.max())))
+        first, last = room * head // max(head + tail, 1), ticks - room * tail // max(head + tail, 1)
+        found = [
+            2 * gates.within(start, end) - (start < first) - (end > last)
+            for start in (0, first)
+            for end in (last, ticks)
+        ]
+        found = [np.max(found, axis=0), gates.within(0, ticks) + gates.within(first, last)]
+        return int(np.min(found, axis=0).sum())
+
+    return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
+
+
+def _passed_straight(
+    costs: Costs, e: Ints, ends: tuple[int, int], sends: int, *, most: int, returns: int
+) -> int:
+    """The same of sends straight from one to another, among `most` nodes that share a sum at most.
+
+    Each that ends so early that its chunk can cross again, after `returns` sends, spares others.
     """
+    gates, (head, tail) = _gates(costs, e), ends
+    if not gates.hold.all():
+        return 0
+    once = int((costs.link_alpha + costs.link_beta)[e].min())
+    again = returns * once
 
-    def __init__(self, demand: NeededSends, links: Collection[int], adding: int, wanting: int) -> None:
-        inside, self._links = demand.allowed - frozenset(links), np.array(sorted(links), dtype=np.int64)
-        self._costs, self._single = demand.costs, _one_by_one(demand.costs)
-        #: How many sends more it takes to come by another way.
-        self._returns = 2 if demand.topology.num_nodes == 2 else 1
-        self._says = _hold_no_longer(demand.costs, self._links)
-        backwards = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
-        self._head = _doubling(backwards, inside, adding)
-        self._tail = _doubling(demand.costs, inside, wanting)
+    def halves(ticks: int) -> int:
+        spares = most - 2 if ticks - again - once < head else 2 * most - 3
+        spared = spares * gates.within(0, ticks - again)
+        return int((gates.within(0, ticks) + gates.within(head, ticks - tail) + spared).sum())
 
-    def passed(self, sends: int) -> int:
-        """When they can have passed so many; 0 where nothing can be said."""
-        costs, e = self._single, self._links
-        took, gates = (costs.link_alpha + costs.link_beta)[e], self._gates(costs)
-        if not self._says or not gates.hold.all():
-            return 0
-        head, tail = (min(int(took.min()), end) for end in (self._head, self._tail))
+    return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
 
-        def halves(ticks: int) -> int:
-            room = min(head + tail, max(0, ticks - 2 * int(took.max())))
-            first, last = room * head // max(head + tail, 1), ticks - room * tail // max(head + tail, 1)
-            found = [
-                2 * gates.within(start, end) - (start < first) - (end > last)
-                for start in (0, first)
-                for end in (last, ticks)
-            ]
-            found = [np.max(found, axis=0), gates.within(0, ticks) + gates.within(first, last)]
-            return int(np.min(found, axis=0).sum())
 
-        return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
-
-    def passed_straight(self, sends: int, most: int) -> int:
-        """The same of sends straight from one to another, among `most` nodes that share a sum at most.
-
-        Each that ends so early that its chunk can cross again, or go back and cross, spares others.
-        """
-        costs, e, gates = self._costs, self._links, self._gates(self._costs)
-        if not gates.hold.all():
-            return 0
-        once = int((costs.link_alpha + costs.link_beta)[e].min())
-        again = self._returns * once
-
-        def halves(ticks: int) -> int:
-            spares = most - 2 if ticks - again - once < self._head else 2 * most - 3
-            spared = spares * gates.within(0, ticks - again)
-            whole = gates.within(self._head, ticks - self._tail)
-            return int((gates.within(0, ticks) + whole + spared).sum())
-
-        return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
-
-    def _gates(self, costs: Costs) -> Gates:
-        none = np.zeros(len(costs.src), dtype=np.int64)
-        return gates_of(costs, self._links, none, none)
+def _gates(costs: Costs, e: Ints) -> Gates:
+    none = np.zeros(len(costs.src), dtype=np.int64)
+    return gates_of(costs, e, none, none)
 
 
 def _one_by_one(costs: Costs) -> Costs:
@@ -151,7 +144,7 @@ def _hold_no_longer(costs: Costs, links: Ints) -> bool:
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
-def _doubling(costs: Costs, links: Collection[int], num: int) -> int:
+def _doubling(costs: Costs, links: Ints, num: int) -> int:
     """How long a chunk takes at least from one rank to so many, each of which sends it on."""
-    out = gates_of(costs, np.array(sorted(links), dtype=np.int64), costs.src, np.zeros_like(costs.src))
+    out = gates_of(costs, links, costs.src, np.zeros_like(costs.src))
     return waking(fastest_senders(out), [0], num)[-1]
