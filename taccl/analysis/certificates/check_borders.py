@@ -7,14 +7,14 @@ What must cross a set of ranks is read off the collective once more. The dynamic
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_gates import Passage, passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.single_machine import Job, machine_ticks
 from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
@@ -118,7 +118,7 @@ def _all_halves(
     room = min(head + tail, max(0, last - 2 * max(took)))
     first = room * head // max(head + tail, 1)
     since = last - room * tail // max(head + tail, 1)
-    ways = passages(single, links, dict.fromkeys(links, 0))
+    ways = passages(single, links)
 
     def halves(way: Passage) -> int:
         whole, some = way.between(first, since), way.between(0, last)
@@ -133,7 +133,7 @@ def _straight(
     facts: Facts, sharing: list[int], links: Sequence[int], last: int, ends: tuple[int, int]
 ) -> bool:
     """Whether those from each node straight to each other are, save what can go on from a third."""
-    ways, (head, tail) = passages(facts, links, dict.fromkeys(links, 0)), ends
+    ways, (head, tail) = passages(facts, links), ends
     number = sum(each * (each - 1) for each in sharing)
     once = min(facts.alpha[e] + facts.units[0] * facts.beta[e] for e in links)
     again = once if facts.topology.num_nodes > 2 else 2 * once  # of two nodes it goes back, and crosses again
@@ -160,12 +160,8 @@ def _one_by_one(facts: Facts) -> Facts:
 
 def _reaching(facts: Facts, num: int) -> int:
     """How long a chunk takes at least from one rank of a node to so many of it."""
-    sending: dict[int, list[int]] = defaultdict(list)
-    for e in facts.allowed:
-        if not facts.topology.is_internode(e):
-            sending[facts.topology.links[e].src].append(e)
-    fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
-    return reached(fast, [0], num)[-1]
+    inside = [e for e in facts.allowed if not facts.topology.is_internode(e)]
+    return reached(fastest(passages_of(facts, inside, facts.src).values()), [0], num)[-1]
 
 
 def batches(facts: Facts, machine: SingleMachine) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages, strongest
+from taccl.analysis.certificates.check_gates import Passage, passages_of, strongest
 from taccl.analysis.certificates.check_spread_tail import spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
 
@@ -40,33 +39,23 @@ class _Entries:
         self.wanted = [0] * self.num_sets
         self.wanting: list[list[int]] = [[] for _ in range(self.num_sets)]  # ranks that want each chunk
         release = self.release = self._read(witness)
-        links = facts.topology.links
-        groups: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for e in release:
-            a, b = self.set_of.get(links[e].src), self.set_of.get(links[e].dst)
-            if b is None:
-                continue
-            if a != b:
-                groups["enter"][b].append(e)
-                groups["early" if a is None else "onward"][-1 if a is None else a].append(e)
-            if links[e].dst == witness.targets[b]:
-                groups["inside" if a == b else "direct"][b].append(e)
-        self.passages = {
-            name: {i: passages(facts, some, release) for i, some in sorted(by_set.items())}
-            for name, by_set in groups.items()
-        }
-        self.onward = strongest(self.passages.get("onward", {}).values())
-        every = [
-            p
-            for by_set in self.passages.values()
-            for i, each in by_set.items()
-            for p in (each if i < 0 or self.wanted[i] else ())
-        ]
-        self.free = not all(p.hold for p in [*every, *self.onward])
-        self.soonest = min(
-            (facts.alpha[e] + facts.units[0] * facts.beta[e] for es in groups["enter"].values() for e in es),
-            default=0,
-        )
+        leaves, enters = ([self.set_of.get(r, -1) for r in ends] for ends in (facts.src, facts.dst))
+        border = [e for e in release if enters[e] >= 0 and leaves[e] != enters[e]]
+        targets = set(witness.targets)
+        near = [e for e in release if facts.dst[e] in targets and leaves[e] == enters[e]]
+        #: What enters sets, by set; what of it others send, and sets; what comes to targets, by set.
+        self.enter = passages_of(facts, border, enters, release)
+        early = passages_of(facts, [e for e in border if leaves[e] < 0], leaves, release)
+        onward = passages_of(facts, [e for e in border if leaves[e] >= 0], leaves, release)
+        self.early, self.onward = early.get(-1, []), strongest(onward.values())
+        self.inside = passages_of(facts, near, enters, release)
+        direct = [e for e in border if facts.dst[e] in targets]
+        self.direct = passages_of(facts, direct, enters, release)
+        every = [*self.early, *self.onward]
+        for by_set in (self.enter, self.inside, self.direct):
+            every += [p for i, ways in by_set.items() if self.wanted[i] for p in ways]
+        self.free = not all(p.hold for p in every)
+        self.soonest = min((facts.alpha[e] + facts.units[0] * facts.beta[e] for e in border), default=0)
 
     def _read(self, witness: DelayedSource) -> dict[int, int]:
         """What each target wants is counted; returns when each link can carry some of it first."""
@@ -90,7 +79,7 @@ class _Entries:
         if self.free:
             return sum(self.wanted)
         total, gains = 0, []
-        for i, ways in self.passages.get("enter", {}).items():
+        for i, ways in self.enter.items():
             if not self.wanted[i]:
                 continue
             later = [p.between(fed, since - 1) for p in ways]
@@ -101,10 +90,9 @@ class _Entries:
 
     def _fed_before(self, moment: int) -> tuple[int, int]:
         """The most sends into the sets that can have started before a moment, and the most chunks in such."""
-        early = self.passages.get("early", {}).get(-1, [])
-        sends = sum(p.sends(moment - 1) for p in early)
-        chunks = sum(p.begun(moment - 1) for p in early)
-        starts = [start for p in early for start in self._starts(p, p.release, moment)]
+        sends = sum(p.sends(moment - 1) for p in self.early)
+        chunks = sum(p.begun(moment - 1) for p in self.early)
+        starts = [start for p in self.early for start in self._starts(p, p.release, moment)]
         heapq.heapify(starts)
         for _ in range(self.num_sets):  # each send in order reaches one set more
             if not starts or starts[0] + self.soonest >= moment:
@@ -138,9 +126,8 @@ class _Entries:
         for i, wanted in enumerate(self.wanted):
             if not wanted:
                 continue
-            inside, direct = (self.passages.get(name, {}).get(i, ()) for name in ("inside", "direct"))
-            come = sum(p.between(since, end) for p in inside)
-            come += sum(min(p.over(ticks), p.between(0, end)) for p in direct)
+            come = sum(p.between(since, end) for p in self.inside.get(i, ()))
+            come += sum(min(p.over(ticks), p.between(0, end)) for p in self.direct.get(i, ()))
             total += min(wanted, come)
         return total
 

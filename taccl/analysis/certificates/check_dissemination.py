@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages, strongest
+from taccl.analysis.certificates.check_gates import Passage, passages_of, strongest
 from taccl.analysis.certificates.witnesses import Dissemination
 
 #: What never comes.
@@ -27,21 +27,18 @@ def disseminated(facts: Facts, witness: Dissemination) -> int:
             for rank in data.destinations:
                 wanted[rank].update(data.origins)
     number = max((len(wanted[rank] - witness.ranks) for rank in witness.ranks), default=0)
-    links = facts.topology.links
-    entering = [e for e in facts.allowed if links[e].dst in witness.ranks]
-    border = _entered(facts, [e for e in entering if links[e].src not in witness.ranks])
-    inside = _entered(facts, [e for e in entering if links[e].src in witness.ranks])
-    anywhere = _learnt([(way, None) for way in _entered(facts, facts.allowed)], [0, 0], number)
+    entering = [e for e in facts.allowed if facts.dst[e] in witness.ranks]
+    border, inside, every = (
+        strongest(passages_of(facts, links, facts.dst).values())
+        for links in (
+            [e for e in entering if facts.src[e] not in witness.ranks],
+            [e for e in entering if facts.src[e] in witness.ranks],
+            facts.allowed,
+        )
+    )
+    anywhere = _learnt([(way, None) for way in every], [0, 0], number)
     ways: list[tuple[Passage, Known]] = [(way, anywhere) for way in border]
     return _learnt([*ways, *((way, None) for way in inside)], [0], number)[number]
-
-
-def _entered(facts: Facts, links: list[int]) -> list[Passage]:
-    """Passages into a rank that is entered no slower than any."""
-    into: dict[int, list[int]] = defaultdict(list)
-    for e in links:
-        into[facts.topology.links[e].dst].append(e)
-    return strongest(passages(facts, some, dict.fromkeys(some, 0)) for some in into.values())
 
 
 def _learnt(ways: list[tuple[Passage, Known]], had: list[int], number: int) -> list[int]:

@@ -31,9 +31,10 @@ class Facts:
         alphas, betas = problem.costs.hold_alpha.tolist(), problem.costs.hold_beta.tolist()
         for hold, alpha, beta in zip(self.topology.holds, alphas, betas, strict=True):
             self.holds[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
-        self.multi = any(
-            len(self.topology.links[e].srcs) + len(self.topology.links[e].dsts) > 2 for e in self.allowed
-        )
+        links = self.topology.links
+        self.multi = any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in self.allowed)
+        #: Of links from one rank to one.
+        self.src, self.dst = [link.src for link in links], [link.dst for link in links]
         self._admitted: dict[tuple[int, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}

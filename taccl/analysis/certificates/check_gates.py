@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from operator import add
@@ -88,11 +88,11 @@ class Passage:
 
 
 def passages(
-    facts: Facts, links: Collection[int], release: Mapping[int, int], *, size: int | None = None
+    facts: Facts, links: Collection[int], release: Mapping[int, int] | None = None, *, size: int | None = None
 ) -> list[Passage]:
     """Resources that share links out: next comes the one that the most of those left hold for longest.
 
-    `release` says when each link can be used first, `size` how large a chunk is: as all are, by default.
+    `release` says when each link can be used first (at once), and `size` how large a chunk is (as all are).
     """
     most, size = facts.clauses.max_merge, facts.units[0] if size is None else size
     merging = facts.clauses.merging if most > 1 else frozenset()
@@ -126,7 +126,7 @@ def passages(
                 alpha=min(alphas) if merged else 0,
                 beta=min(betas) if merged else min(map(add, alphas, betas)),
                 most=max(in_send.values()),
-                release=min(release[e] for e in mine),
+                release=min(release[e] for e in mine) if release else 0,
                 before=min(before),
                 before_most=max(before),
                 after=tuple(
@@ -136,6 +136,16 @@ def passages(
             )
         )
     return found
+
+
+def passages_of(
+    facts: Facts, links: Iterable[int], label: Sequence[int], release: Mapping[int, int] | None = None
+) -> dict[int, list[Passage]]:
+    """The passages that links of one label share out, by label; it is given by link."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for e in links:
+        together[label[e]].append(e)
+    return {each: passages(facts, some, release) for each, some in together.items()}
 
 
 def strongest(sets: Iterable[list[Passage]]) -> list[Passage]:

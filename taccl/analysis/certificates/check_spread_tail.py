@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain, count, islice, repeat
 
 from taccl.analysis.certificates.check_facts import Facts, shortest_ways
-from taccl.analysis.certificates.check_gates import Passage, passages
+from taccl.analysis.certificates.check_gates import Passage, passages, passages_of
 from taccl.analysis.certificates.witnesses import SpreadTail
 
 #: What never comes.
@@ -53,7 +53,6 @@ class _Inside:
         self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
         self.inside = self._links(lambda a, b: a == b is not None)
         self.border = self._links(lambda a, b: a != b is not None)
-        self.at_once = dict.fromkeys(release, 0)
 
     def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
         """When at the earliest one entry after another is in, of so many chunks.
@@ -87,17 +86,13 @@ class _Inside:
 
     def spread(self, since: int, entries: Iterator[int], last: int, pairs: int) -> int:
         """When so many pairs can be there, of so many chunks of which none was in before a moment."""
-        coming: dict[int, list[int]] = defaultdict(list)
-        for e in self.inside + self.border:
-            coming[self.facts.topology.links[e].dst].append(e)
+        near, direct = (
+            passages_of(self.facts, links, self.facts.dst) for links in (self.inside, self.border)
+        )
         room: list[int] = []
-        near = set(self.inside)
-        for some in coming.values():
-            inside, direct = (
-                passages(self.facts, [e for e in some if (e in near) is is_near], self.at_once)
-                for is_near in (True, False)
-            )
-            times = (*(gate.ends(since) for gate in inside), *(gate.ends_since(since) for gate in direct))
+        for rank in near.keys() | direct.keys():
+            times = [way.ends(since) for way in near.get(rank, ())]
+            times += [way.ends_since(since) for way in direct.get(rank, ())]
             room += islice(heapq.merge(*times), last)
         entered = [*map(max, (since, *islice(entries, pairs)), self._into_sets(since, last))]
         within_reach = map(max, sorted(room), self._in_reach(entered, pairs))
@@ -110,15 +105,9 @@ class _Inside:
 
         A set that lets in no less than any is entered by each of them; a send has a chunk but once.
         """
-        into: dict[int, list[int]] = defaultdict(list)
-        for e in self.border:
-            into[self.set_of[self.facts.topology.links[e].dst]].append(e)
-        sets = {
-            frozenset(
-                Counter(_of_most(way, last) for way in passages(self.facts, some, self.at_once)).items()
-            )
-            for some in into.values()
-        }
+        label = [self.set_of.get(rank, -1) for rank in self.facts.dst]
+        into = passages_of(self.facts, self.border, label).values()
+        sets = {frozenset(Counter(_of_most(way, last) for way in ways).items()) for ways in into}
         merged = (
             heapq.merge(*(way.ends_since(since) for way, number in ways for _ in range(number)))
             for ways in sets
@@ -133,11 +122,10 @@ class _Inside:
             return repeat(entered[0])
         out: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for e in self.inside:
-            link = self.facts.topology.links[e]
-            out[link.src].append((link.dst, self._took(e)))
+            out[self.facts.src[e]].append((self.facts.dst[e], self._took(e)))
         ways = [
             sorted(shortest_ways(out, {rank: 0}).values())
-            for rank in {self.facts.topology.links[e].dst for e in self.border}
+            for rank in {self.facts.dst[e] for e in self.border}
         ]
         longest = max(map(len, ways))
         nearest = [min(way[i] for way in ways if i < len(way)) for i in range(longest)]
@@ -145,8 +133,8 @@ class _Inside:
 
     def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
         """Those that can be used and whose ends lie in such sets; None is none of them."""
-        links, set_of = self.facts.topology.links, self.set_of
-        return [e for e in self.release if belongs(set_of.get(links[e].src), set_of.get(links[e].dst))]
+        src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
+        return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def _took(self, e: int) -> int:
         """How long a chunk takes over a link."""
@@ -158,11 +146,8 @@ class _Inside:
 
         So many chunks at a time at most.
         """
-        sending: dict[int, list[int]] = defaultdict(list)
-        for e in links:
-            src = self.facts.topology.links[e].src
-            sending[src if of is None else of[src]].append(e)
-        return fastest([passages(self.facts, some, self.at_once) for some in sending.values()], most)
+        label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
+        return fastest(passages_of(self.facts, links, label).values(), most)
 
 
 def _entering(
@@ -201,7 +186,7 @@ class Fastest:
             yield moment + self._known[i]
 
 
-def fastest(senders: list[list[Passage]], most: int = 1) -> list[Fastest]:
+def fastest(senders: Iterable[list[Passage]], most: int = 1) -> list[Fastest]:
     """The sends of one that is no slower than any, way by way, of so many chunks each at most."""
     ways: dict[int, set[Passage]] = defaultdict(set)
     for mine in senders:

@@ -38,7 +38,7 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     costs, links = demand.costs, np.array(sorted(demand.allowed), dtype=np.int64)
 
     def entered(over: Ints) -> Gates:
-        return fastest(gates_of(costs, over, costs.dst, np.zeros_like(costs.dst)))
+        return fastest(gates_of(costs, over, costs.dst))
 
     #: By number of ranks: when some rank can have data of so many, its own included.
     anywhere = _learnt(num, [0, 0], (entered(links), None))

@@ -131,12 +131,12 @@ class Gates:
         return ticks
 
 
-def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
+def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
     """The next resource that takes its links is the one that most of those left in a set hold for longest.
 
     - `links`, (num,) int64: Each holds some resource.
     - `of_set`, `release`, (num_links,) int64: Of every link of the topology: the set that it enters or
-      leaves, and when it can be used first.
+      leaves, and when it can be used first; by default at once.
     """
     chosen = np.zeros(len(costs.merges), dtype=bool)
     chosen[links] = True
@@ -163,6 +163,7 @@ def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
         offset = np.where(receives, took - held, 0)
         return offset, took - offset
 
+    none = np.zeros(len(e), dtype=np.int64)
     (offset, rest), (offset_full, rest_full) = send(1), send(m)
     soonest, most = least_of(np.minimum(offset, offset_full)), most_of(m)
     sizes = range(1, int(m.max(initial=1)) + 1)
@@ -171,7 +172,7 @@ def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints) -> Gates:
         alpha=np.where(most > 1, least_of(alpha), 0),
         beta=np.where(most > 1, least_of(beta), least_of(alpha + beta)),
         most=most,
-        release=least_of(release[e]),
+        release=least_of(none if release is None else release[e]),
         offset=soonest,
         rest=np.array([least_of(np.where(n <= m, send(n)[1], FOREVER)) for n in sizes]),
         start_spread=most_of(np.maximum(offset, offset_full)) - soonest,

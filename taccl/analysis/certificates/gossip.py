@@ -124,8 +124,7 @@ def _passed_straight(
 
 
 def _gates(costs: Costs, e: Ints) -> Gates:
-    none = np.zeros(len(costs.src), dtype=np.int64)
-    return gates_of(costs, e, none, none)
+    return gates_of(costs, e, np.zeros_like(costs.src))
 
 
 def _one_by_one(costs: Costs) -> Costs:
@@ -146,5 +145,5 @@ def _hold_no_longer(costs: Costs, links: Ints) -> bool:
 
 def _doubling(costs: Costs, links: Ints, num: int) -> int:
     """How long a chunk takes at least from one rank to so many, each of which sends it on."""
-    out = gates_of(costs, links, costs.src, np.zeros_like(costs.src))
+    out = gates_of(costs, links, costs.src)
     return waking(fastest_senders(out), [0], num)[-1]

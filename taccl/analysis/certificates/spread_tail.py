@@ -118,7 +118,7 @@ class Spread:
         enters, inside = used & (dst >= 0) & (src != dst), used & (dst >= 0) & (src == dst)
         none = np.zeros(len(src), dtype=np.int64)
 
-        def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints = none) -> Gates:
+        def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints | None = None) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
         #: What crosses a border, all of it, by set and by rank; and what does not, by rank.
