@@ -117,11 +117,9 @@ class Replay:
     def _exact_ticks_per_us(self) -> int:
         """The least number of ticks a microsecond that makes all costs whole."""
         unit = Fraction(self.unit_bytes, _BYTES_PER_MB)
-        denominators = {cost.alpha_us.denominator for cost in self.topology.links}
-        denominators |= {(cost.beta_us_per_mb * unit).denominator for cost in self.topology.links}
-        denominators |= {hold.alpha_us.denominator for hold in self.topology.holds}
-        denominators |= {(hold.beta_us_per_mb * unit).denominator for hold in self.topology.holds}
-        return math.lcm(*denominators)
+        costs = {(each.alpha_us, each.beta_us_per_mb) for each in self.topology.links}
+        costs |= {(each.alpha_us, each.beta_us_per_mb) for each in self.topology.holds}
+        return math.lcm(*(each.denominator for alpha, beta in costs for each in (alpha, beta * unit)))
 
     def _starts(self) -> list[frozenset[int]]:
         """Where every chunk starts to spread: its root where it is reduced first, or where it is made."""
