@@ -31,6 +31,7 @@ _ITEM = re.compile(r"""^(?:'([^'\\]*)'|"([^"\\]*)"|([^\s'"&*!|>%@`{}\[\],#:][^'"
 
 # A value and the line it is in.
 Item = tuple[str, int]
+Lists = dict[str, list[Item]]
 
 
 @checked_as(TopologyError)
@@ -54,11 +55,9 @@ def load_astra_network(
     """
     where = os.fspath(path)
     lists = _lists(read_text(path, MAX_FILE_BYTES), where)
-    blocks, counts, betas, alphas = _fields(lists, where)
-    num_ranks = prod(counts)
-    num_links = sum(
-        num_ranks * (2 if block == "Ring" else n - 1) for block, n in zip(blocks, counts, strict=True)
-    )
+    dims = _dimensions(lists, where)
+    num_ranks = prod(each.size for each in dims)
+    num_links = sum(num_ranks * (2 if each.kind == "ring" else each.size - 1) for each in dims)
     try:
         check_num_links(max(num_ranks, num_links), where=f"{where}: npus_count")
     except TopologyError as error:
@@ -72,22 +71,17 @@ def load_astra_network(
         Path(where).stem, [rank // per_node for rank in range(num_ranks)],
         alpha_meaning=alpha_meaning, profile="astra-sim",
     )  # fmt: skip
-    # The file's bandwidth is a link's, and a product's a rank's; a switch is two links away.
-    dims = [
-        Dimension.of_link(_KINDS[block], count, (2 if block == "Switch" else 1) * alpha, beta)
-        for block, count, beta, alpha in zip(blocks, counts, betas, alphas, strict=True)
-    ]
     add_dimensions(builder, dims, names={kind: block for block, kind in _KINDS.items()})
-    return builder.build(notes=_notes(lists, blocks, alpha_meaning, ranks_per_node))
+    return builder.build(notes=_notes(lists, dims, alpha_meaning, ranks_per_node))
 
 
 def _notes(
-    lists: dict[str, list[Item]], blocks: list[str], alpha_meaning: AlphaMeaning, ranks_per_node: int | None
+    lists: Lists, dims: list[Dimension], alpha_meaning: AlphaMeaning, ranks_per_node: int | None
 ) -> list[str]:
     notes = ["1 GB/s of the file is 2**30 bytes a second of each link and direction, as ASTRA-sim counts"]
     if alpha_meaning == "pipelined":
         notes.append("a link is free once the bytes have left it, as in ASTRA-sim: alpha is pipelined")
-    if "Switch" in blocks:
+    if any(each.kind == "switch" for each in dims):
         notes.append(
             "a send through a switch takes two latencies and its bytes once; ASTRA-sim's backend with "
             "congestion stores and forwards, and takes the bytes twice"
@@ -100,10 +94,8 @@ def _notes(
     return notes
 
 
-def _fields(
-    lists: dict[str, list[Item]], where: str
-) -> tuple[list[str], list[int], list[Fraction], list[Fraction]]:
-    """Blocks, numbers of NPUs, betas in us per MB and alphas in us, each by dimension."""
+def _dimensions(lists: Lists, where: str) -> list[Dimension]:
+    """The dimensions of the network; a switch is two of the file's links away."""
     for name in _FIELDS:
         if name not in lists:
             raise FormatError(
@@ -126,15 +118,18 @@ def _fields(
                     f"found {quoted(text)}; expected {expected}; correct it",
                     where=f"{where}: line {line}: {name}",
                 )
-    return (
-        [text for text, _ in lists["topology"]],
-        [int(text) for text, _ in lists["npus_count"]],
-        [Fraction(10**12, _BYTES_PER_GB) / rate for rate in _numbers(lists, "bandwidth", where)],
-        [time / 1000 for time in _numbers(lists, "latency", where)],
-    )
+    kinds, counts = ([text for text, _ in lists[name]] for name in ("topology", "npus_count"))
+    rates, times_ns = ([*_numbers(lists, name, where)] for name in ("bandwidth", "latency"))
+    return [
+        Dimension.of_link(
+            _KINDS[kind], int(count), (2 if kind == "Switch" else 1) * time_ns / 1000,
+            Fraction(10**12, _BYTES_PER_GB) / rate,
+        )
+        for kind, count, rate, time_ns in zip(kinds, counts, rates, times_ns, strict=True)
+    ]  # fmt: skip
 
 
-def _numbers(lists: dict[str, list[Item]], name: str, where: str) -> Iterator[Fraction]:
+def _numbers(lists: Lists, name: str, where: str) -> Iterator[Fraction]:
     for text, line in lists[name]:
         place = f"{where}: line {line}: {name}"
         try:
@@ -146,8 +141,8 @@ def _numbers(lists: dict[str, list[Item]], name: str, where: str) -> Iterator[Fr
         yield value
 
 
-def _lists(text: str, where: str) -> dict[str, list[Item]]:
-    raw: dict[str, list[Item]] = {}
+def _lists(text: str, where: str) -> Lists:
+    raw: Lists = {}
     key = ""
     for number, line in enumerate(text.splitlines(), 1):
         content = re.sub(r"(^|\s)#.*$", "", line).rstrip()
