@@ -219,7 +219,8 @@ class _Placing:
         for rank, results in enumerate(self.sums.results):
             for i, (result, values) in enumerate(results):
                 result.slot = self.allocators[rank].home[result.chunk]
-                self._sum_up(rank, result, values, (FOREVER, -1 - len(results) + i, 0))
+                at = (FOREVER, -1 - len(results) + i, 0, 0)
+                self._sum_up(rank, [value.place for value in values], result.place, at)
         for rank, values in enumerate(self.finals):
             for i, value in enumerate(values):
                 home = self.allocators[rank].home[value.chunk]
@@ -271,8 +272,8 @@ class _Placing:
                 total = part.taken
                 assert total is not None, "a part that is summed up is followed"
                 self.allocators[message.src].place_scratch([total])
-                at = (message.start, _LAST - len(message.parts) + i, message.number)
-                self._sum_up(message.src, total, part.summed, at)
+                at = (message.start, _LAST - len(message.parts) + i, message.number, 0)
+                self._sum_up(message.src, [value.place for value in part.summed], total.place, at)
         message.parts.sort(key=lambda part: part.place)
         sources = [part.place for part in message.parts]
         if self.pack and len(sources) <= self.max_count and not _neighbours(sources):
@@ -297,7 +298,8 @@ class _Placing:
             block = allocator.place_block(len(moves), message.end, message.end)
             self._send(message, [_Move(m.src, slot, None) for m, slot in zip(moves, block, strict=True)])
             for i, (move, slot) in enumerate(zip(moves, block, strict=True)):
-                self._add(rank, slot, move.added, move.dst, (message.end, message.number, 1, 2 * i))
+                summed = [each for each in (move.added, slot) if each is not None]
+                self._sum_up(rank, summed, move.dst, (message.end, message.number, 1, 2 * i))
         else:
             self._send(message, moves)
         for i, part in enumerate(message.parts):
@@ -307,7 +309,7 @@ class _Placing:
                 allocator.place([made])
                 assert made.added_to is not None
                 at = (message.end, message.number, 2 + i, 2 * j)
-                self._add(rank, source.place, made.added_to.place, made.place, at)
+                self._sum_up(rank, [made.added_to.place, source.place], made.place, at)
 
     @staticmethod
     def _fused(message: Message) -> dict[Part, Value]:
@@ -339,24 +341,13 @@ class _Placing:
                 )
             )  # fmt: skip
 
-    def _sum_up(self, rank: int, total: Value, values: Sequence[Value], at: tuple[int, int, int]) -> None:
-        """Steps within a rank that put a sum of values at `total`, whose slot may be one of theirs."""
-        values = sorted(values, key=lambda value: value.place != total.place)
-        if values[0].place != total.place:
-            self._local(rank, "copy", values[0].place, total.place, (*at, 0))
-        for i, value in enumerate(values[1:], start=1):
-            self._local(rank, "reduce", value.place, total.place, (*at, i))
-
-    def _add(
-        self, rank: int, src: Slot, added: Slot | None, dst: Slot, at: tuple[int, int, int, int]
-    ) -> None:
-        """Steps within a rank that put `src` at `dst`, added to what is at `added`."""
-        if added is None:
-            self._local(rank, "copy", src, dst, at)
-            return
-        if added != dst:
-            self._local(rank, "copy", added, dst, at)
-        self._local(rank, "reduce", src, dst, (at[0], at[1], at[2], at[3] + 1))
+    def _sum_up(self, rank: int, slots: Sequence[Slot], dst: Slot, at: tuple[int, int, int, int]) -> None:
+        """Steps within a rank that put the sum of what is in some slots into one, which may be one of them."""
+        first, *others = sorted(slots, key=lambda slot: slot != dst)
+        if first != dst:
+            self._local(rank, "copy", first, dst, at)
+        for i, slot in enumerate(others, start=1):
+            self._local(rank, "reduce", slot, dst, (at[0], at[1], at[2], at[3] + i))
 
     def _local(self, rank: int, operation: str, src: Slot, dst: Slot, at: tuple[int, int, int, int]) -> None:
         self.drafts[rank].append(Draft(Key("local", -1, 0), at, at, operation, src, dst, 1))
