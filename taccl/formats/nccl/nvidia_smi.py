@@ -15,14 +15,12 @@ from itertools import combinations, permutations
 from pathlib import Path
 from typing import Literal
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import Number, checked_as, quoted
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    AlphaMeaning,
     Nic,
-    Number,
     Part,
     PcieUse,
     Server,
@@ -31,7 +29,7 @@ from taccl.formats.nccl.server import (
 )
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
-from taccl.topology.topology import Topology
+from taccl.topology.topology import AlphaMeaning, Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
 

@@ -16,10 +16,8 @@ from typing import Literal
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
-from taccl.topology.topology import AlphaMeaning as AlphaMeaning
-from taccl.topology.topology import Side, Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Side, Topology, TopologyBuilder
 
-Number = int | float | str | Fraction
 Pair = tuple[int, int]
 #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
 Step = tuple[str, Fraction, Side]

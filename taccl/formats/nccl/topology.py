@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import Number, checked_as, quoted
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import Given, Gpu, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    AlphaMeaning,
-    Number,
     PcieUse,
     Server,
     Wiring,
@@ -28,7 +26,7 @@ from taccl.formats.nccl.server import (
 from taccl.formats.xml_elements import parse_xml
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.topology import Topology
+from taccl.topology.topology import AlphaMeaning, Topology
 
 Pairs = dict[tuple[int, int], int]
 Switches = tuple[tuple[tuple[int, ...], int], ...]
