@@ -14,7 +14,6 @@ from fractions import Fraction
 from taccl.arguments import quoted
 from taccl.formats.nccl.server import Nic, Part
 from taccl.formats.xml_elements import Element
-from taccl.names import first_of
 from taccl.topology.parts import beta_of_bandwidth
 
 #: NCCL itself reads files of at most 256 elements.
@@ -226,7 +225,8 @@ class System:
 
     def finish(self, top: Element) -> None:
         """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
-        names = first_of([pci.attributes["busid"] for pci in self.unknown], 4)
+        names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
+        names += ", ..." if len(self.unknown) > 4 else ""
         for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):
             missing = sorted(set(given or ()) - self.named)
             if missing:
