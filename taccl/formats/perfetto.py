@@ -44,12 +44,11 @@ def trace(schedule: Schedule) -> dict[str, Any]:
             strict=True,
         ):
             number, name = bars.number[row], bars.rows[row]
-            process, track = (
-                (links[number].src, f"link {number}: {name}")
-                if by == "link"
-                else (len(names), f"{name} ({number})")
-            )
-            if by == "resource" and shared_by[number] < 2:
+            if by == "link":
+                process, track = links[number].src, f"link {number}: {name}"
+            elif shared_by[number] > 1:
+                process, track = len(names), f"{name} ({number})"
+            else:
                 continue
             if (process, track, lane) not in threads:
                 used[process] += 1

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from taccl.names import shown
 from taccl.program.layout import RankLayout
-from taccl.program.program import BUFFERS, OPERATIONS, Program, Queue, Step, StepAddress
+from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress
 
 #: Steps by the queue that they send into, or receive from.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
-#: The (rank, threadblock) by the queue that they send into, or receive from.
-Ends = defaultdict[Queue, list[tuple[int, int]]]
+#: Threadblocks by the same.
+Ends = defaultdict[Queue, list[Block]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[
 
 
 def queue_ends(program: Program) -> tuple[Ends, Ends]:
-    """The (rank, threadblock) that send into each queue, and those that receive from it."""
+    """The threadblocks that send into each queue, and those that receive from it."""
     senders, receivers = Ends(list), Ends(list)
     for (r, t), threadblock in program.threadblocks():
         outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)

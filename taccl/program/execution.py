@@ -8,16 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taccl.program.checks import Fault, queue_ends
-from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, Slot, Step, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 from taccl.units import format_count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.program.layout import RankLayout
-
-#: (rank, threadblock).
-Block = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from taccl.names import shown
 from taccl.units import format_count
 
 BUFFERS = ("input", "output", "scratch")
+#: A threadblock: its rank, and its number there.
+Block = tuple[int, int]
 
 #: Transfers that may be on their way in one queue before the next one waits for room.
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
@@ -218,7 +220,7 @@ class Program:
             for s, step in enumerate(threadblock.steps):
                 yield StepAddress(r, t, s), step
 
-    def threadblocks(self) -> Iterator[tuple[tuple[int, int], Threadblock]]:
+    def threadblocks(self) -> Iterator[tuple[Block, Threadblock]]:
         """Every threadblock with its rank and its number there."""
         for r, rank in enumerate(self.ranks):
             for t, threadblock in enumerate(rank.threadblocks):

@@ -13,10 +13,7 @@ from dataclasses import replace
 
 from taccl.errors import InputError
 from taccl.program.matching import Parcel, match, running_order
-from taccl.program.program import Program, RankProgram, Step, StepAddress
-
-#: (rank, threadblock).
-Block = tuple[int, int]
+from taccl.program.program import Block, Program, RankProgram, Step, StepAddress
 
 
 def weight(step: Step) -> int:

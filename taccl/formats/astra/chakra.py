@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
@@ -121,12 +121,10 @@ def _nodes(
     came: dict[tuple[int, int], set[int]] = defaultdict(set)  # by chunk and rank: nodes of what arrived
     busy: dict[int, int] = {}  # by rank: its last computation
 
-    def known(each: Computed | None) -> Iterable[int]:
-        return (
-            ()
-            if each is None
-            else {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
-        )
+    def known(each: Computed | None) -> set[int]:
+        if each is None:
+            return set()
+        return {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
 
     # What arrives at a moment is listed before what starts then, so that nodes wait for earlier ones only.
     per_us = problem.costs.ticks_per_us
