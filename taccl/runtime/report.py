@@ -157,12 +157,9 @@ class Execution:
             return self._waiting()
         if not self.num_wrong:
             return ""
-        ranks = sorted({each.rank for each in self.wrong})
-        lines = [
-            f"{format_count(self.num_wrong, 'chunk')} wrong, at {format_count(len(ranks), 'rank')} of "
-            f"{self.num_ranks}:"
-        ]
-        return "\n".join([*lines, *listed(self.wrong, total=self.num_wrong)])
+        ranks = format_count(len({each.rank for each in self.wrong}), "rank")
+        head = f"{format_count(self.num_wrong, 'chunk')} wrong, at {ranks} of {self.num_ranks}:"
+        return "\n".join([head, *listed(self.wrong, total=self.num_wrong)])
 
     def _waiting(self) -> str:
         ranks = sorted({each.address.rank for each in self.waits})
@@ -171,13 +168,9 @@ class Execution:
         else:
             state = f"nothing had moved for {self.idle_s:.1f} s"
         word = "rank" if len(ranks) == 1 else "ranks"
-        lines = [
-            f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
-            f"{self.num_ranks}:"
-        ]
-        if self.cause:
-            lines.insert(1, f"  {self.cause}")
-        return "\n".join([*lines, *listed(self.waits)])
+        head = f"not done after {self.timeout_s:g} s, and {state}; waiting: {word} {in_runs(ranks)} of "
+        causes = [f"  {self.cause}"] if self.cause else []
+        return "\n".join([f"{head}{self.num_ranks}:", *causes, *listed(self.waits)])
 
     def to_dict(self) -> dict[str, Any]:
         """The execution as plain values."""

@@ -74,17 +74,17 @@ def exact_times(
 
 def _longest_path(count: int, waits: Sequence[Wait]) -> list[int]:
     """Earliest starts of events under every wait within a tile."""
-    edges = [(a, b, after - lead + extra) for a, b, after, lead, extra, _, tile in waits if not tile]
     events = Tasks([0] * count, after=[[] for _ in range(count)])
-    for a, b, gap in edges:
-        events.after[a].append((b, gap))
+    for a, b, after, lead, extra, _, tile in waits:
+        if not tile:
+            events.after[a].append((b, after - lead + extra))
     try:
         return events.heads()
     except ValueError:
-        return _longest_path_around(count, edges)
+        return _longest_path_around(events)
 
 
-def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> list[int]:
+def _longest_path_around(events: Tasks) -> list[int]:
     """The same where some wait for each other: two ranks that exchange partial sums bound each other so.
 
     That is no contradiction as long as going round such a cycle delays nobody. Events that wait for each
@@ -93,9 +93,11 @@ def _longest_path_around(count: int, edges: Sequence[tuple[int, int, int]]) -> l
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import NegativeCycleError, bellman_ford, connected_components
 
+    count = len(events.after)
     longest: dict[tuple[int, int], int] = {}
-    for a, b, gap in edges:
-        longest[a, b] = max(gap, longest.get((a, b), gap))
+    for a, after in enumerate(events.after):
+        for b, gap in after:
+            longest[a, b] = max(gap, longest.get((a, b), gap))
     ends = np.array(list(longest)).T
     graph = csr_array((np.ones(len(longest), np.int8), (ends[0], ends[1])), shape=(count, count))
     number, part = connected_components(graph, connection="strong")
