@@ -153,7 +153,7 @@ def check_number(problem: Problem, num_transfers: int) -> None:
     if num_transfers > most:
         raise CollectiveError(
             f"{problem.title} takes {num_transfers} transfers or more; expected at most {most}: take fewer "
-            "ranks or another baseline, or synthesize it, which lists transfers in less memory",
+            "ranks, a baseline of fewer (ring), or synthesize it, which lists transfers in less memory",
             where="baseline",
         )
 
