@@ -92,41 +92,27 @@ def _collective(word: str) -> str:
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: What is synthesized where neither a sketch nor an option says how much.
 _USUAL_SIZE = "64MB"
-_A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
-#: Options of several verbs, as argparse takes them.
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "topology": {"metavar": "TOPOLOGY", "help": _A_TOPOLOGY},
-    "--topology": {"metavar": "FILE|NAME", "help": _A_TOPOLOGY},
-    "--nodes": {"type": positive, "metavar": "N", "help": "number of nodes; rescales sketches"},
-    "--profile": {"metavar": "P", "help": "which constants of the machine, e.g. nominal"},
-    "--protocol": {
-        "type": str.lower, "choices": ("auto", "simple", "ll", "ll128"), "default": "auto",
-        "help": "by which messages are sent (default auto: the one that promises least for the size)",
-    },
-    "--collective": {
-        "required": True, "type": _collective, "metavar": "NAME",
-        "help": ", ".join(taccl.collectives.COLLECTIVES),
-    },
-    "--size": {
-        "metavar": "S",
-        "help": "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)",
-    },
-    "--chunk-size": {"metavar": "S", "help": "bytes of one chunk, e.g. 1MB"},
-    "--chunks-per-rank": {
-        "type": positive, "metavar": "K", "help": "pieces a rank's part of the data is cut into",
-    },
-    "--root": {
-        "type": at_least_zero, "metavar": "R", "help": "rank; of broadcast, scatter, gather and reduce",
-    },
-    "--time-unit-us": {"metavar": "US", "help": "microseconds in the file's unit of time"},
-    "--backend": {"default": "auto", "metavar": "NAME", "help": "auto, or one of `taccl backends`"},
-    "--time-limit": {
-        "type": seconds, "default": 30.0, "metavar": "S", "help": "seconds (default %(default)g)",
-    },
-    "--threads": {"type": positive, "metavar": "N", "help": "threads of a solver"},
-    "--seed": {"type": at_least_zero, "default": 0, "metavar": "N", "help": "default 0"},
-    "--overwrite": {"action": "store_true", "help": "replace the file if it exists"},
-}  # fmt: skip
+A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
+_COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)
+_PROTOCOL = "by which messages are sent (default auto: the one that promises least for the size)"
+_SIZE = "larger of one rank's input and output buffer, e.g. 16MB (default: the sketch's, or 64MB)"
+#: Options of several verbs: what the value is called, the help, and what else argparse is told.
+_SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "--topology": ("FILE|NAME", A_TOPOLOGY, {}),
+    "--nodes": ("N", "number of nodes; rescales sketches", {"type": positive}),
+    "--profile": ("P", "which constants of the machine, e.g. nominal", {}),
+    "--protocol": ("auto|simple|ll|ll128", _PROTOCOL, {"type": str.lower, "default": "auto"}),
+    "--collective": ("NAME", _COLLECTIVES, {"type": _collective, "required": True}),
+    "--size": ("S", _SIZE, {}),
+    "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {}),
+    "--chunks-per-rank": ("K", "pieces a rank's part of the data is cut into", {"type": positive}),
+    "--root": ("R", "rank; of broadcast, scatter, gather and reduce", {"type": at_least_zero}),
+    "--time-unit-us": ("US", "microseconds in the file's unit of time", {}),
+    "--backend": ("NAME", "auto, or one of `taccl backends`", {"default": "auto"}),
+    "--time-limit": ("S", "seconds", {"type": seconds, "default": 30.0}),
+    "--threads": ("N", "threads of a solver", {"type": positive}),
+    "--seed": ("N", "default 0", {"type": at_least_zero, "default": 0}),
+}
 
 
 def option(
@@ -138,30 +124,29 @@ def option(
     Without a word for its value it is a switch. A default is told, unless the help speaks of it.
     """
     *flags, value = words.split(" ")
-    if value.startswith("-") and "choices" not in how:
-        how["action"] = "store_true"
     if value.startswith("-"):
-        flags.append(value)
+        flags, how = [*flags, value], {"action": "store_true"} | how
     elif value.islower():
-        how["choices"] = value.split("|")
+        how = {"choices": value.split("|")} | how
     else:
-        how |= {"metavar": value, "type": read}
+        how = {"metavar": value, "type": read} | how
     default = how.get("default")
-    if default and "default" not in help:
+    if default and default != "auto" and "default" not in help:
         help += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
     parser.add_argument(*flags, help=help, **how)
 
 
-def add_options(parser: argparse._ActionsContainer, *names: str, **changed: Any) -> None:
-    """Declare options that verbs share, with what is `changed` of how argparse takes them."""
+def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "", **changed: Any) -> None:
+    """Declare options that verbs share, with what is `changed` of them."""
     for name in names:
-        parser.add_argument(name, **(_OPTIONS[name] | changed))
+        value, usual, how = _SHARED[name]
+        option(parser, f"{name} {value}", help or usual, **(how | changed))
 
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
     """Declare the file to write."""
     option(verb, "-o --output FILE", help, required=required)
-    add_options(verb, "--overwrite")
+    option(verb, "--overwrite", "replace the file if it exists")
 
 
 def add_size(parser: argparse._ActionsContainer) -> None:

@@ -31,8 +31,8 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     help = f"of `taccl backends`, with commas between (default {backends})"
     option(group, "--backends A,B", help, words, default=words(backends))
     option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
-    add_options(group, "--time-limit", help="seconds of each run (default 30)")
-    add_options(group, "--threads", default=1, help="threads of a solver (default 1)")
+    add_options(group, "--time-limit", help="seconds of each run")
+    add_options(group, "--threads", default=1, help="threads of a solver")
     option(group, "--workers N", "runs at a time (default: one for each core)", positive)
     option(group, "--no-cache", "neither read nor store results in the cache")
     add_output(verb, "write the table: .csv, .json or .parquet")

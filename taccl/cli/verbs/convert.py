@@ -24,7 +24,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(verb, "--from FORMAT", "the format of IN, where its content does not tell")
     option(verb, "--to FORMAT", "the format of OUT (default: by its ending)")
     option(verb, "--list", "list the formats")
-    add_options(verb, "--overwrite", help="replace OUT if it exists")
+    option(verb, "--overwrite", "replace OUT if it exists")
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
     help = "an option of the format of OUT, or of IN; more than once for several"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])

@@ -36,7 +36,7 @@ def add(verb: ArgumentParser) -> None:
     group = verb.add_argument_group("search")
     option(group, "--no-baselines", "leave the well-known algorithms out")
     add_options(group, "--backend")
-    add_options(group, "--time-limit", default=300.0, help="seconds in all (default 300)")
+    add_options(group, "--time-limit", default=300.0, help="seconds in all")
     add_options(group, "--threads", "--seed")
     help = "ranges at most (default 4, which the MSCCL runtime loads)"
     option(group, "--max-ranges N", help, positive, default=4)

@@ -26,7 +26,7 @@ EXAMPLES = (
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_schedule(verb, also="or a topology, with --what topology")
-    option(verb, "--what", "what to draw", choices=tuple(_WHATS), default="gantt")
+    option(verb, f"--what {'|'.join(_WHATS)}", "what to draw", default="gantt")
     add_output(verb, "a name in .svg, .png or .pdf", required=True)
     option(verb, "--by link|resource|rank", "rows of a gantt (default link)")
     option(verb, "--sizes S,S", "sizes of bandwidth, e.g. 1KB,1MB,1GB", sizes)
@@ -43,9 +43,8 @@ def run(options: argparse.Namespace) -> Answer:
     check_output(options)
     for what, names in _WHATS.items():
         if what != options.what:
-            refuse(
-                options, names, f"found it with --what {options.what}; it is for --what {what}: leave it out"
-            )
+            said = f"found it with --what {options.what}; it is for --what {what}: leave it out"
+            refuse(options, names, said)
     with notes_shown() as note:
         note(f"drawing {options.what}")
         save(_drawn(options), options.output, overwrite=options.overwrite)

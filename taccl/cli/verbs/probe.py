@@ -30,7 +30,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "the probe; until it is whole, what is known is in FILE.part, and a next probe goes on from there"
     add_output(verb, help, required=True)
     option(verb, "--rounds N", "rounds of pairs at most, a sample (default: all pairs)", positive)
-    add_options(verb, "--size", default="1MB", help="of the messages that tell bandwidth (default 1MB)")
+    add_options(verb, "--size", default="1MB", help="of the messages that tell bandwidth")
     option(verb, "--repetitions N", "messages of a pair that count", positive, default=20)
     help = (
         "measure the MPI library's collectives instead, by each of its algorithms; FILE is the rules for it"

@@ -32,10 +32,11 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     help = "a probe (of `taccl probe`), a matrix of latencies (CSV), another topology file, or a machine"
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
-    add_options(verb, "--collective", required=False, default="allreduce")
+    add_options(verb, "--collective", required=False)
+    verb.set_defaults(collective="allreduce")
     help = "ring, rings:4, double-tree, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
-    add_options(verb, "--size", default="100MB", help="larger of a rank's input and output (default 100MB)")
+    add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
     add_options(verb, "--nodes", "--time-limit", "--seed")
     add_output(verb, "the placement as JSON")
     group = verb.add_argument_group("where nothing was measured")

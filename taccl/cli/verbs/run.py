@@ -35,7 +35,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     verb.add_argument("file", metavar="FILE", help="a schedule, a program such as MSCCL XML, or a step")
     option(verb, "--topology NAME|FILE", "for a step of operations: what it is transformed and scheduled for")
-    add_options(verb, "--size", default="1MB", help="larger of a rank's input and output (default 1MB)")
+    add_options(verb, "--size", default="1MB", help="larger of a rank's input and output")
     option(verb, "--ranks N", "refuse a file for another number of ranks", positive)
     help = "int32 (default), int64, float32, float64, or fixed32: reals sent as int32"
     option(verb, "--dtype T", help, default="int32")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_options, add_size, option, positive, resized, settle_size
+from taccl.cli.options import A_TOPOLOGY, add_options, add_size, option, positive, resized, settle_size
 from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
 from taccl.errors import InputError, NoSolutionError
@@ -32,7 +32,7 @@ EXAMPLES = (
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_options(verb, "topology")
+    verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     add_options(verb, "--nodes", help="number of nodes of a machine")
     add_options(verb, "--profile", "--collective")
     add_options(verb, "--protocol", default=None, help="by which messages are sent (default simple)")
@@ -46,7 +46,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(how, "-o --output DIR", "write each as a TOML file into a folder")
     option(how, "--best", "print the best as TOML, and no more")
     option(how, "--check SKETCH", "say what each clause of your sketch does and costs")
-    add_options(verb, "--overwrite", help="replace files that exist")
+    option(verb, "--overwrite", "replace files that exist")
 
 
 def run(options: argparse.Namespace) -> Answer:

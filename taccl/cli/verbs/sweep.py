@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import taccl
-from taccl.cli.options import add_options, option, positive, resized, several, size, sizes
+from taccl.cli.options import A_TOPOLOGY, add_options, option, positive, resized, several, size, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
@@ -18,7 +18,7 @@ EXAMPLES = (
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_options(verb, "topology")
+    verb.add_argument("topology", metavar="TOPOLOGY", help=A_TOPOLOGY)
     group = verb.add_argument_group("combinations")
     add_options(group, "--collective", "--nodes", "--profile", "--root")
     add_options(group, "--protocol", default=None, help="by which messages are sent (default simple)")
