@@ -1,3 +1,1 @@
 """Machines as they are measured: logs of benchmarks, and a cost model fitted to them."""
-
-from __future__ import annotations
