@@ -68,15 +68,17 @@ class PlanRange:
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values."""
         schedule, low, high = self.schedule, self.finish_min, self.finish_max
+        gaps = (self.gap, self.bound_min.gap(low), self.bound_max.gap(high))
+        gap, gap_min, gap_max = (None if math.isinf(each) else each for each in gaps)
         return {
             "min_bytes": self.min_bytes, "max_bytes": self.max_bytes, "source": self.source,
             "protocol": self.protocol or None, "size_bytes": schedule.problem.size_bytes,
             "finish_us": schedule.finish_us, "launch_us": schedule.launch_us,
             "predicted_us": schedule.predicted_us, "predicted_us_at_min": self.predicted_us(low),
             "predicted_us_at_max": self.predicted_us(high),
-            "bound_us": self.bound.bound_us, "bound_limits": self.bound.limits, "gap": _number(self.gap),
+            "bound_us": self.bound.bound_us, "bound_limits": self.bound.limits, "gap": gap,
             "finish_us_at_min": float(low), "finish_us_at_max": float(high),
-            "gap_at_min": _number(self.bound_min.gap(low)), "gap_at_max": _number(self.bound_max.gap(high)),
+            "gap_at_min": gap_min, "gap_at_max": gap_max,
             "algbw_gb_per_s_at_max": gb_per_s(self.max_bytes, high), "verified": True,
             "scratch_bytes": self.scratch_bytes, "num_transfers": schedule.num_transfers,
             "num_sends": schedule.num_sends, "digest": schedule.digest(),
@@ -172,7 +174,3 @@ class Plan:
             f"{format_count(self.num_candidates, 'schedule')} in {self.seconds:.1f} s, {self.stopped})"
         )
         return "\n".join([head, self.table(), *(f"note: {note}" for note in self.notes)])
-
-
-def _number(gap: float) -> float | None:
-    return None if math.isinf(gap) else gap

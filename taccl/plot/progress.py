@@ -74,11 +74,7 @@ def moments_in(details: Mapping[str, Any]) -> tuple[Moment, ...]:
             return ()
         seconds, finish_us, bound_us = (each.get(name) for name in ("seconds", "finish_us", "bound_us"))
         known = [time for time in (finish_us, bound_us) if time is not None]
-        if not all(_is_time(time) for time in (seconds, *known)):
+        if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
             return ()
         moments.append(Moment(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
     return tuple(moments)
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
