@@ -57,11 +57,6 @@ class Algorithm:
     weights: tuple[int, ...] = ()
     in_steps: bool = False
 
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks take part."""
-        return self.collective.num_ranks
-
     def waits(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(message, earlier message that it waits for) of every wait, by message."""
         count = self.collective.num_chunks

@@ -30,11 +30,7 @@ LIBRARY_NAMES = {
         "ring": (4, "ring"),
         "halving-doubling": (6, "reduce_scatter_allgather"),
     },
-    "allgather": {
-        "halving-doubling": (3, "recursive_doubling"),
-        "ring": (4, "ring"),
-        "bruck": (2, "brucks"),
-    },
+    "allgather": {"halving-doubling": (3, "recursive_doubling"), "ring": (4, "ring"), "bruck": (2, "brucks")},
     "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
@@ -140,11 +136,7 @@ class Choice:
 
 @checked
 def choose(
-    topology: Topology | Probe,
-    collective: str,
-    *,
-    library: str,
-    order: Sequence[int] | None = None,
+    topology: Topology | Probe, collective: str, *, library: str, order: Sequence[int] | None = None
 ) -> list[Choice]:
     """Which algorithm that a library has is predicted to be the fastest at which size, in an order of ranks.
 

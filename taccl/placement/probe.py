@@ -236,14 +236,9 @@ class Probe:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Probe:
         """The probe that `to_dict` wrote."""
-        return cls(
-            tuple(map(str, data["hosts"])),
-            data["latency_us"],
-            data["bandwidth_gb_per_s"],
-            sampled=bool(data["sampled"]),
-            uplinks=tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"]),
-            latency_spread=data["latency_spread"],
-        )
+        uplinks = tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"])
+        known = ("latency_us", "bandwidth_gb_per_s", "sampled", "latency_spread")
+        return cls(data["hosts"], uplinks=uplinks, **{name: data[name] for name in known})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the probe as JSON: whole or not at all."""

@@ -127,11 +127,7 @@ class Case:
     """One algorithm on one topology, as arrays; parameters and errors as in `reorder`."""
 
     def __init__(
-        self,
-        topology: Topology | Probe,
-        collective: str,
-        algorithm: str | Schedule | Program,
-        size: Size,
+        self, topology: Topology | Probe, collective: str, algorithm: str | Schedule | Program, size: Size
     ) -> None:
         topology = topology.topology() if isinstance(topology, Probe) else topology
         count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
@@ -143,8 +139,9 @@ class Case:
             sizes = {len(ranks) for ranks in topology.ranks_of_node}
             alike = len(sizes) == 1 and 1 < min(sizes) < count
             self.algorithm = stock(algorithm, collective, count, group=min(sizes) if alike else None)
-        if self.algorithm.num_ranks != count:
-            said = f"found a schedule of {self.algorithm.num_ranks} ranks for {count} hosts; make them equal"
+        num_ranks = self.algorithm.collective.num_ranks
+        if num_ranks != count:
+            said = f"found a schedule of {num_ranks} ranks for {count} hosts; make them equal"
             raise InputError(said, where="algorithm")
         self.problem = problem_of(self.algorithm, topology, self.size_bytes)
         self.messages, self.fabric = as_messages(self.algorithm, self.problem), Fabric(self.problem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.deadline import Deadline
@@ -64,16 +64,9 @@ def autotransform(
     deadline, tried = Deadline.after(time_limit_s), 0
     best: Step | None = None
 
-    def scheduled(
-        some: Workload,
-        order: Literal["together", "in-sequence"] = "together",
-        algorithm: str = "synthesized",
-    ) -> Step:
+    def scheduled(some: Workload, **how: Any) -> Step:
         nonlocal best, tried
-        step = schedule_workload(
-            some, topology, rates=rates, communication_share=communication_share, order=order,
-            algorithm=algorithm,
-        )  # fmt: skip
+        step = schedule_workload(some, topology, rates=rates, communication_share=communication_share, **how)
         best = step if best is None or step.finish < best.finish else best
         tried += 1
         note(f"{format_count(tried, 'step')} scheduled, of which the best takes {format_us(best.finish)}")
@@ -105,7 +98,7 @@ def autotransform(
             if variant is not workload and not deadline.has_passed:
                 scheduled(variant)
 
-    scheduled(workload, "in-sequence")
+    scheduled(workload, order="in-sequence")
     found = scheduled(workload)
     with contextlib.suppress(KeyboardInterrupt):
         search()

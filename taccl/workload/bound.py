@@ -9,9 +9,10 @@ the least of their *tails* is left; in between is all that they take. That is th
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.memo import kept
 from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
@@ -26,16 +27,13 @@ _MOST_SETS = 6
 _BOUND_S = 4.0
 
 
-def step_bound(workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> Fraction:
-    """Microseconds that every schedule of a step takes, whose tiles cost what `tile_costs` says."""
-    return _Bound(workload, topology, costs).best()
+class StepBound:
+    """What every schedule of a step takes, in microseconds; its tiles cost what `tile_costs` says."""
 
-
-class _Bound:
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
         self.workload, self.topology = workload, topology
         self.parts = parts_of(workload)
-        self.known: dict[tuple[frozenset[str], bool], Fraction] = {}
+        self.memo: dict[Any, Any] = {}
         self.tile = dict(costs)
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
         for each in workload.operations:
@@ -49,16 +47,15 @@ class _Bound:
         behind = {name: list(workload.readers[name]) for name in before}
         self.tail = self._reach(behind, list(before)[::-1])
 
+    @kept
     def sent(self, names: frozenset[str], *, one: bool = False) -> Fraction:
         """What the parts of some collectives take; `one`: a tile alone."""
-        if (names, one) not in self.known:
-            halves = {} if one else self._halves(names)
-            parts = [part for part in self.parts if part.operation in names - set(halves.values())]
-            if one:
-                parts = [part for part in parts if part.tile == 0]
-            problem = problem_of(self.workload, self.topology, parts, sums=halves)
-            self.known[names, one] = lower_bound(problem, budget_s=_BOUND_S).bound
-        return self.known[names, one]
+        halves = {} if one else self._halves(names)
+        parts = [part for part in self.parts if part.operation in names - set(halves.values())]
+        if one:
+            parts = [part for part in parts if part.tile == 0]
+        problem = problem_of(self.workload, self.topology, parts, sums=halves)
+        return lower_bound(problem, budget_s=_BOUND_S).bound
 
     def _halves(self, names: frozenset[str]) -> dict[str, str]:
         """Allgathers of what reduce-scatters brought, by name: together they add up and spread each chunk."""

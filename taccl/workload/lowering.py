@@ -118,8 +118,7 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
     schedule = _schedule(step)
 
     def waits(name: str, tile: int, rank: int, begin_us: Fraction, end_us: Fraction) -> Computed:
-        keys = ((*each, rank) for each in step.workload.tiles[name, tile])
-        read = Made.of_all(step.made_of[key] for key in keys if key in step.made_of)
+        read = Made.of_all(step.made_of[*each, rank] for each in step.workload.tiles[name, tile])
         return Computed(f"tile {tile} of {name}", rank, begin_us, end_us, *read)
 
     computed = [

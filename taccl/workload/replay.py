@@ -12,15 +12,7 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.meaning import (
-    Part,
-    RankTiles,
-    dtype_of,
-    given_parts,
-    places,
-    places_of_tile,
-    sent_from,
-)
+from taccl.workload.meaning import Part, RankTiles, dtype_of, given_parts, places, places_of_tile, sent_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

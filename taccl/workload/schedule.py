@@ -103,11 +103,7 @@ class _StepTasks:
     """The tasks of a step, and which of them make each tile of each tensor."""
 
     def __init__(
-        self,
-        workload: Workload,
-        topology: Topology,
-        costs: Mapping[str, Fraction],
-        sends: Schedule | None,
+        self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction], sends: Schedule | None
     ) -> None:
         self.workload, self.num_resources = workload, len(topology.resources)
         self.tasks, self.per_us = Tasks(), _TICKS_PER_US

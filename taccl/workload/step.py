@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.analysis.verification.verify import verify
 from taccl.units import format_count, format_us
-from taccl.workload.bound import step_bound
+from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import parts_of
 
@@ -38,14 +38,13 @@ class ComputeTile:
 class Made(NamedTuple):
     """With what a tile is there at a rank: numbers of its computed tiles, and chunks that come."""
 
-    tiles: frozenset[int]
-    chunks: frozenset[int]
+    tiles: frozenset[int] = frozenset()
+    chunks: frozenset[int] = frozenset()
 
     @classmethod
     def of_all(cls, several: Iterable[Made]) -> Made:
         """With what all of several are there."""
-        tiles, chunks = [*zip(*several, strict=True)] or ((), ())
-        return cls(frozenset().union(*tiles), frozenset().union(*chunks))
+        return cls(*(frozenset[int]().union(*each) for each in zip(*several, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -121,15 +120,15 @@ class Step:
     def made_of(self) -> dict[tuple[str, int, int], Made]:
         """By operation, number of a tile and rank: with what that tile is there."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
-        found: dict[tuple[str, int, int], Made] = {}
+        found = defaultdict[tuple[str, int, int], Made](Made)
         ends = () if self.schedule is None else self.schedule.problem.collective.chunks
         for (name, tile), reads in self.workload.tiles.items():
             for rank in range(self.workload.num_ranks):
                 key = (name, tile, rank)
                 if key in index:
-                    found[key] = Made(frozenset([index[key]]), frozenset())
+                    found[key] = Made(frozenset([index[key]]))
                     continue
-                own = Made.of_all(found[*each, rank] for each in reads if (*each, rank) in found)
+                own = Made.of_all(found[*each, rank] for each in reads)
                 come = {each for each in self.chunks[name, tile] if rank in ends[each].destinations}
                 found[key] = own._replace(chunks=own.chunks | come)
         return found
@@ -141,7 +140,7 @@ class Step:
     @cached_property
     def bound(self) -> Fraction:
         """What no schedule of the step finishes before, in microseconds; see `taccl.workload.bound`."""
-        return step_bound(self.workload, self.topology, self._costs)
+        return StepBound(self.workload, self.topology, self._costs).best()
 
     @property
     def bound_us(self) -> float:

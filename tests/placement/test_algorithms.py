@@ -74,7 +74,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
     schedule = taccl.baselines.ring(taccl.make_problem(topology, "allreduce", size_bytes=4_000_000))
     case = Case(topology, "allreduce", schedule, 4_000_000)
     assert case.us(case.ticks(range(4))) == pytest.approx(schedule.finish_us)
-    assert of_schedule(schedule).num_ranks == 4
+    assert of_schedule(schedule).collective.num_ranks == 4
 
 
 @pytest.mark.parametrize(
