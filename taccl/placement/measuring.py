@@ -244,13 +244,11 @@ class _Rank:
 
     def _settle(self) -> None:
         """Measure pairs again, alone, whose directions differ much; then the better one counts."""
-        odd: list[list[int]] = []
-        if self.comm.rank == 0:
-            apart = [
-                np.maximum(each / each.T, each.T / each) > APART for each in (self.latency_us, self.gb_per_s)
-            ]
-            odd = np.argwhere(np.triu(apart[0] | apart[1])).tolist()
-        for a, b in told(self.comm, odd):
+        # Only rank 0 knows any figures, and what it finds is told.
+        figures = np.stack([self.latency_us, self.gb_per_s])
+        turned = figures.transpose(0, 2, 1)
+        apart = (np.maximum(figures / turned, turned / figures) > APART).any(axis=0)
+        for a, b in told(self.comm, np.argwhere(np.triu(apart)).tolist()):
             self.note(f"measuring ranks {a} and {b} again")
             self._measure([(a, b)])
             both = ([a, b], [b, a])
