@@ -57,21 +57,16 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
-def row(what: str, found: float, expected: float, allowed: float) -> Row:
-    """A figure beside what it is to be, and by which part of that it may differ."""
-    met = abs(found - expected) <= allowed * abs(expected)
+def row(what: str, found: float, expected: float, allowed: float | str) -> Row:
+    """A figure beside what it is to be, and by which part of that it may differ, or to which side."""
+    if isinstance(allowed, str):
+        met = found >= expected if allowed == "or more" else found <= expected
+    else:
+        met = abs(found - expected) <= allowed * abs(expected)
     return {"what": what, "found": found, "expected": expected, "allowed": allowed, "met": bool(met)}
 
 
-def at_least(what: str, found: float, least: float) -> Row:
-    """A figure that must not be below another."""
-    met = bool(found >= least)
-    return {"what": what, "found": found, "expected": least, "allowed": "or more", "met": met}
-
-
-def at_most(what: str, found: float, most: float) -> Row:
-    """A figure that must not be above another."""
-    return {"what": what, "found": found, "expected": most, "allowed": "or less", "met": bool(found <= most)}
+at_least, at_most = partial(row, allowed="or more"), partial(row, allowed="or less")
 
 
 def checked(schedule: Schedule) -> Schedule:

@@ -124,9 +124,9 @@ def _cut(layers: Mapping[str, int], most: int | None) -> tuple[list[str], list[i
     keys: list[str] = []
     sizes: list[int] = []
     for name, size in layers.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if size < 1:
             raise InputError(
-                f"found {size!r} bytes; expected a whole number of at least 1, or leave the layer out",
+                f"found {size} bytes; expected a whole number of at least 1, or leave the layer out",
                 where=f"layer_bytes: {name}",
             )
         whole, rest = divmod(size, most or size)
