@@ -58,7 +58,7 @@ def dump_chakra(
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> dict[Path, bytes]:
-    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank, with a warning of what is lost.
+    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank; warns of what is lost.
 
     - `schedule`: Over links that each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.

@@ -111,7 +111,7 @@ def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterab
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A topology to be, and its resources: by name, the links that hold each, how long and from which side."""
+    """A topology to be, and its resources: by name, the links that hold each, how long and from which end."""
 
     builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))

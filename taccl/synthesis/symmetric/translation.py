@@ -79,7 +79,7 @@ def translate(
     if collective != "reduce-scatter":
         tree, _ = grow(translations.classes, blank.ticks)
         copies = tree._replace(start=tree.start + summed)
-        pattern = Pattern.sorted(*(np.append(*pair) for pair in zip(pattern, copies, strict=True)))
+        pattern = Pattern.sorted(*(np.concatenate(pair) for pair in zip(pattern, copies, strict=True)))
     return replace(blank, pattern=pattern)
 
 
