@@ -13,9 +13,10 @@ alltoall
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,8 @@ def translate(
     if collective != "reduce-scatter":
         tree, _ = grow(translations.classes, blank.ticks)
         copies = tree._replace(start=tree.start + summed)
-        pattern = Pattern.sorted(*(np.concatenate(pair) for pair in zip(pattern, copies, strict=True)))
+        both: Iterable[tuple[Any, Any]] = zip(pattern, copies, strict=True)
+        pattern = Pattern.sorted(*map(np.concatenate, both))
     return replace(blank, pattern=pattern)
 
 
