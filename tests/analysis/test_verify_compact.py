@@ -91,6 +91,14 @@ def test_a_chunk_that_never_arrives_is_found(num_ranks, num_kept):
     assert f"chunk {num_ranks - 1} never arrives at rank 0" in fault.message
 
 
+def test_a_link_that_does_not_exist_is_found():
+    """Without it no send has an end, so that there is no finish."""
+    problem, chunk, link, start = ring_exchange(3)
+    found = verify_compact(CompactSchedule(problem, chunk, link + 4, start))
+    assert [fault.kind for fault in found.violations] == ["index"]
+    assert np.isnan(found.finish_us)
+
+
 def test_pairs_number_chunks_from_the_first():
     """Chunk 5 at ranks 1 and 2, chunk 6 at none, chunk 7 at rank 0."""
     chunk, rank = pairs([(1, 2), (), (0,)], first=5)
