@@ -342,7 +342,7 @@ class _Placing:
             )  # fmt: skip
 
     def _sum_up(self, rank: int, slots: Sequence[Slot], dst: Slot, at: tuple[int, int, int, int]) -> None:
-        """Steps in a rank that put the sum of what is in some slots into one, which may be one of them."""
+        """Steps within a rank that put the sum of some slots into one, which may be one of them."""
         first, *others = sorted(slots, key=lambda slot: slot != dst)
         if first != dst:
             self._local(rank, "copy", first, dst, at)
