@@ -62,13 +62,12 @@ def why_not(problem: Problem) -> str:
 
 def _own_first_holds(problem: Problem) -> bool:
     """Whether links on which own chunks go first are taken until a send ends, so that relayed ones wait."""
-    topology, own_first = problem.topology, problem.clauses.own_first
-    taken = set()
-    for hold in topology.holds if own_first else ():
-        link = topology.links[hold.link]
+    links, missing = problem.topology.links, set(problem.clauses.own_first)
+    for hold in problem.topology.holds if missing else ():
+        link = links[hold.link]
         if (hold.alpha_us, hold.beta_us_per_mb) == (link.alpha_us, link.beta_us_per_mb):
-            taken.add(hold.link)
-    return own_first <= taken
+            missing.discard(hold.link)
+    return not missing
 
 
 def effort(problem: Problem) -> int:

@@ -8,7 +8,7 @@ links, so that both are read and grown alike.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from taccl.problem import Problem
@@ -119,9 +119,11 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
     inwards: dict[int, Transfer] = {}
     outwards: list[Transfer] = []
     is_tree = True
-    for arrives, t in _events(transfers):
+    moments = [(transfer.start_ticks, 1, t) for t, transfer in enumerate(transfers)]
+    moments += [(transfer.end_ticks, 0, t) for t, transfer in enumerate(transfers)]
+    for _, leaves, t in sorted(moments):  # at one moment arrivals come first
         transfer, ends = transfers[t], links[transfers[t].link]
-        if not arrives:
+        if leaves:
             carried[t] = frozenset().union(*(held.get(rank, frozenset()) for rank in ends.srcs))
             continue
         if carried[t] == everyone:
@@ -171,11 +173,3 @@ def _delay(problem: Problem, tree: Tree, since: int) -> None:
             sent = sent._replace(start_ticks=start, end_ticks=end, group=alone)
             tree.read_from[rank] = sent
         there[rank] = sent.end_ticks
-
-
-def _events(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, int]]:
-    """(whether it is an arrival, transfer) in order of time; at one moment arrivals come first."""
-    moments = [(t.start_ticks, 1, i) for i, t in enumerate(transfers)]
-    moments += [(t.end_ticks, 0, i) for i, t in enumerate(transfers)]
-    for _, starts, i in sorted(moments):
-        yield not starts, i
