@@ -356,6 +356,14 @@ def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
         convert(saved, tmp_path / "x.csv", colour="red")
 
 
+def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
+    """Given as one of the reader's, it is refused in the reader's name, and not asked for again."""
+    taccl.save(schedule, tmp_path / "s.json")
+    with pytest.raises(InputError, match="taccl-schedule has no option 'split'; there are none"):
+        convert(tmp_path / "s.json", tmp_path / "s.xml", load_options={"split": True})
+    assert not (tmp_path / "s.xml").exists()
+
+
 def test_failed_conversion_leaves_nothing(tmp_path, schedule):
     """Where a format cannot hold the schedule, no file is there afterwards."""
     problem = make_problem(taccl.topologies.ring(4), collectives.scan(4), chunk_bytes=1000)
