@@ -110,7 +110,11 @@ class Improvement:
                 now.way[t, rank], now.send[t, rank] = e, made[e]
         for state in (now, self.kept, self.best):
             state.spare[: len(spare)] = spare
-        now.size[:] = size, len(spare), 0, now.order[:size].max(initial=-1) + 1
+        used = now.order[:size]
+        now.size[:] = size, len(spare), 0, used.max(initial=-1) + 1
+        for m in used.tolist():
+            rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
+            now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
 
     def run(self, *, turns: int) -> int:
         """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
@@ -274,6 +278,7 @@ def _state(arcs: Arcs, num_trees: int, most_holds: int) -> State:
         **{name: np.zeros(num_sends, np.int64) for name in by_send},
         member=np.zeros((num_sends, arcs.most_merged), np.int64),
         size=np.zeros(4, np.int64),
+        load=np.zeros(num_resources, np.int64),
         calendar=Calendar(row_of, np.zeros(num_resources, np.int64), *np.zeros((3, row_of[-1]), np.int64)),
     )
 

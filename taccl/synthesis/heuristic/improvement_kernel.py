@@ -13,7 +13,7 @@ from taccl.kernels import compiled, inner
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, Rules, State, Work, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
-from taccl.synthesis.heuristic.timing_kernel import held_ticks, retime
+from taccl.synthesis.heuristic.timing_kernel import retime
 
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Ints
@@ -113,8 +113,9 @@ def _copy(w: Work, a: State, b: State, whole: bool) -> None:
     _copy_part(a.end, b.end, 0, top)
     _copy_part(a.order, b.order, 0, a.size[0])
     _copy_part(a.spare, b.spare, len(a.spare) - top, a.size[1])
-    _copy_part(a.calendar.size, b.calendar.size, 0, len(a.calendar.size))
-    for q in range(len(a.calendar.size)):
+    _copy_part(a.load, b.load, 0, len(a.load))
+    _copy_part(a.calendar.size, b.calendar.size, 0, len(a.load))
+    for q in range(len(a.load)):
         row = a.calendar.row_of[q]
         top = row + a.calendar.size[q]
         _copy_part(a.calendar.begin, b.calendar.begin, row, top)
@@ -139,11 +140,10 @@ def _value(now: State, rules: Rules) -> float:
             part *= part
         late += part
     burden = 0.0
-    num_resources = len(now.calendar.size)
-    for q in range(num_resources):
-        part = held_ticks(now.calendar, q) / finish
+    for q in range(len(now.load)):
+        part = now.load[q] / finish
         burden += part * part
     late *= rules.lateness / max(1, now.size[0])
-    burden *= rules.economy / num_resources
+    burden *= rules.economy / len(now.load)
     value: float = finish * (1.0 + late + burden)
     return value

@@ -86,6 +86,7 @@ class State(NamedTuple):
     order: Ints  # sends in use, in order of time
     spare: Ints  # numbers not in use
     size: Ints  # how many there are of either, the finish in ticks, from which number on none has been in use
+    load: Ints  # ticks for which sends hold each resource
     calendar: Calendar  # of the same sends
 
 

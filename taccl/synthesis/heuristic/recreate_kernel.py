@@ -7,7 +7,7 @@ import numpy as np
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
 from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, State, Work, draw, reaches
-from taccl.synthesis.heuristic.timing_kernel import book, book_anew, held_ticks, nearest
+from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, nearest
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -21,14 +21,13 @@ def recreate(w: Work, now: State) -> bool:
         j = draw(room, i + 1)
         room.ruined[i], room.ruined[j] = room.ruined[j], room.ruined[i]
     room.random[1] = room.random[0]
-    most = 1.0
-    for q in range(len(room.price)):
-        room.price[q] = held_ticks(now.calendar, q)
-        most = max(most, room.price[q])
+    most = 1
+    for q in range(len(now.load)):
+        most = max(most, now.load[q])
     weight = (0.0, 0.25, 1.0, 4.0)[draw(room, 4)]
     steepness = (0.0, 1.0, 2.0, 4.0)[draw(room, 4)]
-    for q in range(len(room.price)):
-        room.price[q] = weight * (room.price[q] / most) ** steepness
+    for q in range(len(now.load)):
+        room.price[q] = weight * (now.load[q] / most) ** steepness
     # Numbers of sends that were taken out may be given anew: they leave the order first.
     size = 0
     for i in range(now.size[0]):
@@ -238,9 +237,12 @@ def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
             if arcs.may_merge[e] and arcs.most_merged > 1:
                 room.following[m] = room.first[a]
                 room.first[a] = m
+        else:
+            charge(arcs, now, e, now.units[m], -1)
         now.member[m, now.carries[m]] = t
         now.carries[m] += 1
         now.units[m] += units
+        charge(arcs, now, e, now.units[m], 1)
         if now.carries[m] > 1:
             if k == 0:
                 now.end[m] = end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.improvement_state import NONE, Rules, State, Work, draw, mark, reaches
-from taccl.synthesis.heuristic.timing_kernel import book_anew, first_from, unbook
+from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, first_from, unbook
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
@@ -194,6 +194,7 @@ def _take_out(w: Work, now: State, t: int, m: int) -> None:
         if now.way[t, arcs.head[x]] == e:
             now.way[t, arcs.head[x]] = NONE
     mark(room, t)
+    charge(arcs, now, e, now.units[m], -1)
     count = now.carries[m]
     for j in range(count):
         if now.member[m, j] == t:
@@ -206,5 +207,6 @@ def _take_out(w: Work, now: State, t: int, m: int) -> None:
         now.spare[now.size[1]] = m
         now.size[1] += 1
     else:
+        charge(arcs, now, e, now.units[m], 1)
         now.end[m] = now.start[m] + arcs.alpha[e] + now.units[m] * arcs.beta[e]
         book_anew(w, now, m)

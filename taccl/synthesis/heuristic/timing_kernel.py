@@ -75,12 +75,9 @@ def unbook(arcs: Arcs, calendar: Calendar, e: int, m: int) -> None:
 
 
 @inner
-def held_ticks(calendar: Calendar, q: int) -> int:
-    """For how long a resource is held in all."""
-    ticks = 0
-    for i in range(calendar.row_of[q], calendar.row_of[q] + calendar.size[q]):
-        ticks += calendar.end[i] - calendar.begin[i]
-    return ticks
+def charge(arcs: Arcs, now: State, e: int, units: int, sign: int) -> None:
+    for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
+        now.load[arcs.resource[h]] += sign * (arcs.hold_alpha[h] + units * arcs.hold_beta[h])
 
 
 @inner
