@@ -39,7 +39,7 @@ def test_a_table_of_sketches(run):
 
 @pytest.mark.slow
 def test_a_baseline_that_is_sooner_is_said(run):
-    """800 bytes are soonest summed in one shot, which is no sketch."""
+    """800 bytes are soonest summed while they cross, in turns, which is no sketch."""
     words = (
         "suggest",
         "dgx-a100",
@@ -53,7 +53,7 @@ def test_a_baseline_that_is_sooner_is_said(run):
         2,
     )
     _, out, _ = run(*words)
-    assert re.search(r"best baseline +one-shot.*, before every sketch", out)
+    assert re.search(r"best baseline +multiplying.*, before every sketch", out)
 
 
 def test_the_best_as_toml(run, tmp_path):
