@@ -52,14 +52,14 @@ _MOST_SENDS = 50_000
 class Digit(NamedTuple):
     """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
 
-    Of weight 0 it is every rank of another node, and this one. From one node to the next the place grows by
-    `turn`, so that what crosses at several times goes over several links.
+    Of weight 0 it is every rank of another node, and this one. From one node to the next the place moves on
+    by `shift`, so that what crosses at several times goes over several links.
     """
 
     across: bool
     base: int
     weight: int
-    turn: int = 0
+    shift: int = 0
 
     def __str__(self) -> str:
         if not self.weight:
@@ -88,18 +88,15 @@ class Plan(NamedTuple):
 
     def sums(self) -> Iterator[tuple[Digit, list[int]]]:
         """The steps in which ranks add up: along which digit, and which parts of the chunks."""
+        parts = list(enumerate(self.crossings))
         for step in range(len(self.near) + 1):
             if step:
-                yield (
-                    self.near[step - 1],
-                    [part for part, after in enumerate(self.crossings) if after >= step],
-                )
-            for part, after in enumerate(self.crossings):
-                if after == step:
-                    for digit in self.far:
-                        yield digit._replace(turn=digit.turn * part), [part]
+                yield self.near[step - 1], [part for part, after in parts if after >= step]
+            for part in (part for part, after in parts if after == step):
+                for digit in self.far:
+                    yield digit._replace(shift=digit.shift * part), [part]
         for step, digit in enumerate(self.near, 1):
-            yield digit, [part for part, after in enumerate(self.crossings) if after < step]
+            yield digit, [part for part, after in parts if after < step]
 
 
 @checked
@@ -210,13 +207,13 @@ class _Steps:
                     continue
                 for i in range(len(local) + 1):
                     for j in range(len(far) + 1):
-                        last, turn = len(local[i:]), math.prod(digit.base for digit in local[:i])
+                        last, shift = len(local[i:]), math.prod(digit.base for digit in local[:i])
                         plan = Plan((*local[:i], *far[:j]), local[i:], far[j:], (last,))
                         yield plan
                         if plan.near and plan.far:
                             yield plan._replace(crossings=(0,))
                             plan = plan._replace(crossings=tuple(range(last + 1)))
-                            yield plan._replace(far=tuple(digit._replace(turn=turn) for digit in plan.far))
+                            yield plan._replace(far=tuple(digit._replace(shift=shift) for digit in plan.far))
                             yield plan
 
     def ticks(self, plan: Plan) -> float:
@@ -239,7 +236,7 @@ class _Steps:
             for part in some:
                 took[part] += step
         parts = range(len(took))
-        crossing = [[digit._replace(turn=digit.turn * part) for part in parts] for digit in plan.far]
+        crossing = [[digit._replace(shift=digit.shift * part) for part in parts] for digit in plan.far]
         together = sum(self._step_ticks(count / len(took), *digits) for digits in crossing)
         return ticks + max(*took, together)
 
@@ -298,7 +295,7 @@ class _Steps:
         for shift in range(1, digit.base):
             there = self.place.copy()
             there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
-            there[:, 1] += (there[:, 0] - self.place[:, 0]) * digit.turn
+            there[:, 1] += (there[:, 0] - self.place[:, 0]) * digit.shift
             there[:, 1] %= self.grid.shape[1]
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
