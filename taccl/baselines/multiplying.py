@@ -9,7 +9,7 @@ of its part of the chunks. Along the other digits each gets all that the others 
 itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
 is recursive halving and doubling, adding up alone is recursive doubling. What is added up between nodes may
 cross after all steps in nodes, before them, or *in turns*: a part of the chunks after none of these steps,
-one after the first, and so on, so that links between nodes are busy all the time.
+one after the first, and so on, so that links between nodes work meanwhile.
 """
 
 # near, far: within nodes, and between them
@@ -105,7 +105,8 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
     On nodes of one size no group is of several nodes and several local ranks at once. Of all bases of the
     digits, and of sums of what is scattered and what each rank adds up itself, those that finish first are
-    returned, and its `producer` names them. The sketch is left aside, but for merging.
+    returned, and its `producer` names them; *in turns* where parts of the chunks cross between nodes at
+    different steps. The sketch is left aside, but for merging.
 
     Parameters
     ----------
