@@ -24,7 +24,7 @@ from taccl.solvers.child import Control
 from taccl.solvers.highs import highs_with
 from taccl.solvers.model import LinearModel
 
-LIBRARIES = ("highspy",)
+LIBRARIES = ("highspy", "pulp")
 
 _STOP_GRACE_S = 1.0  # after an interrupt, before CBC is killed
 _OVERRUN_S = 3.0  # past the time limit, before CBC is interrupted; it checks its clock between nodes only
