@@ -21,11 +21,10 @@ from tests.synthesis.small_problems import custom, problem_of, two_levels
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.topology.topology import Topology
 
 
 def claims(problem: Problem) -> list[Fraction]:
-    """What is said of sends between ranks, of those between nodes, of these within its ends, and straight."""
+    """What is said of sends between ranks, of those between nodes, and of these within its ends."""
     return [Fraction(claim.ticks, problem.costs.ticks_per_us) for claim in gossip(NeededSends(problem))]
 
 
@@ -50,23 +49,17 @@ def test_more_ranks_double_for_longer() -> None:
 
 
 def test_the_ends_take_no_longer_than_a_crossing() -> None:
-    """Behind slow links inside, an early send brings what another node's rank adds after 2 us.
-
-    Straight sends are early until 7 us: by 12 us six can have passed each way, two of them late enough.
-    """
+    """Behind slow links inside, an early send brings what another node's rank adds after 2 us."""
     problem = problem_of(
         two_levels(2, local=7, nic=2), custom(4, [(range(4), [0, 1, 2])] * 4, combining=True)
     )
-    assert claims(problem)[1:] == [8, 10, 12]
+    assert claims(problem)[1:] == [8, 10]
 
 
 def test_both_ends_are_cut_to_fit_between_two_crossings() -> None:
-    """Two sums take 2 sends of 3 us each way: at 6 us there is no room beside two sends.
-
-    Straight sends need none: 1 us before and behind.
-    """
+    """Two sums take 2 sends of 3 us each way: at 6 us there is no room beside two sends."""
     two = problem_of(two_levels(2, local=1, nic=3), custom(4, [(range(4), range(4))] * 2, combining=True))
-    assert claims(two)[1:] == [6, 8]
+    assert claims(two)[1:] == [6]
 
 
 def test_merged_chunks_count_one_behind_the_other() -> None:
@@ -104,37 +97,12 @@ def test_the_check_proves_what_is_claimed_and_no_more() -> None:
     assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
 
 
-def test_what_takes_long_goes_straight() -> None:
-    """Three nodes share 6 sums: 12 sends of 3 us leave each straight to the others, and take 100 us.
-
-    Until 206 us nothing can have crossed twice. With 1 us before and behind 12 sends whole: 1 + 100 + 36 + 1 us.
-    """
-    problem = problem_of(three_nodes(alpha=100), collectives.allreduce(6))
-    assert claims(problem)[1:] == [124, 138]
-    bound = lower_bound(problem)
-    assert bound.bound == 138 and bound.check()
-    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
-
-
-def test_some_goes_on_from_a_third_node() -> None:
-    """Sends of 23 us: of 24 half sends of each node 9 can start by the end, and 9 whole, in 49 us.
-
-    Two of them end by 26 us, and spare three each. By 48 us 9 and 8 can, and one ends by 25 us.
-    """
-    assert claims(problem_of(three_nodes(alpha=20), collectives.allreduce(6)))[-1] == 49
-
-
-def three_nodes(alpha: int) -> Topology:
-    """Of two ranks, which a NIC each way joins that holds for no latency."""
-    return two_levels(2, local=1, nic=3, num_nodes=3, alpha=alpha, meaning="pipelined")
-
-
 @pytest.mark.slow
 @pytest.mark.fuzz
 def test_no_schedule_beats_the_claim() -> None:
     """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
     found = 0
-    for seed in cases("gossip between nodes", few=8, many=400):
+    for seed in cases("gossip between nodes", few=11, many=400):
         rng = random.Random(f"gossip {seed}")
         per_node, num_nodes = rng.choice(((2, 2), (3, 2), (1, 3), (2, 3), (1, 4)))
         nic = rng.choice((1, 2, 3))
@@ -159,4 +127,4 @@ def test_no_schedule_beats_the_claim() -> None:
             assert bound <= best, seed
             assert Certificate(problem, bound, "cut counting", limits, witness).check(), seed
         found += len(claims(problem)) >= 3
-    assert found > some(3, 100)
+    assert found > some(2, 60)

@@ -83,8 +83,7 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
     """Whether links between nodes cannot pass the sends of sums, of which those at either end count half.
 
     What starts before one rank can hold all contributions of a node, or ends when one copy can spread in a
-    node no more, does not do all that a send must do. Nodes send straight to one another, or some of a sum
-    goes on from a third one, having left its own by a send that ends early.
+    node no more, does not do all that a send must do.
 
     - `sharing`: By how many nodes each sum is shared.
     """
@@ -99,22 +98,13 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
             adding = min([adding, *(starts[part] for part in parts)])
             wanting = min([wanting, *(ends[part] for part in parts)])
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
-    head, tail = (_reaching(some, num) for some, num in ((turned, adding), (facts, wanting)))
-    return _all_halves(facts, sharing, links, last, (head, tail)) or _straight(
-        facts, sharing, links, last, (head, tail)
-    )
-
-
-def _all_halves(
-    facts: Facts, sharing: list[int], links: Sequence[int], last: int, ends: tuple[int, int]
-) -> bool:
-    """Whether the fewest sends that share the sums are too many, whoever adds what."""
+    reaching = [_reaching(some, num) for some, num in ((turned, adding), (facts, wanting))]
     single, size = _one_by_one(facts), facts.units[0]
     for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
         if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
             return False
     took = [single.alpha[e] + size * single.beta[e] for e in links]
-    head, tail = (min(end, *took) for end in ends)
+    head, tail = (min(each, *took) for each in reaching)
     room = min(head + tail, max(0, last - 2 * max(took)))
     first = room * head // max(head + tail, 1)
     since = last - room * tail // max(head + tail, 1)
@@ -127,21 +117,6 @@ def _all_halves(
 
     number = sum(2 * max(0, n - 1) for n in sharing)
     return all(way.hold for way in ways) and sum(map(halves, ways)) < 2 * number
-
-
-def _straight(
-    facts: Facts, sharing: list[int], links: Sequence[int], last: int, ends: tuple[int, int]
-) -> bool:
-    """Whether those from each node straight to each other are, save what can go on from a third."""
-    ways, (head, tail) = passages(facts, links), ends
-    number = sum(each * (each - 1) for each in sharing)
-    once = min(facts.alpha[e] + facts.units[0] * facts.beta[e] for e in links)
-    again = once if facts.topology.num_nodes > 2 else 2 * once  # of two nodes it goes back, and crosses again
-    halves = sum(way.between(0, last) + way.between(head, last - tail) for way in ways)
-    n = max(sharing)
-    spares = n - 2 if last - again - once < head else 2 * n - 3  # they carry some contributions, or all
-    spared = spares * sum(way.between(0, last - again) for way in ways)
-    return all(way.hold for way in ways) and halves + spared < 2 * number
 
 
 def _one_by_one(facts: Facts) -> Facts:

@@ -2,9 +2,7 @@
 
 A send between nodes that starts before any rank can hold all contributions of its node, or ends after the
 last moment at which one copy could still spread in a node, does only part of what one must do: it counts
-half. And what comes by way of a third node takes two sends, one after the other: where few can end early
-enough for that, every node must send straight to every other. docs/formulation.md, "Gossip", has the
-arguments.
+half. docs/formulation.md, "Gossip", has the arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import numpy as np
 
 from taccl.analysis.certificates.gates import (
     Costs,
-    Gates,
     Ints,
     fastest_senders,
     first_tick,
@@ -46,7 +43,6 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
         ("nodes", topology.node_of_rank, demand.allowed.intersection(topology.internode_links)),
     ):
         sends: Counter[int] = Counter()
-        straight, most = 0, 0
         adding, wanting = topology.num_ranks, topology.num_ranks
         for kind, count in demand.classes.items():
             starts, ends = (
@@ -55,7 +51,6 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             parts = starts.keys() & ends.keys()
             if len(parts) > 1:
                 sends[kind.units] += 2 * (len(parts) - 1) * count
-                straight, most = straight + len(parts) * (len(parts) - 1) * count, max(most, len(parts))
                 adding = min(adding, *(starts[part] for part in parts))
                 wanting = min(wanting, *(ends[part] for part in parts))
         if sends and links:
@@ -70,20 +65,15 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 # When some rank can have all that its node adds; how long a copy takes to all that want it.
                 margins = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
                 later = _passed(costs, crossing, margins, sends.total())
-                returns = 2 if topology.num_nodes == 2 else 1
-                direct = _passed_straight(costs, crossing, margins, straight, most=most, returns=returns)
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
                     yield Claim(later, more, witness)
-                if direct > max(ticks, later):
-                    more = f"{straight} sends straight from node to node are needed, save for early ones"
-                    yield Claim(direct, more, witness)
 
 
 def _passed(costs: Costs, e: Ints, ends: tuple[int, int], sends: int) -> int:
     """When links can have passed so many, of which those too early or too late count half; 0 says nothing."""
     single = _one_by_one(costs)
-    took, gates = (single.link_alpha + single.link_beta)[e], _gates(single, e)
+    took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))
     if not _hold_no_longer(costs, e) or not gates.hold.all():
         return 0
     head, tail = (min(int(took.min()), end) for end in ends)
@@ -100,31 +90,6 @@ def _passed(costs: Costs, e: Ints, ends: tuple[int, int], sends: int) -> int:
         return int(np.min(found, axis=0).sum())
 
     return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
-
-
-def _passed_straight(
-    costs: Costs, e: Ints, ends: tuple[int, int], sends: int, *, most: int, returns: int
-) -> int:
-    """The same of sends straight from one to another, among `most` nodes that share a sum at most.
-
-    Each that ends so early that its chunk can cross again, after `returns` sends, spares others.
-    """
-    gates, (head, tail) = _gates(costs, e), ends
-    if not gates.hold.all():
-        return 0
-    once = int((costs.link_alpha + costs.link_beta)[e].min())
-    again = returns * once
-
-    def halves(ticks: int) -> int:
-        spares = most - 2 if ticks - again - once < head else 2 * most - 3
-        spared = spares * gates.within(0, ticks - again)
-        return int((gates.within(0, ticks) + gates.within(head, ticks - tail) + spared).sum())
-
-    return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
-
-
-def _gates(costs: Costs, e: Ints) -> Gates:
-    return gates_of(costs, e, np.zeros_like(costs.src))
 
 
 def _one_by_one(costs: Costs) -> Costs:
