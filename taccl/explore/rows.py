@@ -116,7 +116,7 @@ OF_SCHEDULES = (*_MEASURES, "gap", "first_schedule_s", "proven_s", "schedule_dig
 
 _STAGES = ("bound", "suggest", "fold", "greedy", "routing", "ordering", "contiguity", "improve")
 _STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
-_STAGE_COLUMNS |= dict.fromkeys(("joint", "job shop", "overlap"), "job_shop_s")
+_STAGE_COLUMNS |= dict.fromkeys(("joint", "job shop"), "job_shop_s")
 _OF_MODELS = {
     "model_columns": "num_columns", "model_rows": "num_rows", "model_nonzeros": "num_nonzeros",
     "model_first_feasible_s": "first_feasible_s", "model_proof_s": "proof_s",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -297,23 +297,14 @@ def _stays(orbits: Orbits, m: int) -> bool:
     return any(place.is_destination and not place.is_origin for place in ends)
 
 
-def unfold(
-    orbits: Orbits, sends: Sequence[Send], *, producer: str, reducing: Collection[int] = ()
-) -> Schedule:
-    """The schedule of the whole problem that sends on the fold stand for, pruned and exactly timed.
-
-    Some moves may be `reducing`: they add to a sum.
-    """
+def unfold(orbits: Orbits, sends: Sequence[Send], *, producer: str) -> Schedule:
+    """The schedule of the whole problem that sends on the fold stand for, pruned and exactly timed."""
     whole = [
         (send, pairs)
         for send in sends
         for pairs in orbits.group.sends([(orbits.moves[m].chunk, orbits.moves[m].link) for m in send.moves])
     ]
-    rows = [
-        (*pair, send.start_ticks, group, send.moves[0] in reducing)
-        for group, (send, pairs) in enumerate(whole)
-        for pair in pairs
-    ]
-    columns = zip(*rows, strict=True) if rows else ((),) * 5
-    timing = dict(zip(("chunk", "link", "starts", "group", "reduce"), columns, strict=True))
+    rows = [(*pair, send.start_ticks, group) for group, (send, pairs) in enumerate(whole) for pair in pairs]
+    columns = zip(*rows, strict=True) if rows else ((),) * 4
+    timing = dict(zip(("chunk", "link", "starts", "group"), columns, strict=True))
     return prune(exact_times(orbits.problem, producer=producer, **timing))

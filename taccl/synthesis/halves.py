@@ -77,8 +77,8 @@ def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[s
     return cast("S", joined)
 
 
-def search_halves(search: Search, search_half: Callable[[Search], None]) -> list[Search]:
-    """Search each half of a problem, join what is found, and offer it; the searches that were made.
+def search_halves(search: Search, search_half: Callable[[Search], None]) -> None:
+    """Search each half of a problem, join what is found, and offer it.
 
     A half that is isomorphic to the one before takes its schedule. A problem that is not split is searched as
     it is, and nothing is joined where a half has no schedule.
@@ -86,11 +86,11 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
     halves = split(search.problem)
     if not halves[0].name:
         search_half(search)
-        return [search]
+        return
     times, shares, names = search.parameters.halves, [1.0], None
     if len(halves) == 2:
         names = find_isomorphism(*(half.problem for half in halves))
-        shares = [times.first_share if names is None else times.isomorphic_share, times.second_share]
+        shares = [times.first_share if names is None else times.isomorphic_share, 1.0]
     searches: list[Search] = []
     for half, share in zip(halves, shares, strict=True):
         since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)
@@ -106,14 +106,13 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> list
     search.ran_out = any(part.ran_out for part in searches)
     found = [part.best for part in searches if isinstance(part.best, Schedule)]
     if len(found) < len(halves):
-        return searches
+        return
     try:
         whole = join(search.problem, found)
     except KeyboardInterrupt:  # it takes a moment, and all is there
         search.interrupt()
         whole = join(search.problem, found)
     search.offer_whole(whole, producer=whole.producer)
-    return searches
 
 
 def may_keep_apart(problem: Problem, *, most_moves: int) -> bool:

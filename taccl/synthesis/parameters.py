@@ -155,12 +155,9 @@ class SolverParameters(_Group):
 class HalvesParameters(_Group):
     """The halves of a reduction that also spreads."""
 
-    # Of the time for the reduction; and where both halves are one problem.
-    first_share: float = 0.4
+    # Of the time for the reduction; and where both halves are one problem. The rest is for the spreading.
+    first_share: float = 0.5
     isomorphic_share: float = 0.8
-    # Of what is left then for the spreading. The rest is for making the two overlap.
-    second_share: float = 0.67
-    least_overlap_s: float = 0.3  # with less no overlap is tried
     large_share: float = 0.5  # of the time for each half in the compiled search
 
 

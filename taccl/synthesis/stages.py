@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -164,12 +164,18 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 
 
 def ruin_and_recreate(search: Search) -> None:
-    """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more."""
-    if search.done or search.best is None or getattr(search.best, "carries", None) is not None:
-        return  # sums that are kept apart have no trees that it could take out
+    """Ruin and recreate over the incumbent's routes and order, until time is up or it finds no more.
+
+    Sums that are kept apart have no trees that it could take out: then of the best that has.
+    """
+    known = [search.best]
+    if getattr(search.best, "carries", None) is not None:
+        known = [replace(each, problem=search.problem) for each in search.earliest]
+    if search.done or not known or known[0] is None:
+        return
     search.report("improving")
     since = time.monotonic()
-    first = search.best if isinstance(search.best, Schedule) else search.best.expand()
+    first = known[0] if isinstance(known[0], Schedule) else known[0].expand()
     limits = Limits(
         search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,
         parameters=search.parameters,

@@ -40,7 +40,6 @@ from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import suits_improvement
 from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
-from taccl.synthesis.overlap import overlap
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Moment, Result
@@ -400,9 +399,7 @@ def _search_plain(search: Search, backend: str, *, is_large: bool | None = None)
     portfolio, search_half = search.parameters.portfolio, partial(_search_spreading, backend=backend)
     keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
-        searches = search_halves(search, search_half)
-        if len(searches) == 2 and backend == "auto" and not search.interrupted:
-            overlap(search, searches)
+        search_halves(search, search_half)
     if keeps_apart:
         search_apart(search, search_half)
 

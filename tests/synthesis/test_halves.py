@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
 import taccl
 from taccl import collectives
-from taccl.deadline import Deadline
-from taccl.synthesis import overlap as overlapping
-from taccl.synthesis import synthesize as synthesizing
-from taccl.synthesis.halves import search_halves
+from taccl.synthesis import stages
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.overlap import overlap
-from taccl.synthesis.search import Options, Search
-from taccl.synthesis.stages import greedy
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
-from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
+from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
 
 TOPOLOGIES = {"ring": ring(4), "star": star(3), "two nodes": two_nodes()}
 COMBINING = {
@@ -116,69 +109,44 @@ def test_random(seed):
     assert problem.costs.us(least) <= result.finish_us or result.schedule.contributions is not None
 
 
-class TestOverlap:
+class TestBothHalves:
     """The two halves of an allreduce, together."""
 
-    @pytest.fixture
-    def watched(self, monkeypatch):
-        """Pairs of schedules: one half after the other, and what the overlap made of it."""
-        pairs = []
-
-        def watch(search, halves):
-            before = search.best
-            overlap(search, halves)
-            pairs.append((before, search.best))
-
-        monkeypatch.setattr(synthesizing, "overlap", watch)
-        return pairs
-
-    @pytest.mark.parametrize("chunks_per_rank", [1, 2])
-    @pytest.mark.parametrize(
-        "topology",
-        [
-            ring(4),
-            ring(5, betas=(0, 1, 2)),
-            star(3),
-            star(4),
-            two_nodes(),
-            two_nodes(meaning="pipelined"),
-            full(3),
-        ],
-        ids=lambda topology: topology.name,
-    )
-    def test_never_worse(self, watched, topology, chunks_per_rank):
-        """The overlap finishes no later than one half after the other."""
-        collective = collectives.allreduce(topology.num_ranks, chunks_per_rank=chunks_per_rank)
-        result = taccl.synthesize(problem_of(topology, collective), time_limit_s=1)
-        [(before, after)] = watched
-        assert after.finish_ticks <= before.finish_ticks
-        is_other = (
-            result.schedule.producer.endswith("sums exchanged") or "multiplying" in result.schedule.producer
-        )
-        assert result.schedule.digest() == after.digest() or is_other
-        assert result.schedule.finish_ticks <= after.finish_ticks
-        taccl.verify(before).raise_if_failed()
-
-    def test_better(self, watched):
+    def test_they_overlap(self):
         """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
 
         One half after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
-        carry the partial sum of leaf 3's own chunk, then, if leaf 3 contributes to them in the order 1, 2, 0,
-        chunk 1 at 5, chunk 0 at 9, when it is complete, and chunk 2 at 12: 15 us. Improved afterwards, with sums
-        complete at other ranks than the collective's roots, it is 14 us.
+        carry the partial sum of leaf 3's own chunk, and with sums complete at other ranks than the
+        collective's roots the rest follows by 14 us.
         """
         result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=120)
-        [(before, after)] = watched
-        assert (before.finish_us, after.finish_us, result.finish_us) == (18, 15, 14)
-        names = [stage.name for stage in result.stages]
-        assert names.index("overlap") < names.index("ruin and recreate")
+        assert result.finish_us == 14
         assert result.schedule.producer == "improvement"
 
-    def test_bound_met_needs_none(self, watched):
-        """Where one half after the other meets the bound, there is no such stage."""
+    @pytest.mark.slow
+    def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
+        """Of 64 KB on two NDv2 recursive multiplying is ahead of both halves, until these are improved."""
+        improved = []
+        improve = stages.improve_schedule
+
+        def watch(schedule, *given):
+            improved.append(schedule)
+            return improve(schedule, *given)
+
+        monkeypatch.setattr(stages, "improve_schedule", watch)
+        problem = taccl.make_problem(taccl.topologies.ndv2(2), collectives.allreduce(16), size_bytes=64_000)
+        result = taccl.synthesize(problem, time_limit_s=6)
+        assert_sound(result, problem)
+        [first] = improved
+        multiplying = taccl.baselines.baseline("multiplying", problem, cut=False)
+        assert multiplying.finish < first.finish and multiplying.carries is not None
+        assert result.schedule.finish < multiplying.finish
+
+    def test_bound_met_needs_none(self):
+        """Where one half after the other meets the bound, nothing is improved."""
         result = taccl.synthesize(problem_of(two_nodes(), collectives.allreduce(4)), time_limit_s=1)
         assert (result.finish_us, result.stopped) == (14, "bound met")
-        assert result.stages[-1].name != "overlap"
+        assert "ruin and recreate" not in [each.name for each in result.stages]
 
     @pytest.mark.slow
     def test_merging_clauses_hold(self):
@@ -198,53 +166,12 @@ class TestOverlap:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2-n1"])
-    def test_on_a_sketch(self, watched, name):
+    def test_on_a_sketch(self, name):
         """Under a real sketch, with its symmetry and merging."""
         sketch = taccl.load_sketch(name)
         topology = sketch.topology()
         problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
         assert_sound(taccl.synthesize(problem, time_limit_s=2), problem)
-        for before, after in watched:
-            assert after.finish_ticks <= before.finish_ticks
-
-    @pytest.fixture
-    def halves(self):
-        """The search of the whole, with one half after the other, and those of the halves: a star of 3 leaves."""
-        problem = problem_of(star(3), collectives.allreduce(4))
-        search = Search(problem, Options(), Deadline.after(60), taccl.lower_bound(problem))
-        searches = search_halves(search, lambda half: greedy(half, budget_s=0.2, max_runs=10))
-        return search, searches
-
-    def test_no_time(self, halves):
-        """Without time there is no stage, and the schedule is as it was."""
-        search, searches = halves
-        before, stages = search.best, list(search.stages)
-        search.deadline = Deadline.after(0.1)
-        overlap(search, searches)
-        assert search.best is before
-        assert search.stages == stages
-
-    def test_verifier_has_the_last_word(self, halves, monkeypatch):
-        """A schedule that the verifier refuses is not taken, and the stage says why."""
-        search, searches = halves
-        before = search.best
-        unfold = overlapping.unfold
-
-        def hurried(*given, **options):
-            found = unfold(*given, **options)
-            return replace(found, start=found.start // 2, end=found.end // 2)
-
-        monkeypatch.setattr(overlapping, "unfold", hurried)
-        overlap(search, searches)
-        assert search.best is before
-        assert search.stages[-1].message == "refused by the verifier"
-
-    def test_searches_are_left_alone(self, halves):
-        """Each half keeps its own best schedule."""
-        search, searches = halves
-        kept = [each.best.digest() for each in searches]
-        overlap(search, searches)
-        assert [each.best.digest() for each in searches] == kept
 
 
 def test_halves_of_fine_ticks_are_joined():

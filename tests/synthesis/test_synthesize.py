@@ -37,7 +37,7 @@ from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import MANY, cases
-from tests.synthesis.small_problems import full, problem_of, ring, star, two_nodes
+from tests.synthesis.small_problems import full, problem_of, ring, two_nodes
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "gurobi", "cpsat", "pulp:HiGHS", "pulp:PULP_CBC_CMD")
 MILP = tuple(name for name in BACKENDS if name not in ("auto", "greedy", "cpsat"))
@@ -425,16 +425,6 @@ class TestFallbacks:
         assert result.seconds < 10
 
     @pytest.mark.slow
-    def test_overlap_dies(self, drilled):
-        """An allreduce whose overlap crashes is one half after the other, exchanged: less than 9 + 9 us."""
-        drilled("cpsat", "abort")
-        problem = problem_of(star(3), collectives.allreduce(4))
-        result = taccl.synthesize(problem, time_limit_s=3)
-        assert_sound(result, problem)
-        assert stage(result, "overlap").status == "crashed"
-        assert result.finish_us == 17
-
-    @pytest.mark.slow
     @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds worker processes in /proc")
     def test_workers_killed_from_outside(self, loose_bound):
         """Killed workers, as by the system when memory runs out, are statuses; later stages get new ones."""
@@ -619,14 +609,6 @@ class TestCtrlC:
         spreading = [each for each in result.stages if each.name.startswith("spread")]
         assert {each.solver for each in spreading} == {"taccl"}
         assert "routing" not in {each.name.removeprefix("spread: ") for each in spreading}
-
-    def test_overlap(self, monkeypatch):
-        """While the overlap is prepared, one half after the other is there, and is returned."""
-        monkeypatch.setattr(jobshop, "_payload", lambda *_: signal.raise_signal(signal.SIGINT))
-        problem = problem_of(star(3), collectives.allreduce(4))
-        result = synthesized(problem, time_limit_s=5)
-        assert_sound(result, problem)
-        assert result.interrupted
 
     @pytest.mark.slow
     def test_library(self):

@@ -38,8 +38,6 @@ def solve(
     upper_ticks: int,
     lower_ticks: int = 0,
     hint: ListSchedule | None = None,
-    joins: Collection[int] = (),
-    reducing: Collection[int] = (),
     threads: int = 1,
     seed: int = 0,
     log: bool = False,
@@ -50,17 +48,12 @@ def solve(
     - `optional`, `required`: Moves that may be made, and that must be; all others are left out.
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
     - `hint`: A schedule on the fold to start from; its moves need not all be among those given.
-    - `joins`: Places that are complete when every required move into them has arrived: sums.
-    - `reducing`: Moves that reduce: they never merge with others, and their own chunks go last.
     - `**options`: Those of `taccl.solvers.worker.start_task`, of which a time limit is needed.
     """
     moves = sorted({*optional, *required})
-    required, reducing, joins = set(required), set(reducing), set(joins)
-    hops = None if joins else orbits.hops  # of sums routes are given, each half's within its limit
+    required, hops = set(required), orbits.hops
     payload = _payload(orbits, moves, hint) | {
         "is_required": [m in required for m in moves],
-        "reduces": [m in reducing for m in moves],
-        "is_join": [p in joins for p in range(len(orbits.places))],
         "least_hops": [] if hops is None else hops.least,
         "most_hops": [] if hops is None else [hops.limit - left for left in hops.left],
         "starts_anew": [hops is not None and m in hops.starts_anew for m in moves],

@@ -97,8 +97,6 @@ class _Shop:
             entering = [self._brings(m, p, into[p]) for m in into[p]]
             leaving = [self.made[m] for m in out[p]]
             single = any(payload["single"][m] for m in (*into[p], *out[p]))
-            if payload["is_join"][p]:
-                continue
             if payload["is_origin"][p]:
                 if single and leaving and not payload["is_destination"][p]:
                     model.add(sum(leaving) <= 1)
@@ -134,8 +132,7 @@ class _Shop:
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
         """Whether the chunk is at a place by this move: a multicast may also bring what nobody needs."""
         payload = self.payload
-        plain = payload["is_join"][p] or payload["is_origin"][p]
-        if plain or all(len(payload["dsts"][k]) == 1 for k in into):
+        if payload["is_origin"][p] or all(len(payload["dsts"][k]) == 1 for k in into):
             return self.made[m]
         brings = self.brings[m, p] = self.model.new_bool_var("")
         if self.made[m] is not True:
@@ -170,17 +167,11 @@ class _Shop:
         model.add_hint(start, max(0, min(hinted, latest)))
 
     def _own_first(self, link: int, moves: Sequence[int]) -> None:
-        """Own chunks a latency before relayed ones; of reductions they end a latency after them."""
+        """Own chunks a latency before relayed ones."""
         payload = self.payload
         for own, relayed in product(moves, moves):
-            reduces = payload["reduces"][own]
-            if (
-                payload["is_own"][own]
-                and not payload["is_own"][relayed]
-                and payload["reduces"][relayed] == reduces
-            ):
-                first, second = (relayed, own) if reduces else (own, relayed)
-                apart = self.model.add(self.begin[second] >= self.begin[first] + payload["duration"][first])
+            if payload["is_own"][own] and not payload["is_own"][relayed]:
+                apart = self.model.add(self.begin[relayed] >= self.begin[own] + payload["duration"][own])
                 self.only_if(apart, self.made[own], self.made[relayed])
 
     def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
@@ -230,7 +221,6 @@ class _Batches:
         for j in range(1, rows):
             model.add_implication(self.used[j], self.used[j - 1])
         self._hold()
-        self._apart()
         if payload["own_first"][link]:
             self._own_first()
         self._hint(hinted)
@@ -277,44 +267,20 @@ class _Batches:
                     shop.intervals[resource].append((interval, length))
         model.add(shop.finish >= self.ends[-1])
 
-    def _apart(self) -> None:
-        """No batch both copies and reduces."""
-        payload, model = self.shop.payload, self.shop.model
-        if len({payload["reduces"][m] for m in self.moves}) < 2:
-            return
-        for j in range(len(self.starts)):
-            reduces = model.new_bool_var("")
-            for m in self.moves:
-                literal = reduces if payload["reduces"][m] else reduces.negated()
-                model.add_implication(self.chosen[m][j], literal)
-
     def _own_first(self) -> None:
-        """Batches of own chunks come before batches of relayed ones; of reductions, after them."""
+        """Batches of own chunks come before batches of relayed ones, which start a latency after them."""
         payload, model = self.shop.payload, self.shop.model
-        for reduces in (False, True):
-            moves = [m for m in self.moves if payload["reduces"][m] == reduces]
-            later = [model.new_bool_var("") for _ in self.starts]
-            for j in range(1, len(later)):
-                model.add_implication(later[j - 1], later[j])
-            for m in moves:
-                for j, phase in enumerate(later):
-                    goes_later = payload["is_own"][m] == reduces
-                    model.add_implication(self.chosen[m][j], phase if goes_later else phase.negated())
-            if len({payload["is_own"][m] for m in moves}) > 1:
-                self._latency_apart(moves, reduces=reduces)
-
-    def _latency_apart(self, moves: Sequence[int], *, reduces: bool) -> None:
-        """Relayed chunks start a latency after own ones; of reductions, own ones end one after them."""
-        payload, model = self.shop.payload, self.shop.model
+        later = [model.new_bool_var("") for _ in self.starts]
+        for j in range(1, len(later)):
+            model.add_implication(later[j - 1], later[j])
         turn = model.new_int_var(0, payload["upper"], "")
-        for m in moves:
+        for m in self.moves:
             own = bool(payload["is_own"][m])
-            latency = self.alpha + self.beta * payload["units"][m] if own else 0
-            for chosen, start, end in zip(self.chosen[m], self.starts, self.ends, strict=True):
-                if reduces:
-                    apart = model.add(end >= turn + latency) if own else model.add(turn >= end)
-                else:
-                    apart = model.add(turn >= start + latency) if own else model.add(start >= turn)
+            for j, phase in enumerate(later):
+                model.add_implication(self.chosen[m][j], phase.negated() if own else phase)
+            latency = self.alpha + self.beta * payload["units"][m]
+            for chosen, start in zip(self.chosen[m], self.starts, strict=True):
+                apart = model.add(turn >= start + latency) if own else model.add(start >= turn)
                 apart.only_enforce_if(chosen)
 
     def _hint(self, hinted: Sequence[int]) -> None:

@@ -214,7 +214,7 @@ class Orbits:
     def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
         """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
         wanted = set(moves)
-        return with_moves(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
+        return _with_moves(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
 
 
 def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER) -> Orbits:
@@ -306,7 +306,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         link_orbit=link_orbit,
         resource_orbit=resource_orbit,
     )
-    return with_moves(empty, moves)
+    return _with_moves(empty, moves)
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
@@ -320,7 +320,7 @@ def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
     return nodes
 
 
-def with_moves(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
+def _with_moves(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
     """The fold with these moves, places knowing which of them enter and leave."""
     into: dict[int, list[int]] = defaultdict(list)
     out: dict[int, list[int]] = defaultdict(list)

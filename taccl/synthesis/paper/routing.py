@@ -387,13 +387,13 @@ def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.fl
     return values
 
 
-def refold(orbits: Orbits, schedule: Schedule, *, reducing: Collection[int] = ()) -> ListSchedule:
-    """The sends on a fold that a schedule with its symmetry is made of; some moves may be `reducing`."""
-    number = {(move.chunk, move.link, m in reducing): m for m, move in enumerate(orbits.moves)}
+def refold(orbits: Orbits, schedule: Schedule) -> ListSchedule:
+    """The sends on a fold that a schedule with its symmetry is made of."""
+    number = {(move.chunk, move.link): m for m, move in enumerate(orbits.moves)}
     moves: dict[int, list[int]] = defaultdict(list)
     times: dict[int, tuple[int, int]] = {}
     for t in schedule:
-        if (m := number.get((t.chunk, t.link, t.reduce))) is not None:
+        if (m := number.get((t.chunk, t.link))) is not None:
             moves[t.group].append(m)
             times[t.group] = t.start_ticks, t.end_ticks
     sends = (Send(orbits.moves[some[0]].link_orbit, tuple(some), *times[g]) for g, some in moves.items())

@@ -13,11 +13,9 @@ from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.orbits import Orbits, fold
 from taccl.synthesis.paper.routing import needed_moves
 from taccl.topology.topology import TopologyBuilder
-from tests.synthesis.small_problems import custom, full, problem_of, ring, star
+from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.synthesis.paper.jobshop import JobShopAnswer
 
@@ -201,81 +199,9 @@ def test_one_send_carries_what_it_was_given_together() -> None:
     assert (len(send.moves), send.start_ticks, send.end_ticks) == (3, 0, 5)
 
 
-def both_ways(
-    problem: Problem, sums: Sequence[int], copies: Sequence[int]
-) -> tuple[Orbits, set[int], set[int]]:
-    """The moves of `sums` (links into rank 0) and then of `copies` (out of it), with rank 0 a join.
-
-    Returns the fold, its joins, and its moves that reduce.
-    """
-    orbits = orbits_of(problem)
-    links = problem.topology.links
-    start = {r: p for p, place in enumerate(orbits.places) for r in [place.rank] if place.chunk == 0}
-    places = list(orbits.places)
-    arrived = {r: len(places) + i for i, r in enumerate(sorted({links[e].dst for e in copies}))}
-    base = next(move for move in orbits.moves if move.chunk == 0)
-    moves = []
-    for e in (*sums, *copies):
-        ends = links[e]
-        moves.append(
-            replace(
-                base,
-                link=e,
-                link_orbit=orbits.link_orbit[e],
-                srcs=(start[ends.src],),
-                dsts=(start[0] if e in sums else arrived[ends.dst],),
-                duration=problem.costs.duration(e, 1),
-                after_ticks=0,
-                is_own=e not in sums,
-            )
-        )
-    places = [replace(p, is_origin=p.rank != 0, is_destination=False, head_ticks=0) for p in places]
-    places += [replace(places[start[r]], is_origin=False, is_destination=True) for r in arrived]
-    built = replace(orbits, moves=tuple(moves), places=tuple(places), single_path=(False,))
-    return built, {start[0]}, set(range(len(sums)))
-
-
-def test_a_join_waits_for_all_that_comes_in() -> None:
-    """Ranks 1, 2 and 3 send to rank 0 in 1, 2 and 3 us; the sum is back at rank 1 at 3 + 1.
-
-    As a place that is entered once, rank 0 would not admit three moves.
-    """
-    problem = problem_of(star(3), custom(4, [([1], [0, 2, 3])]))
-    into, back = (1, 3, 5), (0,)
-    orbits, joins, reducing = both_ways(problem, into, back)
-    answer = solved(orbits, 10, optional=(), required=range(4), joins=joins, reducing=reducing)
-    assert (answer.status, answer.bound_ticks) == ("optimal", 4)
-    assert solved(orbits, 10, optional=(), required=range(4)).status == "infeasible"
-
-
-def shared_lane(*, own_first: bool) -> JobShopAnswer:
-    """Of two chunks on a merging link of 2 + 1 us a reduction and a copy, both there at 0."""
-    builder = TopologyBuilder("lane", [0, 1])
-    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
-    problem = problem_of(
-        builder.build(),
-        custom(2, [([0], [1])] * 2),
-        merging=frozenset({0}),
-        max_merge=2,
-        own_first=frozenset({0}) if own_first else frozenset(),
-    )
-    return solved(orbits_of(problem), 10, optional=(), required=(0, 1), reducing={0})
-
-
-def test_a_reduction_and_a_copy_do_not_merge() -> None:
-    """Two sends of 3 us, not one of 4."""
-    assert shared_lane(own_first=False).bound_ticks == 6
-
-
-def test_own_first_orders_reductions_among_themselves_alone() -> None:
-    """A copy may go before or after a reduction: still 6 us."""
-    assert shared_lane(own_first=True).bound_ticks == 6
-
-
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
-@pytest.mark.parametrize(("reducing", "first"), [(False, 0), (True, 1)], ids=["copies", "reductions"])
-def test_own_chunks_of_reductions_go_last(reducing: bool, first: int, merging: frozenset[int]) -> None:
-    """Two chunks of 2 + 1 us, the first of them the link's own: it goes first when copied, last when summed."""
+def test_own_chunks_go_first(merging: frozenset[int]) -> None:
+    """Two chunks of 2 + 1 us, the first of them the link's own, do not merge."""
     builder = TopologyBuilder("lane", [0, 1])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(
@@ -288,7 +214,7 @@ def test_own_chunks_of_reductions_go_last(reducing: bool, first: int, merging: f
     orbits = orbits_of(problem)
     own, relayed = orbits.moves
     orbits = replace(orbits, moves=(own, replace(relayed, is_own=False)))
-    answer = solved(orbits, 10, optional=(), required=(0, 1), reducing=(0, 1) if reducing else ())
+    answer = solved(orbits, 10, optional=(), required=(0, 1))
     assert answer.schedule is not None
-    assert [send.moves for send in answer.schedule.sends] == [(first,), (1 - first,)]
+    assert [send.moves for send in answer.schedule.sends] == [(0,), (1,)]
     assert answer.bound_ticks == 6
