@@ -16,12 +16,11 @@ one after the first, and so on, so that links between nodes work meanwhile.
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,17 +35,23 @@ from taccl.memo import kept
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: So many plans, the best by what they are about to take, are made schedules: the first with messages in so
-#: many pieces, as what comes first goes on while the rest is under way, the others in as many as were best.
-#: No more transfers than this are made for all but the first of them.
-_MOST_PLANS, _PIECES, _MOST_TRANSFERS = 3, (1, 64, 4), 40_000
+#: So many plans, the best by what they are about to take, and so many of those whose parts differ in each way
+#: are made schedules, until there are so many transfers; none that is about to take so much longer.
+_MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 40_000, 1.2
+#: Into how many pieces messages are cut, as what comes first goes on while the rest is under way; the last of
+#: the best plan alone.
+_PIECES = (1, 4, 64)
 #: A step of more sends, whatever they carry, is left out: each takes its time.
 _MOST_SENDS = 50_000
+#: How parts go that send nothing together.
+_BEHIND = "one behind another"
 
 
 class Digit(NamedTuple):
@@ -67,36 +72,39 @@ class Digit(NamedTuple):
         return f"{self.base} nodes" if self.across else str(self.base)
 
 
-class Plan(NamedTuple):
-    """Digits along which sums are scattered, then added up; and what spreads gathered, last first.
+class Part(NamedTuple):
+    """What becomes of a part of the chunks: digits along which sums are scattered, and then added up.
 
-    - `near`, `far`: What is added up along, within nodes and between them.
-    - `crossings`: Of each part of the chunks, after how many of the steps along `near` it goes along `far`.
+    At last they are gathered along the first again, the last first; as is what spreads.
     """
 
     scattered: tuple[Digit, ...]
-    near: tuple[Digit, ...] = ()
-    far: tuple[Digit, ...] = ()
-    crossings: tuple[int, ...] = (0,)
+    summed: tuple[Digit, ...] = ()
 
-    def named(self, first: str) -> str:
-        """The bases, for a person."""
-        summed = (*self.far, *self.near) if self.crossings == (0,) else (*self.near, *self.far)
-        named = ((first, self.scattered), ("sum", summed))
-        told = ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
-        return told + ", in turns" * (len(self.crossings) > 1)
+    def __str__(self) -> str:
+        named = ("scatter", self.scattered), ("sum", self.summed)
+        return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
-    def sums(self) -> Iterator[tuple[Digit, list[int]]]:
-        """The steps in which ranks add up: along which digit, and which parts of the chunks."""
-        parts = list(enumerate(self.crossings))
-        for step in range(len(self.near) + 1):
-            if step:
-                yield self.near[step - 1], [part for part, after in parts if after >= step]
-            for part in (part for part, after in parts if after == step):
-                for digit in self.far:
-                    yield digit._replace(shift=digit.shift * part), [part]
-        for step, digit in enumerate(self.near, 1):
-            yield digit, [part for part, after in parts if after < step]
+
+class Plan(NamedTuple):
+    """What becomes of every part, of as many chunks each; `how` they differ, for a person.
+
+    What parts send in the same step goes together, unless they go one behind another.
+    """
+
+    parts: tuple[Part, ...]
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.parts[-1]}{self.how and ', '}{self.how}"
+
+
+class Step(NamedTuple):
+    """A step of some parts: `verb`, the digit along which, and the numbers of the parts."""
+
+    verb: str
+    digit: Digit
+    parts: tuple[int, ...]
 
 
 @checked
@@ -143,32 +151,32 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
 
 def _fastest_plan(problem: Problem) -> Schedule:
     steps = _Steps(problem)
-    plans = heapq.nsmallest(_MOST_PLANS, dict.fromkeys(steps.plans()), key=steps.ticks)
-    if not plans or steps.ticks(plans[0]) == math.inf:
+    ranked = sorted(dict.fromkeys(steps.plans()), key=steps.ticks)
+    if not ranked or steps.ticks(ranked[0]) == math.inf:
         raise CollectiveError(
             f"multiplying takes more than {_MOST_SENDS} sends in a step of {problem.title}; use ring or "
             "hierarchical",
             where="baseline",
         )
-    best, best_pieces, made = None, 1, 0
-    for number, plan in enumerate(plans):
-        found = None
-        for pieces in (best_pieces,) if number else _PIECES[: 1 if steps.most_pieces == 1 else None]:
-            if found is None or made + found.num_transfers <= _MOST_TRANSFERS:
-                each = steps.schedule(plan, pieces)
-                made += each.num_transfers
-                if found is None or each.finish_ticks < found.finish_ticks:
-                    found, best_pieces = each, pieces
-        assert found is not None, "it is made in some number of pieces"
-        with suppress(ValueError):  # ranks that exchange sums may wait for each other
-            found = fastest((found, listed(found, longest_first=True)))
-        if best is None or found.finish_ticks < best.finish_ticks:
-            best, best_plan = found, plan
-        if made + best.num_transfers > _MOST_TRANSFERS:
-            break
+    seen: Counter[str] = Counter()
+    best, made = None, 0
+    for number, plan in enumerate(ranked):
+        seen[plan.how] += 1
+        if number >= _MOST_PLANS and seen[plan.how] > _MOST_ALIKE:
+            continue
+        for pieces in _PIECES[: 1 if steps.most_pieces == 1 else 2 if number else None]:
+            is_late = best is not None and steps.ticks(plan) > _LATE * best.finish_ticks
+            if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
+                break
+            found = steps.schedule(plan, pieces)
+            made += found.num_transfers
+            with suppress(ValueError):  # ranks that exchange sums may wait for each other
+                found = fastest((found, listed(found, longest_first=True)))
+            if best is None or found.finish_ticks < best.finish_ticks:
+                best, best_plan = found, plan
     assert best is not None, "there is a plan"
     # What comes together along trees, and spreads from their roots, needs no names.
-    only_scatters = not (best_plan.near or best_plan.far)
+    only_scatters = not any(part.summed for part in best_plan.parts)
     is_tree = best.carries is not None and only_scatters and steps.is_direct(best_plan)
     return replace(best, carries=None, sums=()) if is_tree else best
 
@@ -201,49 +209,82 @@ class _Steps:
             for outer in across:
                 far = tuple(_digits(outer, across=True))
                 if self.to_one or not self.sums:
-                    yield Plan((*local, *far))
-                    yield Plan((*far, *local))
+                    yield Plan((Part((*local, *far)),))
+                    yield Plan((Part((*far, *local)),))
                     if far:
-                        yield Plan((*local, self.straight))
+                        yield Plan((Part((*local, self.straight)),))
                     continue
                 for i in range(len(local) + 1):
                     for j in range(len(far) + 1):
-                        last, shift = len(local[i:]), math.prod(digit.base for digit in local[:i])
-                        plan = Plan((*local[:i], *far[:j]), local[i:], far[j:], (last,))
-                        yield plan
-                        if plan.near and plan.far:
-                            yield plan._replace(crossings=(0,))
-                            plan = plan._replace(crossings=tuple(range(last + 1)))
-                            yield plan._replace(far=tuple(digit._replace(shift=shift) for digit in plan.far))
-                            yield plan
+                        yield from _plans_of_sums(local, far, i, j)
 
     def ticks(self, plan: Plan) -> float:
         """About what a plan takes, step by step."""
-        count, ticks = float(self.problem.collective.num_chunks), 0.0
-        if self.straight in plan.scattered:  # beside what goes on in the nodes
-            local = Plan(plan.scattered[:-1])
+        digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
+        if self.straight in digits:  # beside what goes on in the nodes
+            local = Plan((Part(digits[:-1]),))
             share = count / len(self.place) ** (1 if self.sums or not self.to_one else 2)
-            return max(self.ticks(local) / len(self.grid), self._step_ticks(share, self.straight))
+            return max(self.ticks(local) / len(self.grid), self._step(share, self.straight)[0])
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
             count /= len(self.place)
-            return sum(self._step_ticks(count / each.base, each) for each in plan.scattered)
-        times = 2 if self.sums and not self.to_one else 1
-        for digit in plan.scattered:
-            count /= digit.base
-            ticks += times * self._step_ticks(count, digit)
-        took = [0.0] * len(plan.crossings)
-        for digit, some in plan.sums():
-            step = self._step_ticks(count * len(some) / len(took), digit)
-            for part in some:
-                took[part] += step
-        parts = range(len(took))
-        crossing = [[digit._replace(shift=digit.shift * part) for part in parts] for digit in plan.far]
-        together = sum(self._step_ticks(count / len(took), *digits) for digits in crossing)
-        return ticks + max(*took, together)
+            return sum(self._step(count / each.base, each)[0] for each in digits)
+        return self._timeline(plan)[0]
 
     @kept
-    def _step_ticks(self, count: float, *digits: Digit) -> float:
-        """About what it takes to exchange messages of so many chunks along digits: the busiest resource."""
+    def _timeline(self, plan: Plan) -> tuple[float, list[Step]]:
+        """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
+        left = [self._steps_of(part) for part in plan.parts]
+        counts = [-(-self.problem.collective.num_chunks // len(left))] * len(left)
+        if not self.sums:
+            for k, part in enumerate(plan.parts):
+                counts[k] = -(-counts[k] // math.prod(digit.base for digit in part.scattered))
+        ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
+
+        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, NDArray[np.float64]]:
+            verb, digit = head
+            share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
+            return self._step(share, digit, verb != "scatter")
+
+        order = []
+        while any(left):
+            starts = []
+            for k in (k for k, steps in enumerate(left) if steps):
+                ticks, busy = takes(left[k][0], [k])
+                if ticks == math.inf:
+                    return ticks, []
+                starts.append((max(ready[k], float(free[busy > 0].max(initial=0))), k))
+            since, first = min(starts)
+            head, some = left[first][0], [first]
+            alike = [k for _, k in starts if left[k][0] == head and k != first and plan.how != _BEHIND]
+            for k in sorted(alike, key=ready.__getitem__):  # waited for, where together they end no later
+                then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
+                if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
+                    since, some = then, [*some, k]
+            ticks, busy = takes(head, some)
+            free[busy > 0] = since + busy[busy > 0]
+            for k in some:
+                del left[k][0]
+                ready[k] = since + ticks
+                if head[0] != "sum":
+                    base = head[1].base
+                    counts[k] = -(-counts[k] // base) if head[0] == "scatter" else counts[k] * base
+            order.append(Step(*head, tuple(some)))
+        return max(ready), order
+
+    def _steps_of(self, part: Part) -> list[tuple[str, Digit]]:
+        """What is done along which digit, in order."""
+        scatters = [("scatter", digit) for digit in part.scattered] if self.sums else []
+        gathers = (
+            [("gather", digit) for digit in part.scattered[::-1]] if not (self.sums and self.to_one) else []
+        )
+        return [*scatters, *(("sum", digit) for digit in part.summed), *gathers]
+
+    @kept
+    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, NDArray[np.float64]]:
+        """About what it takes to exchange messages of so many chunks, and for how long each resource is held.
+
+        - `is_same`: Whether a rank sends the same to all, which goes over no link twice.
+        """
         problem, costs = self.problem, self.problem.costs
         holds, clauses = hold_columns(problem.topology), problem.clauses
         units = int(costs.chunk_units.max())
@@ -254,31 +295,40 @@ class _Steps:
         each = num_chunks / sends * units  # units of a send
         took = costs.link_alpha + each * costs.link_beta
         held = costs.hold_alpha + each[holds.link] * costs.hold_beta
-        ways = [self._hops(digit) for digit in digits]
-        ticks = 0.0 if all(ways) else math.inf
-        for hops in zip_longest(*ways, fillvalue=()):
-            links = np.array([*chain(*hops)], dtype=np.int64)
+        hops = self._hops(digit, is_same)
+        ticks, total = (0.0 if hops else math.inf), np.zeros(len(problem.topology.resources))
+        for links in hops:
             used = sends * np.bincount(links, minlength=len(sends))
-            busy = np.bincount(holds.resource, used[holds.link] * held)
+            busy = np.bincount(holds.resource, used[holds.link] * held, len(total))
             rest = np.zeros_like(busy)
             np.maximum.at(rest, holds.resource, (used[holds.link] > 0) * (took[holds.link] - held))
             ticks += float((busy + rest).max())
-        return ticks
+            total += busy
+        return ticks, total
 
     @kept
-    def _hops(self, digit: Digit) -> list[list[int]]:
-        """The first links of all routes along a digit, the second ones, and so on; none for too many."""
-        routes, count = [], 0
+    def _hops(self, digit: Digit, is_same: bool = False) -> list[NDArray[np.int64]]:
+        """The first links of all routes along a digit, the second ones, and so on; none for too many.
+
+        - `is_same`: Whether what a rank sends goes over each link once.
+        """
+        hops: dict[int, list[int]] = defaultdict(list)
+        passed: set[tuple[int, int]] = set()
+        count = 0
         for src, dst in (ends for turn in self.turns(digit) for ends in enumerate(turn)):
-            routes.append(self.routes.route(src, dst))
-            count += len(routes[-1])
+            route = self.routes.route(src, dst)
+            count += len(route)
             if count > _MOST_SENDS:
                 return []
-        return [[route[i] for route in routes if i < len(route)] for i in range(max(map(len, routes)))]
+            for i, link in enumerate(route):
+                if not is_same or (src, link) not in passed:
+                    hops[i].append(link)
+                    passed.add((src, link))
+        return [np.array(links, dtype=np.int64) for _, links in sorted(hops.items())]
 
     def is_direct(self, plan: Plan) -> bool:
         """Whether no message is relayed."""
-        return all(len(self._hops(digit)) == 1 for digit in plan.scattered)
+        return all(len(self._hops(digit)) == 1 for part in plan.parts for digit in part.scattered)
 
     @kept
     def turns(self, digit: Digit) -> list[list[int]]:
@@ -332,58 +382,70 @@ class _Steps:
         return found
 
     @kept
-    def chunks_of(self, digits: tuple[Digit, ...]) -> dict[int, list[int]]:
-        """The chunks that ranks sum which read alike in some digits: of one destination, or dealt out."""
-        number, parts = self.numbers(digits), math.prod(digit.base for digit in digits)
-        chunks: dict[int, list[int]] = {part: [] for part in range(parts)}
-        for c, chunk in enumerate(self.problem.collective.chunks):
-            chunks[number[chunk.destinations[0]] if self.to_one else c % parts].append(c)
+    def chunks_of(self, digits: tuple[Digit, ...], part: int = 0, num_parts: int = 1) -> dict[int, list[int]]:
+        """The chunks of a part that ranks alike in some digits sum: of one destination, or dealt out."""
+        number, bases = self.numbers(digits), math.prod(digit.base for digit in digits)
+        chunks: dict[int, list[int]] = {value: [] for value in range(bases)}
+        for i, c in enumerate(range(part, self.problem.collective.num_chunks, num_parts)):
+            (target, *_) = self.problem.collective.chunks[c].destinations
+            chunks[number[target] if self.to_one else i % bases].append(c)
         return chunks
 
     def schedule(self, plan: Plan, pieces: int) -> Schedule:
         """All steps of a plan; of sums each message in so many pieces, all first ones first."""
-        if not self.sums or self.straight in plan.scattered:
-            digits = plan.scattered[::-1]
-            first = "scatter" if self.sums else "gather"
+        digits = plan.parts[0].scattered[::-1]
+        if not self.sums or self.straight in digits:
+            verb = "scatter" if self.sums else "gather"
             return exchange(
                 self.problem,
                 [[self.turns(digit) for digit in digits]],
-                producer=f"multiplying ({plan.named(first)})",
+                producer=f"multiplying ({str(plan).replace('scatter', verb)})",
                 bound_for=partial(self._bound_for, digits),
             )
-        steps = Steps(self.problem)
-        num_parts, part_of = len(plan.crossings), [0] * self.problem.collective.num_chunks
-        for chunks in self.chunks_of(plan.scattered).values():
-            for i, c in enumerate(chunks):
-                part_of[c] = i % num_parts
+        steps, num_parts = Steps(self.problem), len(plan.parts)
         summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(self.place))]] * num_parts
-        done: tuple[Digit, ...] = ()
-
-        def step(digit: Digit, some: Collection[int] = range(num_parts), *, adds: bool = True) -> None:
-            number, chunks = self.numbers(done), self.chunks_of(done)
-            mine = {key: [c for c in each if part_of[c] in some] for key, each in chunks.items()}
-            scatters = digit in done and adds
+        done: list[tuple[Digit, ...]] = [()] * num_parts
+        for verb, digit, parts in self._timeline(plan)[1]:
+            for part in parts if verb == "scatter" else ():
+                done[part] = (*done[part], digit)
+            chunks = [(self.numbers(done[k]), self.chunks_of(done[k], k, num_parts)) for k in parts]
             steps.step(
                 (
-                    (mine[number[dst if scatters else src]][piece::pieces], src, dst)
+                    ([c for number, some in chunks for c in some[number[at]]][piece::pieces], src, dst)
                     for piece in range(pieces)
                     for turn in self.turns(digit)
                     for src, dst in enumerate(turn)
+                    for at in (dst if verb == "scatter" else src,)
                 ),
-                lambda rank, c: summed[part_of[c]][rank],
+                lambda rank, c: summed[c % num_parts][rank],
             )
-            for part in some if adds else ():
-                summed[part] = after_exchange(summed[part], self.turns(digit))
+            for part in parts:
+                if verb == "gather":
+                    done[part] = done[part][:-1]
+                else:
+                    summed[part] = after_exchange(summed[part], self.turns(digit))
+        return steps.schedule(producer=f"multiplying ({plan})")
 
-        for digit in plan.scattered:
-            done = (*done, digit)
-            step(digit)
-        for digit, some in plan.sums():
-            step(digit, some)
-        while done and not self.to_one:
-            step(done[-1], adds=False)
-            done = done[:-1]
-        return steps.schedule(producer=f"multiplying ({plan.named('scatter')})")
+
+def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[Plan]:
+    """What is scattered along the first i digits in nodes and j between them, in all ways."""
+    scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
+    part = Part(scattered, (*near, *out))
+    yield Plan((part,))
+    if near and out:
+        yield Plan((Part(scattered, (*out, *near)),))
+        for shift in (math.prod(digit.base for digit in local[:i]), 0):
+            crossing = [tuple(digit._replace(shift=shift * k) for digit in out) for k in range(len(near) + 1)]
+            yield Plan(
+                tuple(Part(scattered, (*near[:k], *each, *near[k:])) for k, each in enumerate(crossing)),
+                "in turns",
+            )
+    if len(local) > 1:
+        orders = [(*local[k:], *local[:k]) for k in range(len(local))]
+        yield Plan(tuple(Part((*each[:i], *far[:j]), (*each[i:], *out)) for each in orders), "round about")
+    if far and i:
+        yield Plan((part,) * 2, _BEHIND)
+        yield Plan((part,) * 4, _BEHIND)
 
 
 def _bases(number: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -76,6 +76,32 @@ def test_what_crosses_in_turns_goes_over_other_links():
     assert schedule.producer == "multiplying (sum 2 x 2 x 2 nodes, in turns)"
 
 
+def test_parts_one_behind_another_scatter_while_others_cross():
+    """Of 16 MB each half is scattered in a node in 4.1 and 2.1 us, crosses in 3 + 2, and is gathered as it came.
+
+    The ports are never idle: one half crosses while the other is scattered, or gathered. As a whole it takes 31.4 us.
+    """
+    topology = behind_ports(2, 4, near_us=0.1, far_us=3, us_per_mb=1)
+    schedule = multiplying(
+        merging(topology, collectives.allreduce(8, chunks_per_rank=2), 16 * 10**6), cut=False
+    )
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == 4 * Fraction("6.2")
+    assert schedule.producer == "multiplying (scatter 2 x 2, sum 2 nodes, one behind another)"
+
+
+def test_parts_go_round_about_on_a_torus():
+    """Each half of 16 kB begins along another dimension: a ring of four, its own to both neighbours and one's on.
+
+    Four sends of 8 kB take 0.5 + 0.16 us each. One dimension after the other, of the whole, it is 3.28.
+    """
+    problem = merging(taccl.topologies.parse("torus:4x4"), collectives.allreduce(16), 16_000)
+    schedule = multiplying(problem, cut=False)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == 4 * Fraction("0.66")
+    assert schedule.producer == "multiplying (sum 4 x 4, round about)"
+
+
 def test_nine_ranks_behind_ports_add_up_in_threes():
     """Two steps of two messages of 1 us and 9 B each, where one-shot takes eight and no power of two is there."""
     topology = behind_ports(1, 9, near_us=1, far_us=1, us_per_mb=1)
