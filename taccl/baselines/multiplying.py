@@ -7,12 +7,14 @@ of places alone what starts in their node, while each sends its own straight to 
 Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
 of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
 itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
-is recursive halving and doubling, adding up alone is recursive doubling. What is added up between nodes may
-cross after all steps in nodes, before them, or *in turns*: a part of the chunks after none of these steps,
-one after the first, and so on, so that links between nodes work meanwhile.
-"""
+is recursive halving and doubling, adding up alone is recursive doubling.
 
-# near, far: within nodes, and between them
+Parts of the chunks may go each their own way, so that all links work at once. They cross between nodes *in
+turns*: one part before all sums in nodes, one after the first of these, and so on. They go *round about* on a
+torus: each part begins along another dimension. Or they go *one behind another*: while one crosses between
+nodes, the next is still scattered in its node. What spreads, and sums for one rank each, goes *node by node*:
+what came from one is gathered while more comes from the next.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.baselines.recursive import exchange
 from taccl.baselines.routes import Routes
-from taccl.baselines.spread import Steps, after_exchange, cut_while_it_pays, fastest, require_no_derivations
+from taccl.baselines.spread import (
+    Steps,
+    after_exchange,
+    chunks_of_starts,
+    cut_while_it_pays,
+    fastest,
+    require_no_derivations,
+    run,
+)
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
 from taccl.memo import kept
@@ -50,21 +60,23 @@ _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 40_000, 1.2
 _PIECES = (1, 4, 64)
 #: A step of more sends, whatever they carry, is left out: each takes its time.
 _MOST_SENDS = 50_000
-#: How parts go that send nothing together.
-_BEHIND = "one behind another"
+#: How parts go that send nothing together; the latter are of what spreads, by how far it comes from.
+_BEHIND, _BY_NODE = "one behind another", "node by node"
 
 
 class Digit(NamedTuple):
     """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
 
     Of weight 0 it is every rank of another node, and this one. From one node to the next the place moves on
-    by `shift`, so that what crosses at several times goes over several links.
+    by `shift`, so that what crosses at several times goes over several links. With a `turn` it is one other
+    rank alone, which differs by that.
     """
 
     across: bool
     base: int
     weight: int
     shift: int = 0
+    turn: int = 0
 
     def __str__(self) -> str:
         if not self.weight:
@@ -206,6 +218,10 @@ class _Steps:
         across, within = (list(_bases(size, most)) for size in self.grid.shape)
         for inner in within:
             local = tuple(_digits(inner, across=False))
+            num_nodes = len(self.grid)
+            if num_nodes > 1 and self.to_one == self.sums:
+                turns = [Digit(True, num_nodes, 1, turn=turn) for turn in range(1, num_nodes)]
+                yield Plan((*(Part(local, (turn,)) for turn in turns), Part(local)), _BY_NODE)
             for outer in across:
                 far = tuple(_digits(outer, across=True))
                 if self.to_one or not self.sums:
@@ -233,11 +249,12 @@ class _Steps:
     @kept
     def _timeline(self, plan: Plan) -> tuple[float, list[Step]]:
         """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
-        left = [self._steps_of(part) for part in plan.parts]
-        counts = [-(-self.problem.collective.num_chunks // len(left))] * len(left)
-        if not self.sums:
-            for k, part in enumerate(plan.parts):
-                counts[k] = -(-counts[k] // math.prod(digit.base for digit in part.scattered))
+        spreads, by_node = not self.sums or plan.how == _BY_NODE, plan.how == _BY_NODE
+        left = [self._steps_of(part, spreads) for part in plan.parts]
+        counts = [-(-self.problem.collective.num_chunks // (1 if by_node else len(left)))] * len(left)
+        for k, part in enumerate(plan.parts if spreads else ()):
+            held_by = len(self.place) if by_node else math.prod(digit.base for digit in part.scattered)
+            counts[k] = -(-counts[k] // held_by)
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, NDArray[np.float64]]:
@@ -255,7 +272,11 @@ class _Steps:
                 starts.append((max(ready[k], float(free[busy > 0].max(initial=0))), k))
             since, first = min(starts)
             head, some = left[first][0], [first]
-            alike = [k for _, k in starts if left[k][0] == head and k != first and plan.how != _BEHIND]
+            alike = [
+                k
+                for _, k in starts
+                if left[k][0] == head and k != first and plan.how not in (_BEHIND, _BY_NODE)
+            ]
             for k in sorted(alike, key=ready.__getitem__):  # waited for, where together they end no later
                 then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
                 if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
@@ -271,13 +292,12 @@ class _Steps:
             order.append(Step(*head, tuple(some)))
         return max(ready), order
 
-    def _steps_of(self, part: Part) -> list[tuple[str, Digit]]:
-        """What is done along which digit, in order."""
-        scatters = [("scatter", digit) for digit in part.scattered] if self.sums else []
-        gathers = (
-            [("gather", digit) for digit in part.scattered[::-1]] if not (self.sums and self.to_one) else []
-        )
-        return [*scatters, *(("sum", digit) for digit in part.summed), *gathers]
+    def _steps_of(self, part: Part, spreads: bool) -> list[tuple[str, Digit]]:
+        """What is done along which digit, in order; of what only spreads nothing is scattered."""
+        scattered = () if spreads else part.scattered
+        gathered = part.scattered[::-1] if spreads or not self.to_one else ()
+        verbs = ("scatter", scattered), ("sum", part.summed), ("gather", gathered)
+        return [(verb, digit) for verb, digits in verbs for digit in digits]
 
     @kept
     def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, NDArray[np.float64]]:
@@ -343,7 +363,7 @@ class _Steps:
         axis = 0 if digit.across else 1
         value = self.place[:, axis] // digit.weight % digit.base
         turns = []
-        for shift in range(1, digit.base):
+        for shift in (digit.turn,) if digit.turn else range(1, digit.base):
             there = self.place.copy()
             there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
             there[:, 1] += (there[:, 0] - self.place[:, 0]) * digit.shift
@@ -393,15 +413,14 @@ class _Steps:
 
     def schedule(self, plan: Plan, pieces: int) -> Schedule:
         """All steps of a plan; of sums each message in so many pieces, all first ones first."""
-        digits = plan.parts[0].scattered[::-1]
+        digits, verb = plan.parts[0].scattered[::-1], "scatter" if self.sums else "gather"
+        producer = f"multiplying ({str(plan).replace('scatter', verb)})"
+        if plan.how == _BY_NODE:
+            return run(self.problem, partial(self._node_by_node, plan, producer=producer))
         if not self.sums or self.straight in digits:
-            verb = "scatter" if self.sums else "gather"
-            return exchange(
-                self.problem,
-                [[self.turns(digit) for digit in digits]],
-                producer=f"multiplying ({str(plan).replace('scatter', verb)})",
-                bound_for=partial(self._bound_for, digits),
-            )
+            turns = [self.turns(digit) for digit in digits]
+            bound_for = partial(self._bound_for, digits)
+            return exchange(self.problem, [turns], producer=producer, bound_for=bound_for)
         steps, num_parts = Steps(self.problem), len(plan.parts)
         summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(self.place))]] * num_parts
         done: list[tuple[Digit, ...]] = [()] * num_parts
@@ -424,7 +443,20 @@ class _Steps:
                     done[part] = done[part][:-1]
                 else:
                     summed[part] = after_exchange(summed[part], self.turns(digit))
-        return steps.schedule(producer=f"multiplying ({plan})")
+        return steps.schedule(producer=producer)
+
+    def _node_by_node(self, plan: Plan, problem: Problem, *, producer: str) -> Schedule:
+        """What starts in a node is gathered there while it crosses, and elsewhere while more crosses."""
+        steps, starts = Steps(problem), chunks_of_starts(problem)
+        held = [starts] * len(plan.parts)
+        for verb, digit, (part,) in self._timeline(plan)[1]:
+            had, turns = held[part], self.turns(digit)
+            steps.step((had[src], src, dst) for turn in turns for src, dst in enumerate(turn))
+            held[part] = [[] if verb == "sum" else [*chunks] for chunks in had]
+            for turn in turns:
+                for src, dst in enumerate(turn):
+                    held[part][dst] += had[src]
+        return steps.schedule(producer=producer)
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[Plan]:

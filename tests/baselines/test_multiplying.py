@@ -102,6 +102,33 @@ def test_parts_go_round_about_on_a_torus():
     assert schedule.producer == "multiplying (sum 4 x 4, round about)"
 
 
+@pytest.mark.parametrize("name", ["allgather", "reduce_scatter"])
+def test_what_comes_from_a_node_is_gathered_while_the_next_crosses(name):
+    """Three nodes of four behind a NIC each; a port takes 1 us a MB, a NIC half as long, and 3 us on the way.
+
+    Four chunks of 1 MB cross to one node in 2 us, and then to the other; there they are gathered from 5 us on,
+    and from 8 us on, each time in 1 us and 2, of one chunk and two. Gathered at once, it ends later.
+    """
+    builder = TopologyBuilder("nics", [node for node in range(3) for _ in range(4)])
+    nics = [(builder.add_resource(f"out {n}"), builder.add_resource(f"in {n}")) for n in range(3)]
+    ports = [(builder.add_resource(f"to {r}"), builder.add_resource(f"from {r}")) for r in range(12)]
+    for src in range(12):
+        for dst in (r for r in range(12) if r != src):
+            near = src // 4 == dst // 4
+            held = ports[src][0], ports[dst][1]
+            if not near:
+                held = nics[src // 4][0], nics[dst // 4][1]
+            cost = 1 if near else Fraction(1, 2)
+            link = builder.add_link(src, dst, alpha_us=0 if near else 3, beta_us_per_mb=cost)
+            for resource, side in zip(held, ("send", "receive"), strict=True):
+                builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=cost, side=side)
+    problem = merging(builder.build(), getattr(collectives, name)(12), 12 * 10**6)
+    schedule = multiplying(problem, cut=False)
+    assert taccl.verify(schedule).ok
+    assert schedule.finish == 11
+    assert schedule.producer.endswith("2 x 2, node by node)")
+
+
 def test_nine_ranks_behind_ports_add_up_in_threes():
     """Two steps of two messages of 1 us and 9 B each, where one-shot takes eight and no power of two is there."""
     topology = behind_ports(1, 9, near_us=1, far_us=1, us_per_mb=1)
