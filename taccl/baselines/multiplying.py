@@ -110,6 +110,11 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         return f"{self.parts[-1]}{self.how and ', '}{self.how}"
 
+    @property
+    def block(self) -> int:
+        """So many chunks in a row are of one part, as they are scattered among as many ranks."""
+        return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
+
 
 class Step(NamedTuple):
     """A step of some parts: `verb`, the digit along which, and the numbers of the parts."""
@@ -251,10 +256,11 @@ class _Steps:
         """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
         spreads, by_node = not self.sums or plan.how == _BY_NODE, plan.how == _BY_NODE
         left = [self._steps_of(part, spreads) for part in plan.parts]
-        counts = [-(-self.problem.collective.num_chunks // (1 if by_node else len(left)))] * len(left)
+        num_chunks = self.problem.collective.num_chunks
+        counts = [len(self._dealt(k, len(left), plan.block)) for k in range(len(left))]
         for k, part in enumerate(plan.parts if spreads else ()):
             held_by = len(self.place) if by_node else math.prod(digit.base for digit in part.scattered)
-            counts[k] = -(-counts[k] // held_by)
+            counts[k] = -(-num_chunks // held_by)
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, NDArray[np.float64]]:
@@ -402,11 +408,18 @@ class _Steps:
         return found
 
     @kept
-    def chunks_of(self, digits: tuple[Digit, ...], part: int = 0, num_parts: int = 1) -> dict[int, list[int]]:
+    def _dealt(self, part: int, num_parts: int, block: int) -> list[int]:
+        """The chunks of a part."""
+        return [c for c in range(self.problem.collective.num_chunks) if c // block % num_parts == part]
+
+    @kept
+    def chunks_of(
+        self, digits: tuple[Digit, ...], part: int = 0, num_parts: int = 1, block: int = 1
+    ) -> dict[int, list[int]]:
         """The chunks of a part that ranks alike in some digits sum: of one destination, or dealt out."""
         number, bases = self.numbers(digits), math.prod(digit.base for digit in digits)
         chunks: dict[int, list[int]] = {value: [] for value in range(bases)}
-        for i, c in enumerate(range(part, self.problem.collective.num_chunks, num_parts)):
+        for i, c in enumerate(self._dealt(part, num_parts, block)):
             (target, *_) = self.problem.collective.chunks[c].destinations
             chunks[number[target] if self.to_one else i % bases].append(c)
         return chunks
@@ -427,7 +440,9 @@ class _Steps:
         for verb, digit, parts in self._timeline(plan)[1]:
             for part in parts if verb == "scatter" else ():
                 done[part] = (*done[part], digit)
-            chunks = [(self.numbers(done[k]), self.chunks_of(done[k], k, num_parts)) for k in parts]
+            chunks = [
+                (self.numbers(done[k]), self.chunks_of(done[k], k, num_parts, plan.block)) for k in parts
+            ]
             steps.step(
                 (
                     ([c for number, some in chunks for c in some[number[at]]][piece::pieces], src, dst)
@@ -436,7 +451,7 @@ class _Steps:
                     for src, dst in enumerate(turn)
                     for at in (dst if verb == "scatter" else src,)
                 ),
-                lambda rank, c: summed[c % num_parts][rank],
+                lambda rank, c: summed[c // plan.block % num_parts][rank],
             )
             for part in parts:
                 if verb == "gather":
