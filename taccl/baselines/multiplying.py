@@ -101,7 +101,7 @@ class Part(NamedTuple):
 class Plan(NamedTuple):
     """What becomes of every part, of as many chunks each; `how` they differ, for a person.
 
-    What parts send in the same step goes together, unless they go one behind another.
+    What parts send in the same step goes together, unless they go one behind another, or node by node.
     """
 
     parts: tuple[Part, ...]
@@ -129,9 +129,9 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in steps, each among as many ranks as make it the fastest, on any number of ranks.
 
     On nodes of one size no group is of several nodes and several local ranks at once. Of all bases of the
-    digits, and of sums of what is scattered and what each rank adds up itself, those that finish first are
-    returned, and its `producer` names them; *in turns* where parts of the chunks cross between nodes at
-    different steps. The sketch is left aside, but for merging.
+    digits, of what is scattered and what each rank adds up itself, and of ways for parts of the chunks, those
+    that are about to take the least are tried; the schedule that finishes first is returned, and its
+    `producer` names them. The sketch is left aside, but for merging.
 
     Parameters
     ----------
