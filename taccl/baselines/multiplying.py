@@ -1,20 +1,4 @@
-"""Recursive multiplying: steps in each of which groups of several ranks exchange what they have.
-
-The place of a rank in its node, and its node, are numbers in digits of mixed bases. In a step, ranks that
-differ in one digit exchange all they hold: with base 2, recursive doubling. Or they exchange along the digits
-of places alone what starts in their node, while each sends its own straight to all ranks of other nodes.
-
-Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
-of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
-itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
-is recursive halving and doubling, adding up alone is recursive doubling.
-
-Parts of the chunks may go each their own way, so that all links work at once. They cross between nodes *in
-turns*: one part before all sums in nodes, one after the first of these, and so on. They go *round about* on a
-torus: each part begins along another dimension. Or they go *one behind another*: while one crosses between
-nodes, the next is still scattered in its node. What spreads, and sums for one rank each, goes *node by node*:
-what came from one is gathered while more comes from the next.
-"""
+"""Recursive multiplying: steps in each of which groups of several ranks exchange what they have."""
 
 from __future__ import annotations
 
@@ -23,11 +7,21 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.arguments import checked
+from taccl.baselines.multiplying_plans import (
+    BEHIND,
+    BY_NODE,
+    Digit,
+    Part,
+    Plan,
+    Step,
+    all_plans,
+    straight_digit,
+)
 from taccl.baselines.recursive import exchange
 from taccl.baselines.routes import Routes
 from taccl.baselines.spread import (
@@ -60,68 +54,6 @@ _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 40_000, 1.2
 _PIECES = (1, 4, 64)
 #: A step of more sends, whatever they carry, is left out: each takes its time.
 _MOST_SENDS = 50_000
-#: How parts go that send nothing together; the latter are of what spreads, by how far it comes from.
-_BEHIND, _BY_NODE = "one behind another", "node by node"
-
-
-class Digit(NamedTuple):
-    """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
-
-    Of weight 0 it is every rank of another node, and this one. From one node to the next the place moves on
-    by `shift`, so that what crosses at several times goes over several links. With a `turn` it is one other
-    rank alone, which differs by that.
-    """
-
-    across: bool
-    base: int
-    weight: int
-    shift: int = 0
-    turn: int = 0
-
-    def __str__(self) -> str:
-        if not self.weight:
-            return f"straight to {self.base - 1}"
-        return f"{self.base} nodes" if self.across else str(self.base)
-
-
-class Part(NamedTuple):
-    """What becomes of a part of the chunks: digits along which sums are scattered, and then added up.
-
-    At last they are gathered along the first again, the last first; as is what spreads.
-    """
-
-    scattered: tuple[Digit, ...]
-    summed: tuple[Digit, ...] = ()
-
-    def __str__(self) -> str:
-        named = ("scatter", self.scattered), ("sum", self.summed)
-        return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
-
-
-class Plan(NamedTuple):
-    """What becomes of every part, of as many chunks each; `how` they differ, for a person.
-
-    What parts send in the same step goes together, unless they go one behind another, or node by node.
-    """
-
-    parts: tuple[Part, ...]
-    how: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.parts[-1]}{self.how and ', '}{self.how}"
-
-    @property
-    def block(self) -> int:
-        """So many chunks in a row are of one part, as they are scattered among as many ranks."""
-        return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
-
-
-class Step(NamedTuple):
-    """A step of some parts: `verb`, the digit along which, and the numbers of the parts."""
-
-    verb: str
-    digit: Digit
-    parts: tuple[int, ...]
 
 
 @checked
@@ -214,30 +146,14 @@ class _Steps:
             self.place[self.grid[at]] = at
         ends, self.sums = problem.collective.destination_sets.sets, problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in ends)
-        self.straight = Digit(True, self.grid[1:].size + 1, 0)
+        self.straight = straight_digit(*self.grid.shape)
         self.most_pieces = problem.collective.num_chunks if self.sums else 1
 
     def plans(self) -> Iterator[Plan]:
-        """Bases of all digits, and what is scattered: in a node, and between nodes what is left of that."""
+        """All plans whose steps are of no more sends than may be."""
         most = 1 + _MOST_SENDS // len(self.place)
-        across, within = (list(_bases(size, most)) for size in self.grid.shape)
-        for inner in within:
-            local = tuple(_digits(inner, across=False))
-            num_nodes = len(self.grid)
-            if num_nodes > 1 and self.to_one == self.sums:
-                turns = [Digit(True, num_nodes, 1, turn=turn) for turn in range(1, num_nodes)]
-                yield Plan((*(Part(local, (turn,)) for turn in turns), Part(local)), _BY_NODE)
-            for outer in across:
-                far = tuple(_digits(outer, across=True))
-                if self.to_one or not self.sums:
-                    yield Plan((Part((*local, *far)),))
-                    yield Plan((Part((*far, *local)),))
-                    if far:
-                        yield Plan((Part((*local, self.straight)),))
-                    continue
-                for i in range(len(local) + 1):
-                    for j in range(len(far) + 1):
-                        yield from _plans_of_sums(local, far, i, j)
+        num_nodes, num_local = self.grid.shape
+        return all_plans(num_nodes, num_local, sums=self.sums, to_one=self.to_one, most=most)
 
     def ticks(self, plan: Plan) -> float:
         """About what a plan takes, step by step."""
@@ -254,7 +170,7 @@ class _Steps:
     @kept
     def _timeline(self, plan: Plan) -> tuple[float, list[Step]]:
         """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
-        spreads, by_node = not self.sums or plan.how == _BY_NODE, plan.how == _BY_NODE
+        spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
         left = [self._steps_of(part, spreads) for part in plan.parts]
         num_chunks = self.problem.collective.num_chunks
         counts = [len(self._dealt(k, len(left), plan.block)) for k in range(len(left))]
@@ -281,7 +197,7 @@ class _Steps:
             alike = [
                 k
                 for _, k in starts
-                if left[k][0] == head and k != first and plan.how not in (_BEHIND, _BY_NODE)
+                if left[k][0] == head and k != first and plan.how not in (BEHIND, BY_NODE)
             ]
             for k in sorted(alike, key=ready.__getitem__):  # waited for, where together they end no later
                 then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
@@ -428,7 +344,7 @@ class _Steps:
         """All steps of a plan; of sums each message in so many pieces, all first ones first."""
         digits, verb = plan.parts[0].scattered[::-1], "scatter" if self.sums else "gather"
         producer = f"multiplying ({str(plan).replace('scatter', verb)})"
-        if plan.how == _BY_NODE:
+        if plan.how == BY_NODE:
             return run(self.problem, partial(self._node_by_node, plan, producer=producer))
         if not self.sums or self.straight in digits:
             turns = [self.turns(digit) for digit in digits]
@@ -472,42 +388,3 @@ class _Steps:
                 for src, dst in enumerate(turn):
                     held[part][dst] += had[src]
         return steps.schedule(producer=producer)
-
-
-def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[Plan]:
-    """What is scattered along the first i digits in nodes and j between them, in all ways."""
-    scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
-    part = Part(scattered, (*near, *out))
-    yield Plan((part,))
-    if near and out:
-        yield Plan((Part(scattered, (*out, *near)),))
-        for shift in (math.prod(digit.base for digit in local[:i]), 0):
-            crossing = [tuple(digit._replace(shift=shift * k) for digit in out) for k in range(len(near) + 1)]
-            yield Plan(
-                tuple(Part(scattered, (*near[:k], *each, *near[k:])) for k, each in enumerate(crossing)),
-                "in turns",
-            )
-    if len(local) > 1:
-        orders = [(*local[k:], *local[:k]) for k in range(len(local))]
-        yield Plan(tuple(Part((*each[:i], *far[:j]), (*each[i:], *out)) for each in orders), "round about")
-    if far and i:
-        yield Plan((part,) * 2, _BEHIND)
-        yield Plan((part,) * 4, _BEHIND)
-
-
-def _bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of no larger numbers than `most`, in every order."""
-    if number == 1:
-        yield ()
-    for base in range(2, min(number, most) + 1):
-        if number % base == 0:
-            for rest in _bases(number // base, most):
-                yield (base, *rest)
-
-
-def _digits(bases: Sequence[int], *, across: bool) -> Iterator[Digit]:
-    """Digits of such bases, the lowest first."""
-    weight = 1
-    for base in bases:
-        yield Digit(across, base, weight)
-        weight *= base
