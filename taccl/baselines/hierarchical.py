@@ -213,7 +213,7 @@ def _two_levels(problem: Problem, *, inside: str) -> Schedule:
         for place, rank in enumerate(column):
             for distance in range(len(column)):
                 held[rank] += starts[column[place - distance]]
-    path = [topology.local_rank[rank] for rank in find_rings(topology, spread.routes)[0][:size]]
+    path = [topology.local_rank[rank] for rank in find_rings(topology, spread.routes.ticks)[0][:size]]
     if inside == "ring":
         walks = [[ranks[local] for local in path] for ranks in nodes]
         pass_round(spread, [(walk, [held[rank] for rank in walk]) for walk in walks], 2)

@@ -135,7 +135,7 @@ class _Steps:
 
     def __init__(self, problem: Problem) -> None:
         topology = problem.topology
-        self.problem, self.routes = problem, Routes(problem)
+        self.problem, self.routes = problem, Routes.of(problem)
         self.memo: dict[Any, Any] = {}
         nodes = topology.ranks_of_node
         is_even = len({len(ranks) for ranks in nodes}) == 1

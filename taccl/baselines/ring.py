@@ -22,6 +22,7 @@ from taccl.baselines.spread import (
     run,
     without_sketch,
 )
+from taccl.memo import kept
 from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
     Nodes = Sequence[Sequence[int]]
-    FindRings = Callable[[Topology, Routes], list[list[int]]]
+    FindRings = Callable[[Topology, tuple[int, ...]], list[list[int]]]
 
     #: A ring of ranks, and the chunks at each place of it.
     LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
@@ -94,7 +95,7 @@ def _rings(
     problem: Problem, find: FindRings, ways: tuple[int, ...]
 ) -> tuple[Callable[[Problem], Schedule], int]:
     """The fastest form of a problem, and into how many each chunk is cut that all ranks of rings have one."""
-    num_rings = len(find(problem.topology, Routes(problem)))
+    num_rings = len(find(problem.topology, Routes.of(problem).ticks))
     parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
     return partial(_fastest_rings, find=find, ways=ways, num_rings=num_rings), parts
 
@@ -130,7 +131,7 @@ def pass_round(spread: Steps, rings: Sequence[LoadedRing], ways: int) -> None:
 
 def _go_round(problem: Problem, *, find: FindRings, max_rings: int | None, ways: int) -> Schedule:
     spread = Steps(problem)
-    rings = find(problem.topology, spread.routes)[:max_rings]
+    rings = find(problem.topology, spread.routes.ticks)[:max_rings]
     slowest = [_slowest_step(spread, order) for order in rings]
     num_dealt = [0] * len(rings)
     chunks_of_ring: list[list[list[int]]] = [[[] for _ in order] for order in rings]
@@ -153,7 +154,8 @@ def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
     return max(1, *(sum(costs.duration(e, units) for e in route) for route in routes))
 
 
-def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
+@kept
+def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Orders of all ranks, best first; of several, no two use the same links inside nodes.
 
     Each crosses from node to node once, by one link; later rings prefer links that share no resource with
@@ -161,6 +163,7 @@ def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
     order of rank numbers, node by node, is returned, whose steps may need relays. Nodes that share more of
     their ways with others, as in pods of racks, are in an order that keeps pods together.
     """
+    routes = Routes(topology, ticks)
     nodes = _near_nodes(topology, routes)
     every_rank = [rank for ranks in nodes for rank in ranks]
     if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
@@ -187,13 +190,15 @@ def find_rings(topology: Topology, routes: Routes) -> list[list[int]]:
     return rings or [every_rank]
 
 
-def find_rings_apart(topology: Topology, routes: Routes) -> list[list[int]]:
+@kept
+def find_rings_apart(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Orders of all ranks of a node that share no resource, each one way; of several nodes, `find_rings`.
 
     Behind a switch that is one ring; eight ranks that are all linked have seven, of which each goes one way.
     """
     if topology.num_nodes > 1:
-        return find_rings(topology, routes)
+        return find_rings(topology, ticks)
+    routes = Routes(topology, ticks)
     most = min(len(set(topology.links[e].dst for e in links)) for links in topology.links_from)
     found: list[list[int]] = []
     for seed in range(_TRIES):

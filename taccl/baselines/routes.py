@@ -10,28 +10,36 @@ from taccl.memo import kept
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
+    from taccl.topology.topology import Topology
 
 
 class Routes:
-    """Shortest routes of one problem, whose links cost what a send of its largest chunk takes.
+    """Shortest routes over a topology, each of whose links takes so many `ticks`.
 
-    Links that multicast or reduce are left aside, and so are the problem's clauses.
+    Links that multicast or reduce are left aside, and so are a problem's clauses.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self._topology, costs = problem.topology, problem.costs
-        units = int(costs.chunk_units.max(initial=1))
+    def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
+        self._topology, self.ticks = topology, ticks
         #: Of every rank, the fastest link from each rank that has one into it, and its ticks.
-        self._into: list[dict[int, tuple[int, int]]] = [{} for _ in problem.topology.node_of_rank]
+        self._into: list[dict[int, tuple[int, int]]] = [{} for _ in topology.node_of_rank]
         self._least_out: dict[int, int] = {}
-        for index, link in enumerate(problem.topology.links):
+        for index, link in enumerate(topology.links):
             if len(link.srcs) == len(link.dsts) == 1:
-                choice = (costs.duration(index, units), index)
+                choice = (ticks[index], index)
                 into, src = self._into[link.dst], link.src
                 into[src] = min(choice, into.get(src, choice))
                 self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
         self.memo: dict[Any, Any] = {}
+
+    @classmethod
+    def of(cls, problem: Problem) -> Routes:
+        """Those of a problem, whose links take what a send of its largest chunk does."""
+        costs = problem.costs
+        units = int(costs.chunk_units.max(initial=1))
+        columns = zip(costs.link_alpha.tolist(), costs.link_beta.tolist(), strict=True)
+        return cls(problem.topology, tuple(alpha + units * beta for alpha, beta in columns))
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
         """Ticks and index of the fastest link from `src` to `dst`; None without one."""

@@ -49,7 +49,7 @@ class Steps:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.routes = problem, Routes(problem)
+        self.problem, self.routes = problem, Routes.of(problem)
         check_number(problem, self._least_transfers())
         self._sends: list[Send] = []
         self._num_transfers = 0

@@ -121,7 +121,7 @@ def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Sch
     """Even chunks go down their root's first tree, odd ones down the second; in one node, chains in turn."""
     spread, num_ranks = Steps(problem), problem.topology.num_ranks
     is_chain = members == "nodes" and problem.topology.num_nodes == 1
-    orders = find_rings_apart(problem.topology, spread.routes) if is_chain else []
+    orders = find_rings_apart(problem.topology, spread.routes.ticks) if is_chain else []
     chunks_of_tree: dict[tuple[int, int], list[int]] = {}
     for c, chunk in enumerate(problem.collective.chunks):
         chunks_of_tree.setdefault((chunk.origins[0], c % (len(orders) or 2)), []).append(c)

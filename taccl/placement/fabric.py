@@ -99,7 +99,7 @@ class Fabric:
     def __init__(self, problem: Problem) -> None:
         from scipy.sparse import csr_array
 
-        topology, costs, routes = problem.topology, problem.costs, Routes(problem)
+        topology, costs, routes = problem.topology, problem.costs, Routes.of(problem)
         count = self.num_hosts = topology.num_ranks
         ways: list[list[int]] = []
         for src, dst in product(range(count), repeat=2):

@@ -99,7 +99,7 @@ class Placement:
         """
         steps, topology = self.algorithm, relabel(self.topology, np.argsort(self.order).tolist())
         problem = problem_of(steps, topology, self.size_bytes)
-        routes, link = Routes(problem), []
+        routes, link = Routes.of(problem), []
         for src, dst in zip(steps.src.tolist(), steps.dst.tolist(), strict=True):
             direct = routes.direct(src, dst)
             if direct is None:
