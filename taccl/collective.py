@@ -207,6 +207,11 @@ class Collective:
         """Whether contributions are added up on their way, rather than whole chunks copied."""
         return self.combining and not self.derivations
 
+    @property
+    def stays_at_roots(self) -> bool:
+        """Whether every chunk is summed for its root alone."""
+        return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
+
     @cached_property
     def is_met(self) -> bool:
         """Whether every destination has what it needs from the start, so that there is nothing to send."""

@@ -187,7 +187,7 @@ def run(
         chunks = tuple(replace(chunk, root=root) for chunk, root in pairs)
         rooted = replace(problem, collective=replace(problem.collective, chunks=chunks))
     reduced = reverse((backwards or spread)(reduction_half(rooted)), problem)
-    if all(chunk.destinations == (chunk.root,) for chunk in rooted.collective.chunks):
+    if rooted.collective.stays_at_roots:
         return reduced
     spread_out = spread(spreading_half(rooted))
     return concatenate([reduced, spread_out], problem, producer=spread_out.producer)

@@ -127,6 +127,18 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
     )
 
 
+def reverse_back(schedule: Schedule) -> Schedule:
+    """The schedule of ``reduction_half(problem)`` that a reduction becomes when time runs the other way."""
+    return exact_times(
+        reduction_half(schedule.problem),
+        chunk=schedule.chunk,
+        link=schedule.link,
+        starts=schedule.finish_ticks - schedule.end,
+        group=schedule.group,
+        producer=schedule.producer,
+    )
+
+
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
     """One schedule after another on each resource, re-timed together so that they overlap where they can.
 

@@ -53,7 +53,7 @@ def split(problem: Problem) -> tuple[Half, ...]:
     if not collective.combining or collective.derivations:
         return (Half("", problem),)
     halves = [Half("reduce", _copying(reduction_half(problem)))]
-    if any(set(chunk.destinations) != {chunk.root} for chunk in collective.chunks):
+    if not collective.stays_at_roots:
         halves.append(Half("spread", _copying(spreading_half(problem))))
     return tuple(halves)
 

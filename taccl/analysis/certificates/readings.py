@@ -52,8 +52,7 @@ def _merging_where_it_gains(problem: Problem) -> Problem:
 
 def _reversed_if_to_root(problem: Problem) -> Problem:
     collective = problem.collective
-    to_root = all(chunk.destinations == (chunk.root,) for chunk in collective.chunks)
-    if not collective.combining or collective.derivations or not to_root:
+    if not collective.combining or collective.derivations or not collective.stays_at_roots:
         return problem
     everyone = set(range(collective.num_ranks))
     if all(set(chunk.origins) == everyone for chunk in collective.chunks):

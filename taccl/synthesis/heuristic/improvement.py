@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from taccl.collectives import make
 from taccl.costs import hold_columns
 from taccl.problem import Problem, make_problem
+from taccl.schedule.combine import reverse, reverse_back
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
@@ -150,11 +151,19 @@ def improve_schedule(
 ) -> tuple[Schedule, str]:
     """A schedule that finishes no later, and what was done for it.
 
+    Reductions are improved as what they are with time turned round, which spreads: trees are then inserted
+    as early as may be, not up to a finish that is still to become earlier.
+
     - `schedule`: Of a problem that `suits_improvement`.
     - `turns`: At most. Each run has twice the turns of the one before it, and goes on from the best; so many
       in a row that found nothing better are the last.
     - `merges`, `chunks`: As in `Improvement`.
     """
+    problem = schedule.problem
+    if problem.collective.stays_at_roots and schedule.reduce.all():
+        improve = partial(improve_schedule, turns=turns, merges=merges, chunks=chunks)
+        turned, done = improve(reverse_back(schedule), limits)
+        return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
     trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
     best, length, made, better, idle = schedule, ruin.turns_of(len(schedule)), 0, 0, 0

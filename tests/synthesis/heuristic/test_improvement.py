@@ -188,6 +188,19 @@ def test_halves_of_an_allreduce_overlap() -> None:
     assert found.start[~reduces].min() < found.end[reduces].max()
 
 
+def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
+    """Where links are the same turned round: its trees are not inserted up to a finish that is to come earlier."""
+    topology, finish = topologies.dgx_h100(4), {}
+    for name in ("broadcast", "reduce"):
+        problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
+        first = schedule_large(problem, num_runs=1).expand()
+        best, _ = improve_schedule(first, turns=5_000)
+        verify(best).raise_if_failed()
+        assert best.finish <= first.finish
+        finish[name] = best.finish
+    assert finish["reduce"] <= 1.03 * finish["broadcast"]
+
+
 def test_more_links_do_not_hurt() -> None:
     """Four chunks to two ranks through a port: 16 us one by one, 12 us by a link to both."""
     alone = from_nothing(pair_of_pairs(multicast=False))
