@@ -62,6 +62,11 @@ def _compiled(function: _Function | None, allocates: bool, **options: Any) -> An
     return kernel
 
 
+def is_compiled(kernel: Any) -> bool:
+    """Whether a kernel is compiled, here or in an earlier run that kept it: it is there in a moment then."""
+    return bool(getattr(kernel, "signatures", True)) or kernel._cache.is_filled
+
+
 def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
     """What a call from another kernel takes: compiled for whole numbers, not for 0 and once more for 1."""
     return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})
@@ -164,6 +169,14 @@ class _Cache(caching.NullCache):
     @property
     def cache_path(self) -> Any:
         return self._kept.cache_path
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether anything is kept that was made of what the source is now."""
+        try:
+            return bool(self._kept._cache_file._load_index())
+        except Exception:  # nothing is kept, or what is cannot be read
+            return False
 
     def load_overload(self, sig: object, target_context: object) -> object:
         try:

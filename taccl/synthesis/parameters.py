@@ -39,8 +39,9 @@ class ChoiceParameters(_Group):
     moves_per_s: int = 50_000
     few_moves: int = 100_000
     # With a shorter time limit nothing is compiled that is not needed for a first schedule, and where the
-    # compiled search runs no sketch is suggested.
+    # compiled search runs no sketch is suggested. What is compiled already runs from so many seconds on.
     compiling_s: float = 5.0
+    compiled_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,7 @@ class RuinParameters(_Group):
     # What the compiled search finds is improved in turns of so many sends in all, and so many turns at least.
     turn_sends: int = 6_000_000
     least_turns: int = 200
+    s_per_transfer: float = 4e-5  # to read and write a schedule; with less time nothing is tried
     most_ruined: int = 40  # sends that a turn takes out at most, about
     # How often all is timed backwards and forwards again, in one of so many turns.
     passes: int = 1

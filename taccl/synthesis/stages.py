@@ -20,7 +20,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule, unfold
-from taccl.synthesis.heuristic.improvement import improve_schedule
+from taccl.synthesis.heuristic.improvement import improve_schedule, is_quick
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.paper import contiguity as contiguity_stage
@@ -56,7 +56,7 @@ def _alone(search: Search, limit_s: float) -> None:
 
 
 def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> None:
-    if limit_s >= search.parameters.choice.compiling_s:
+    if is_quick(limit_s, search.parameters):
         share = search.parameters.portfolio.compiled_share if share is None else share
         offer_compiled(search, budget_s=share * limit_s)
 
@@ -172,6 +172,8 @@ def ruin_and_recreate(search: Search) -> None:
     if getattr(search.best, "carries", None) is not None:
         known = [replace(each, problem=search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
+        return
+    if known[0].num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
         return
     search.report("improving")
     since = time.monotonic()

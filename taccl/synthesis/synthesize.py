@@ -37,7 +37,7 @@ from taccl.synthesis.competing import competing_s, is_small, obeying, offer_base
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
-from taccl.synthesis.heuristic.improvement import suits_improvement
+from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
 from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.paper.timing_group import timing_group
@@ -231,7 +231,7 @@ def _search_and_improve(
     may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
     is_guided = bool(proposals) or (may_suggest and is_unguided(problem, parameters))
     improving_s = 0.0
-    if is_long and is_free and suits_improvement(problem):
+    if is_free and suits_improvement(problem) and is_quick(left_s, parameters):
         improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
     competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
     most_s = budget.improve_share * search.deadline.left_s

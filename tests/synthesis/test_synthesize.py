@@ -181,8 +181,10 @@ class TestBackends:
     @pytest.mark.slow
     def test_stages_of_auto(self, loose_bound):
         """While the bound is not met, the portfolio goes through every stage, to the end of its time."""
-        result = taccl.synthesize(small(), time_limit_s=1)
-        assert stage_names(result)[-5:] == ["greedy", "joint", "routing", "job shop", "improve"]
+        result = taccl.synthesize(small(), time_limit_s=2)
+        # Ruin and recreate comes last, where it is compiled.
+        names = [name for name in stage_names(result) if name != "ruin and recreate"]
+        assert names[-5:] == ["greedy", "joint", "routing", "job shop", "improve"]
         assert result.stopped == "time limit"
 
     def test_auto_stops_at_the_bound(self):

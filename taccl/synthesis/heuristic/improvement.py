@@ -20,6 +20,7 @@ import numpy as np
 
 from taccl.collectives import make
 from taccl.costs import hold_columns
+from taccl.kernels import is_compiled
 from taccl.problem import Problem, make_problem
 from taccl.schedule.combine import reverse, reverse_back
 from taccl.schedule.timing import exact_times
@@ -28,7 +29,7 @@ from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, State, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
-from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
         and routes <= most_routes
         and bool((problem.costs.link_alpha + problem.costs.link_beta > 0).all())
     )
+
+
+def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
+    """Whether the kernels are there, or time enough to compile them."""
+    choice = parameters.choice
+    return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
 
 
 class Improvement:
