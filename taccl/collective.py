@@ -209,7 +209,7 @@ class Collective:
 
     @property
     def stays_at_roots(self) -> bool:
-        """Whether every chunk is summed for its root alone."""
+        """Whether every sum is for its root alone, as in a reduce or a reduce-scatter."""
         return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
 
     @cached_property

@@ -86,6 +86,21 @@ def run_small(folder, **environment):
 
 
 @pytest.mark.slow
+def test_what_is_compiled_is_known_before_it_is_loaded(small):
+    """Of a process that has just begun, too; and not of a source that has changed since."""
+    scaled = small().scaled
+    assert not kernels.is_compiled(scaled)
+    scaled(1)
+    assert kernels.is_compiled(scaled)
+    later = small().scaled
+    assert not later.signatures
+    assert kernels.is_compiled(later)
+    assert not kernels.is_compiled(small().shifted)
+    small.path.write_text(SOURCE.replace("2 * x", "3 * x  # more"))
+    assert not kernels.is_compiled(small().scaled)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["read-only", "unset"])
 def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can_be_written(
     read_only, tmp_path, home

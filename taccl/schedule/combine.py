@@ -114,7 +114,7 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
     """The reduction that a schedule of ``reduction_half(problem)`` becomes when time runs the other way.
 
-    It has one arrival a chunk and rank (`prune`).
+    It has one arrival a chunk and rank (`prune`). Where `problem` is such a half, a reduction is turned back.
     """
     return exact_times(
         problem,
@@ -122,19 +122,7 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
         link=schedule.link,
         starts=schedule.finish_ticks - schedule.end,
         group=schedule.group,
-        reduce=np.ones(len(schedule), dtype=bool),
-        producer=schedule.producer,
-    )
-
-
-def reverse_back(schedule: Schedule) -> Schedule:
-    """The schedule of ``reduction_half(problem)`` that a reduction becomes when time runs the other way."""
-    return exact_times(
-        reduction_half(schedule.problem),
-        chunk=schedule.chunk,
-        link=schedule.link,
-        starts=schedule.finish_ticks - schedule.end,
-        group=schedule.group,
+        reduce=~schedule.reduce,
         producer=schedule.producer,
     )
 

@@ -173,10 +173,12 @@ def ruin_and_recreate(search: Search) -> None:
         known = [replace(each, problem=search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
-    if known[0].num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
+    since, num_transfers = time.monotonic(), known[0].num_transfers
+    if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
+        said = f"too little time to read {num_transfers} transfers"
+        search.record("ruin and recreate", "compiled", "no-solution", since, message=said)
         return
     search.report("improving")
-    since = time.monotonic()
     first = known[0] if isinstance(known[0], Schedule) else known[0].expand()
     limits = Limits(
         search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,

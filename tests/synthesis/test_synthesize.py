@@ -32,6 +32,7 @@ from taccl.solvers.process import WORKERS
 from taccl.synthesis import competing, stages
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
+from taccl.synthesis.heuristic.improvement import compile_improvement
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
@@ -181,11 +182,20 @@ class TestBackends:
     @pytest.mark.slow
     def test_stages_of_auto(self, loose_bound):
         """While the bound is not met, the portfolio goes through every stage, to the end of its time."""
+        compile_improvement()
         result = taccl.synthesize(small(), time_limit_s=2)
-        # Ruin and recreate comes last, where it is compiled.
-        names = [name for name in stage_names(result) if name != "ruin and recreate"]
-        assert names[-5:] == ["greedy", "joint", "routing", "job shop", "improve"]
+        names = stage_names(result)
+        assert names[-6:] == ["greedy", "joint", "routing", "job shop", "improve", "ruin and recreate"]
         assert result.stopped == "time limit"
+
+    @pytest.mark.slow
+    def test_a_schedule_that_takes_too_long_to_read_is_not_improved(self, loose_bound):
+        """And that is said."""
+        compile_improvement()
+        parameters = taccl.SearchParameters.from_dict({"ruin": {"s_per_transfer": 1.0}})
+        last = taccl.synthesize(small(), time_limit_s=1, parameters=parameters).stages[-1]
+        assert (last.name, last.status) == ("ruin and recreate", "no-solution")
+        assert last.message.startswith("too little time to read ")
 
     def test_auto_stops_at_the_bound(self):
         """On a ring of 4, allgather takes 3 sends a rank over 2 links of 2 us: 4 us, and no solver."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ from taccl.collectives import make
 from taccl.costs import hold_columns
 from taccl.kernels import is_compiled
 from taccl.problem import Problem, make_problem
-from taccl.schedule.combine import reverse, reverse_back
+from taccl.schedule.combine import reduction_half, reverse
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
@@ -167,9 +167,9 @@ def improve_schedule(
     - `merges`, `chunks`: As in `Improvement`.
     """
     problem = schedule.problem
-    if problem.collective.stays_at_roots and schedule.reduce.all():
-        improve = partial(improve_schedule, turns=turns, merges=merges, chunks=chunks)
-        turned, done = improve(reverse_back(schedule), limits)
+    if problem.collective.stays_at_roots and schedule.reduce.any():
+        turned = reverse(schedule, reduction_half(problem))
+        turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
         return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
     trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
