@@ -103,7 +103,7 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
     for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
         if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
             return False
-    took = [single.alpha[e] + size * single.beta[e] for e in links]
+    took = [single.took(e, size) for e in links]
     head, tail = (min(each, *took) for each in reaching)
     room = min(head + tail, max(0, last - 2 * max(took)))
     first = room * head // max(head + tail, 1)

@@ -55,7 +55,7 @@ class _Entries:
         for by_set in (self.enter, self.inside, self.direct):
             every += [p for i, ways in by_set.items() if self.wanted[i] for p in ways]
         self.free = not all(p.hold for p in every)
-        self.soonest = min((facts.alpha[e] + facts.units[0] * facts.beta[e] for e in border), default=0)
+        self.soonest = min((facts.took(e, facts.units[0]) for e in border), default=0)
 
     def _read(self, witness: DelayedSource) -> dict[int, int]:
         """What each target wants is counted; returns when each link can carry some of it first."""

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import Passage, passages_of, strongest
 from taccl.analysis.certificates.witnesses import Dissemination
-
-#: What never comes.
-NEVER = 2**61
 
 #: When senders can have data of so many ranks; None is when those who are entered can.
 Known = list[int] | None

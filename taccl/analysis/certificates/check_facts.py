@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import zip_longest
 
 from taccl.problem import Problem
+
+#: What never comes.
+NEVER = 2**61
+#: Per rank: (the rank at the other end, the length) of every link.
+Arcs = dict[int, list[tuple[int, int]]]
 
 
 class Facts:
@@ -36,7 +42,7 @@ class Facts:
         #: Of links from one rank to one.
         self.src, self.dst = [link.src for link in links], [link.dst for link in links]
         self._admitted: dict[tuple[int, ...], list[int]] = {}
-        self._out: dict[tuple[int, int, bool], dict[int, list[tuple[int, int]]]] = {}
+        self._out: dict[tuple[int, int, bool], Arcs] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}
         self._when: dict[int | None, dict[int, int]] = {}
 
@@ -67,29 +73,42 @@ class Facts:
             self._times[key] = self._shortest(self._arcs(links, units, backwards), starts)
         return self._times[key]
 
-    def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> dict[int, list[tuple[int, int]]]:
-        """Per rank: (the rank at the other end, the time of a send) of every link."""
+    def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> Arcs:
+        """The arcs of links by the time of a send."""
         key = (id(links), units, backwards)
         if key not in self._out:
-            out = self._out[key] = defaultdict(list)
-            for e in links:
-                length = self.alpha[e] + units * self.beta[e]
-                for src in self.topology.links[e].srcs:
-                    for dst in self.topology.links[e].dsts:
-                        a, b = (dst, src) if backwards else (src, dst)
-                        out[a].append((b, length))
+            self._out[key] = self.arcs({e: self.took(e, units) for e in links}, backwards=backwards)
         return self._out[key]
 
-    def _shortest(self, out: dict[int, list[tuple[int, int]]], starts: dict[int, int]) -> dict[int, int]:
+    def took(self, e: int, units: int) -> int:
+        """The time of a send over a link."""
+        took: int = self.alpha[e] + units * self.beta[e]
+        return took
+
+    def arcs(self, lengths: Mapping[int, int], *, backwards: bool = False) -> Arcs:
+        """The arcs of links that have these lengths."""
+        out: Arcs = defaultdict(list)
+        for e, length in lengths.items():
+            for src in self.topology.links[e].srcs:
+                for dst in self.topology.links[e].dsts:
+                    a, b = (dst, src) if backwards else (src, dst)
+                    out[a].append((b, length))
+        return out
+
+    def nearest(self, links: Iterable[int], starts: Collection[int]) -> list[int]:
+        """How far it is for a chunk to one rank, to two, and so on, from that of some which is nearest."""
+        out = self.arcs({e: self.took(e, self.units[0]) for e in links})
+        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
+        return list(map(min, zip_longest(*ways, fillvalue=NEVER)))
+
+    def _shortest(self, out: Arcs, starts: dict[int, int]) -> dict[int, int]:
         limit = self.clauses.path_limit
         if limit is not None:  # of sums, on the way to the root and from it
             return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
         return shortest_ways(out, starts)
 
     @staticmethod
-    def _over_few_links(
-        out: dict[int, list[tuple[int, int]]], starts: dict[int, int], most: int
-    ) -> dict[int, int]:
+    def _over_few_links(out: Arcs, starts: dict[int, int], most: int) -> dict[int, int]:
         """The same over so many links at most, link by link: only what got better leads to better times."""
         best, better = dict(starts), dict(starts)
         while better and most > 0:

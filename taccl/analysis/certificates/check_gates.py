@@ -176,6 +176,6 @@ def strongest(sets: Iterable[list[Passage]]) -> list[Passage]:
 def _span(facts: Facts, e: int, r: int, units: int) -> tuple[int, int]:
     """Ticks from the start of a send to its hold, and from there to its end."""
     alpha, beta, receives = facts.holds[e][r]
-    took = facts.alpha[e] + units * facts.beta[e]
+    took = facts.took(e, units)
     before = took - alpha - units * beta if receives else 0
     return before, took - before

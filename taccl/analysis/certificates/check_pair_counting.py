@@ -5,18 +5,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection
 from fractions import Fraction
+from itertools import chain, repeat
 
-from taccl.analysis.certificates.check_facts import Facts, shortest_ways
-from taccl.analysis.certificates.check_gates import passages
+from taccl.analysis.certificates.check_facts import NEVER, Facts
+from taccl.analysis.certificates.check_gates import passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.witnesses import PairCounting
 from taccl.schedule.combine import reduction_half
 
-#: What never comes.
-NEVER = 2**61
 #: More numbers than these, of contributions and of ranks, are rounded up to the next of as many.
 _STEPS = 12
 #: Of more ranks than these all are taken to be near.
@@ -34,7 +32,7 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
         number += added * wanted
         most_added, most_wanted = max(most_added, added), max(most_wanted, wanted)
     border = [e for e in facts.allowed if links[e].src not in inside and links[e].dst in inside]
-    ways = passages(facts, border, dict.fromkeys(border, 0))
+    ways = passages(facts, border)
     if not number or not all(way.hold for way in ways):
         return False
     turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
@@ -67,22 +65,10 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
 def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
     """By number: after how long a chunk can be at so many ranks, and at more than the number before."""
-    sending: dict[int, list[int]] = defaultdict(list)
-    for e in links:
-        sending[facts.topology.links[e].src].append(e)
-    fast = fastest([passages(facts, some, dict.fromkeys(some, 0)) for some in sending.values()])
-    times = list(reached(fast, [0], most))
-    if (
-        facts.topology.num_ranks <= _MOST_RANKS
-    ):  # from the first rank there is a way to each, from one of `starts`
-        size, out = facts.units[0], defaultdict(list)
-        for e in links:
-            out[facts.topology.links[e].src].append(
-                (facts.topology.links[e].dst, facts.alpha[e] + size * facts.beta[e])
-            )
-        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
-        for n in range(most):
-            times[n] = max(times[n], min((way[n] for way in ways if n < len(way)), default=NEVER))
+    times = reached(fastest(passages_of(facts, links, facts.src).values()), [0], most)
+    if facts.topology.num_ranks <= _MOST_RANKS:
+        # From the first rank there is a way to each, from one of `starts`.
+        times = [*map(max, times, chain(facts.nearest(links, starts), repeat(NEVER)))]
     times = [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _STEPS

@@ -55,7 +55,8 @@ def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
         links = facts.carried(c)
         key = (data.origins, id(links))
         if key not in known:
-            known[key] = _cheapest(facts, links, whole, data.origins)
+            ways = facts.arcs({e: whole[e] for e in links})
+            known[key] = shortest_ways(ways, dict.fromkeys(data.origins, 0))
         weight = 1 if facts.by_chunk else facts.units[c]
         total += weight * max(known[key].get(r, 0) for r in targets)
     return _soonest(facts, witness.prices, facts.allowed, Fraction(total, scale))
@@ -155,13 +156,3 @@ def _needed(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
         elif starts - parts[0] if facts.sums else starts.isdisjoint(parts[0]):
             volume += weight
     return volume
-
-
-def _cheapest(
-    facts: Facts, links: Sequence[int], pays: Sequence[int], origins: Sequence[int]
-) -> dict[int, int]:
-    out: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for e in links:
-        for src in facts.topology.links[e].srcs:
-            out[src] += [(dst, pays[e]) for dst in facts.topology.links[e].dsts]
-    return shortest_ways(out, dict.fromkeys(origins, 0))

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, count, islice, repeat
 
-from taccl.analysis.certificates.check_facts import Facts, shortest_ways
+from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import Passage, passages, passages_of
 from taccl.analysis.certificates.witnesses import SpreadTail
 
-#: What never comes.
-NEVER = 2**61
 #: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
 _MOST_RANKS, _MOST_WAYS = 4_000, 4_000_000
 
@@ -64,7 +62,8 @@ class _Inside:
         if len(self.sets) == 1 and len(first) >= others:
             return let_in
         back = self._links(lambda a, b: a is not None and b is None)
-        again = min(map(self._took, self.border)) + min(map(self._took, back), default=NEVER)
+        out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
+        again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
         waking = reached(self._fastest(self._links(lambda a, b: a is b is None), 1), [0] * len(first), others)
         early = self._links(lambda a, b: a is None and b is not None)
         woken = [min(when, again) for when in waking]
@@ -120,26 +119,13 @@ class _Inside:
         num = len(self.set_of)
         if num > _MOST_RANKS or num * pairs > _MOST_WAYS:
             return repeat(entered[0])
-        out: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for e in self.inside:
-            out[self.facts.src[e]].append((self.facts.dst[e], self._took(e)))
-        ways = [
-            sorted(shortest_ways(out, {rank: 0}).values())
-            for rank in {self.facts.dst[e] for e in self.border}
-        ]
-        longest = max(map(len, ways))
-        nearest = [min(way[i] for way in ways if i < len(way)) for i in range(longest)]
+        nearest = self.facts.nearest(self.inside, {self.facts.dst[e] for e in self.border})
         return chain(sorted(when + way for when in entered[:pairs] for way in nearest), repeat(NEVER))
 
     def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
         """Those that can be used and whose ends lie in such sets; None is none of them."""
         src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
-
-    def _took(self, e: int) -> int:
-        """How long a chunk takes over a link."""
-        took: int = self.facts.alpha[e] + self.facts.units[0] * self.facts.beta[e]
-        return took
 
     def _fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> list[Fastest]:
         """The ways of a rank, or a set, that sends no slower than any over some links.
