@@ -30,8 +30,6 @@ from collections import Counter, defaultdict
 from fractions import Fraction
 from functools import cache
 
-import numpy as np
-
 from taccl.analysis.verification.contents import check_copies, check_named_sums, check_sums
 from taccl.analysis.verification.obedience import check_clauses, check_moments, check_own_first, check_paths
 from taccl.analysis.verification.replay import Replay
@@ -172,23 +170,11 @@ def _check_contention(replay: Replay) -> None:
         first = members[0]
         for hold, length in held(replay.link[first], replay.bytes_of(members)):
             begin = replay.start[first] if hold.side == "send" else replay.end[first] - length
-            rows.append((hold.resource, begin, begin + length, index))
-    if not rows:
-        return
-    table = np.array(rows, dtype=np.int64)
-    table = table[np.lexsort((table[:, 3], table[:, 1], table[:, 0]))]
-    resources, begins, ends = table[:, 0], table[:, 1], table[:, 2]
-    # Sorted by start, some neighbours overlap if any two do.
-    overlaps = (resources[1:] == resources[:-1]) & (begins[1:] < ends[:-1])
-    for resource in np.unique(resources[1:][overlaps]).tolist():
-        begin_row, end_row = np.searchsorted(resources, [resource, resource + 1])
-        _report_overlaps(replay, resource, table[begin_row:end_row].tolist())
-
-
-def _report_overlaps(replay: Replay, resource: int, rows: list[list[int]]) -> None:
-    """Report each send that starts to hold a resource while another send holds it."""
-    until, holder = rows[0][2:]
-    for _, begin, end, index in rows[1:]:
+            rows.append((hold.resource, begin, index, begin + length))
+    last, until, holder = -1, 0, -1  # which resource is held, until when, and by which send
+    for resource, begin, index, end in sorted(rows):
+        if resource != last:
+            last, until, holder = resource, begin, index
         if index != holder and begin < until:
             first, other = replay.sends[index][0], replay.sends[holder][0]
             replay.report(
