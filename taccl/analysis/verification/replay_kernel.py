@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,14 +125,6 @@ def replay_sends(
             r = held.resource[h]
             held.free[r] = max(held.free[r], time + held.alpha[h] + held.units[c] * held.beta[h])
     return OK, 0, num_redundant
-
-
-@compiled
-def by_chunk(chunk: NDArray[np.int64], number: int, after: NDArray[np.int64], order: NDArray[Any]) -> None:
-    """Enter some sends, numbered from `number` on, into `order`; ``after[c]`` is where the next of c goes."""
-    for i in range(len(chunk)):
-        order[after[chunk[i]]] = number + i
-        after[chunk[i]] += 1
 
 
 @compiled(allocates=True)

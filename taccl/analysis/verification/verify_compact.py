@@ -155,7 +155,8 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
     roots = (data.root if collective.combining else None for data in collective.chunks)
     root = np.array([-1 if rank is None else rank for rank in roots], np.int64)
     origins = flat_sets(collective.origin_sets.sets)
-    first, order = _grouped(schedule)
+    order = np.argsort(schedule.chunk, kind="stable")  # which keeps those of a chunk in order of start
+    first = np.searchsorted(schedule.chunk, np.arange(len(root) + 1), sorter=order)
     low = 0
     while low < len(root):
         high = max(low + 1, int(np.searchsorted(first, first[low] + _BLOCK)) - 1)
@@ -169,21 +170,6 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
         origins_of = collective.origin_sets.of_chunk[low:high]
         yield low, high, _Some(local, at, link, sums, root[low:high], origins, origins_of)
         low = high
-
-
-def _grouped(schedule: CompactSchedule) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Where the sends of every chunk begin in an order by chunk, which keeps them in order of start."""
-    from taccl.analysis.verification.replay_kernel import by_chunk
-
-    num_chunks = schedule.problem.collective.num_chunks
-    first = np.zeros(num_chunks + 1, np.int64)
-    for chunk, _, _, _ in schedule.blocks(_BLOCK):
-        first[1:] += np.bincount(chunk, minlength=num_chunks)
-    after = np.cumsum(first, out=first)[:-1].copy()
-    order: NDArray[Any] = np.empty(len(schedule), np.int32 if len(schedule) < 2**31 else np.int64)
-    for number, (chunk, _, _, _) in enumerate(schedule.blocks(_BLOCK)):
-        by_chunk(chunk, number * _BLOCK, after, order)
-    return first, order
 
 
 def landing_order(
