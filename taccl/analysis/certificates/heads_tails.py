@@ -83,13 +83,8 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
     for each in collective.derivations:
         wanted.setdefault(each.source, set()).add(each.rank)
     found: dict[tuple[int, int], tuple[set[int], set[int]]] = {}
-    known = set()
     for c, chunk in enumerate(collective.chunks):
         key = distances.carried(c, reducing=None if sums else False), 0 if divisible else sizes[c]
-        alike = chunk, key, collective.starts[c], frozenset(wanted.get(c, ()))
-        if alike in known:
-            continue
-        known.add(alike)
         origins, ends = set(collective.starts[c]), wanted.get(c, set()).union(chunk.destinations)
         if not sums or len(origins) == 1:
             ends -= origins
