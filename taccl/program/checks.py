@@ -1,11 +1,13 @@
-"""What can be said of a program without running it: every step can run, and queues have two ends; faults."""
+"""What can be said of a program without running it: faults of steps and queues, and what comes from where."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from taccl.errors import InputError
 from taccl.names import shown
 from taccl.program.layout import RankLayout
 from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress
@@ -34,6 +36,30 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.kind}: {shown(self.message, 1000)}"
+
+
+class Parcel(NamedTuple):
+    """Neighbouring chunks that one step sends and one step receives."""
+
+    queue: Queue
+    send: StepAddress
+    receive: StepAddress
+    chunks: int
+
+
+def match(program: Program) -> tuple[Parcel, ...]:
+    """Every parcel, by queue and in the order in which it goes through it."""
+    for fault in (*check_steps(program), *check_queues(program)):
+        raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
+    return tuple(parcels_of(program))
+
+
+def parcels_of(program: Program) -> Iterator[Parcel]:
+    """The same of any program, as far as what is sent is received."""
+    sent, received = traffic(program)
+    for queue in sorted(sent):
+        for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):
+            yield Parcel(queue, send, receive, step.count)
 
 
 def check_steps(program: Program) -> Iterator[Fault]:

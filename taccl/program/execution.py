@@ -1,42 +1,75 @@
-"""Running a program on arrays: threadblocks step by step, with queues that hold so much and no more."""
+"""Running a program: threadblocks step by step, queues that hold so much and no more, and what slots hold.
+
+What a slot holds is told exactly: whose contributions to which chunks have gone into it. Whoever waits goes
+on as soon as what it waits for is there, before the threadblock that brought it: little is under way at once.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, NamedTuple
 
+from taccl.collective import Collective
+from taccl.errors import InputError
 from taccl.program.checks import Fault, queue_ends
+from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 from taccl.units import format_count
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+#: In place of a rank, where nothing is added up and it does not matter who had a chunk; and of what is twice
+#: in a sum.
+ANYONE, AGAIN = -1, "again"
 
-    from taccl.program.layout import RankLayout
+
+class Content(frozenset[tuple[Any, Any]]):
+    """What is in a slot: (rank, chunk) for every contribution; the slot itself, where nobody wrote before."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Content) -> Content:
+        return Content(self | other | {(AGAIN, each) for each in self & other})
 
 
-@dataclass(frozen=True, slots=True)
+def contents_of(collective: Collective) -> list[Content]:
+    """What every chunk is in the end."""
+    return [
+        Content((_owner(collective, rank), part) for rank, part in parts)
+        for parts in contributions(collective)
+    ]
+
+
+def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
+    """What a rank starts with of a chunk."""
+    return Content([(_owner(collective, rank), chunk)])
+
+
+def _owner(collective: Collective, rank: int) -> int:
+    return rank if collective.combining else ANYONE
+
+
 class Memory:
-    """One rank's buffers, (slots, elements) each; in place, input and output are views of one array."""
+    """What is in the slots of one rank; in place, input and output are one buffer."""
 
-    input: NDArray[Any]
-    output: NDArray[Any]
-    scratch: NDArray[Any]
-    #: Where input and output begin in the user's one array; None where they are two.
-    offsets: tuple[int, int] | None
+    def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
+        self._layout, self._in_place = layout, program.in_place
+        self._contents: dict[Slot, Content] = {}
+        if program.collective is not None:
+            for index, chunk in enumerate(layout.inputs):
+                self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
 
-    def row(self, slot: Slot) -> NDArray[Any]:
-        """The elements of one slot."""
-        row: NDArray[Any] = getattr(self, slot.buffer)[slot.offset]
-        return row
-
-    def place(self, slot: Slot) -> tuple[str, int]:
+    def place(self, slot: Slot) -> Slot:
         """One name for one place of memory."""
-        if self.offsets is None or slot.buffer == "scratch":
-            return slot
-        return "user", slot.offset + self.offsets[slot.buffer == "output"]
+        return self._layout.place(slot, in_place=self._in_place)
+
+    def __getitem__(self, slot: Slot) -> Content:
+        place = self.place(slot)
+        return self._contents.get(place) or Content([place])
+
+    def __setitem__(self, slot: Slot, content: Content) -> None:
+        self._contents[self.place(slot)] = content
 
 
 @dataclass(slots=True)
@@ -44,174 +77,145 @@ class ExecutionState:
     """A run in progress, and then what is left of it.
 
     - `memory`: By rank.
+    - `sent`: What every step has sent, chunk by chunk.
     - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
       allow.
     - `stuck`: Why it did not run to its end.
-    - `sent`: What every step sends, chunk by chunk, if that is asked for.
     """
 
     memory: list[Memory]
-    sent: dict[StepAddress, list[NDArray[Any]]] | None = None
+    sent: dict[StepAddress, list[Content]] = field(default_factory=lambda: defaultdict(list))
     done: list[StepAddress] = field(default_factory=list)
     stuck: Fault | None = None
 
 
-def rank_memory(
-    program: Program, rank: int, layout: RankLayout | None, rows: Callable[[int], NDArray[Any]]
-) -> Memory:
-    """Buffers of one rank, made by ``rows(count)``."""
-    mine = program.ranks[rank]
-    scratch = rows(mine.scratch_chunks)
-    if not program.in_place:
-        return Memory(rows(mine.input_chunks), rows(mine.output_chunks), scratch, None)
-    begin_in, begin_out = (layout.input_offset, layout.output_offset) if layout else (0, 0)
-    end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
-    whole = rows(max(end_in, end_out))
-    return Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch, (begin_in, begin_out))
-
-
-def execute(
-    program: Program,
-    memory: list[Memory],
-    *,
-    capacity: int | None = None,
-    sent: dict[StepAddress, list[NDArray[Any]]] | None = None,
-) -> ExecutionState:
+def execute(program: Program, *, capacity: int | None = None) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
     - `capacity`: Chunks that a queue holds; default: as many as the protocol.
-    - `sent`: Gets what every step sends, chunk by chunk.
     """
-    return _Machine(program, ExecutionState(memory, sent), capacity or PROTOCOLS[program.protocol]).run()
+    return _Machine(program, capacity or PROTOCOLS[program.protocol]).run()
+
+
+def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
+    """All steps in an order that dependencies and messages allow, with so many chunks in a queue."""
+    execution = execute(program, capacity=capacity)
+    if execution.stuck is not None:
+        raise InputError(str(execution.stuck), where="program")
+    return execution.done
+
+
+class _Wait(NamedTuple):
+    """What a threadblock waits for: that a step of its rank is done, or a chunk, or room, in a queue."""
+
+    what: Literal["a step", "a chunk", "room"]
+    where: StepAddress | Queue | None
 
 
 class _Machine:
     """Threadblocks with the step each is at, and queues with what is in them."""
 
-    def __init__(self, program: Program, execution: ExecutionState, capacity: int) -> None:
-        self.execution, self.capacity = execution, capacity
+    def __init__(self, program: Program, capacity: int) -> None:
+        self.program, self.capacity = program, capacity
+        layouts = layouts_of(program)
+        self.execution = ExecutionState([Memory(program, r, where) for r, where in enumerate(layouts)])
         self.blocks = dict(program.threadblocks())
-        self.incoming = {(r, t): threadblock.receives_from(r) for (r, t), threadblock in self.blocks.items()}
-        self.outgoing = {(r, t): threadblock.sends_into(r) for (r, t), threadblock in self.blocks.items()}
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.queues: dict[Queue | None, deque[NDArray[Any]]] = defaultdict(deque)
-        senders, receivers = queue_ends(program)
-        self.sender: dict[Queue | None, Block] = {queue: blocks[0] for queue, blocks in senders.items()}
-        self.receiver: dict[Queue | None, Block] = {queue: blocks[0] for queue, blocks in receivers.items()}
-        self.waiting: dict[StepAddress, list[Block]] = defaultdict(list)
-        self.ready: deque[Block] = deque(self.blocks)
-        self.is_ready = set(self.blocks)
+        self.incoming = {(r, t): threadblock.receives_from(r) for (r, t), threadblock in self.blocks.items()}
+        self.outgoing = {(r, t): threadblock.sends_into(r) for (r, t), threadblock in self.blocks.items()}
+        self.queues: dict[Queue | None, deque[Content]] = defaultdict(deque)
+        self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
 
     def run(self) -> ExecutionState:
-        while self.ready:
-            block = self.ready.popleft()
-            self.is_ready.discard(block)
-            self._advance(block)
-        if any(self.position[block] < len(self.blocks[block].steps) for block in self.blocks):
+        ready = deque(self.blocks)
+        while ready:
+            block = ready.popleft()
+            while self.position[block] < len(self.blocks[block].steps):
+                wait = self._wait(block)
+                if wait is not None:
+                    self.waiting[wait].append(block)
+                    break
+                woken = self._move(block)
+                if woken:
+                    ready.extendleft([block, *woken])
+                    break
+        if self.waiting:
             self.execution.stuck = self._explain()
         return self.execution
 
-    def _wake(self, block: Block | None) -> None:
-        if block is not None and block not in self.is_ready:
-            self.is_ready.add(block)
-            self.ready.append(block)
+    def _wait(self, block: Block) -> _Wait | None:
+        """What a threadblock has to wait for before it goes on."""
+        rank, step = block[0], self._step(block)
+        for t, s in () if self.item[block] else step.depends:
+            if self.position[rank, t] <= s:
+                return _Wait("a step", StepAddress(rank, t, s))
+        parts, incoming, outgoing = OPERATIONS[step.operation], self.incoming[block], self.outgoing[block]
+        if parts.receives and not self.queues[incoming]:
+            return _Wait("a chunk", incoming)
+        if parts.sends and len(self.queues[outgoing]) >= self.capacity:
+            return _Wait("room", outgoing)
+        return None
 
-    def _advance(self, block: Block) -> None:
-        """Run a threadblock until it has to wait."""
-        rank, t = block
-        steps, incoming, outgoing = self.blocks[block].steps, self.incoming[block], self.outgoing[block]
-        while self.position[block] < len(steps):
-            s = self.position[block]
-            step, address = steps[s], StepAddress(rank, t, s)
-            if not self.item[block]:
-                awaited = self._awaited(rank, step)
-                if awaited is not None:
-                    self.waiting[awaited].append(block)
-                    return
-            parts = OPERATIONS[step.operation]
-            while self.item[block] < step.count and step.operation != "nop":
-                if parts.receives and not self.queues[incoming]:
-                    return
-                if parts.sends and len(self.queues[outgoing]) >= self.capacity:
-                    return
-                self._move(step, address, incoming, outgoing)
-                self.item[block] += 1
+    def _move(self, block: Block) -> list[Block]:
+        """Do the next chunk of a step; returns who waited for that."""
+        step, address, memory = self._step(block), self._at(block), self.execution.memory[block[0]]
+        incoming, outgoing, i = self.incoming[block], self.outgoing[block], self.item[block]
+        src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
+        parts = OPERATIONS[step.operation]
+        content, happened = Content(), list[_Wait]()
+        if parts.receives:
+            content = self.queues[incoming].popleft()
+            happened.append(_Wait("room", incoming))
+        if parts.reads and src is not None:
+            content += memory[src]
+        if parts.writes and dst is not None:
+            memory[dst] = memory[dst] + content if step.operation == "reduce" else content
+        if parts.sends:
+            self.queues[outgoing].append(content)
+            self.execution.sent[address].append(content)
+            happened.append(_Wait("a chunk", outgoing))
+        self.item[block] += 1
+        if self.item[block] >= step.count:
             self.item[block] = 0
             self.position[block] += 1
             self.execution.done.append(address)
-            for other in self.waiting.pop(address, ()):
-                self._wake(other)
+            happened.append(_Wait("a step", address))
+        return [other for each in happened for other in self.waiting.pop(each, ())]
 
-    def _awaited(self, rank: int, step: Step) -> StepAddress | None:
-        for t, s in step.depends:
-            if self.position[rank, t] <= s:
-                return StepAddress(rank, t, s)
-        return None
-
-    def _move(self, step: Step, address: StepAddress, incoming: Queue | None, outgoing: Queue | None) -> None:
-        i, memory = self.item[address[:2]], self.execution.memory[address.rank]
-        parts = OPERATIONS[step.operation]
-        value: NDArray[Any] | None = None
-        if parts.receives:
-            value = self.queues[incoming].popleft()
-            self._wake(self.sender.get(incoming))
-        if parts.reads:
-            assert step.src is not None
-            mine = memory.row(Slot(step.src.buffer, step.src.offset + i))
-            value = mine.copy() if value is None else value + mine
-        assert value is not None
-        if parts.writes:
-            assert step.dst is not None
-            row = memory.row(Slot(step.dst.buffer, step.dst.offset + i))
-            if step.operation == "reduce":
-                row += value
-            else:
-                row[...] = value
-        if parts.sends:
-            self.queues[outgoing].append(value)
-            if self.execution.sent is not None:
-                self.execution.sent.setdefault(address, []).append(value)
-            self._wake(self.receiver.get(outgoing))
-
-    def _explain(self) -> Fault:
-        """The steps that wait for each other, or the one that waits for what never comes."""
-        path: list[Block] = []
-        block: Block | None = next(b for b in self.blocks if self.position[b] < len(self.blocks[b].steps))
-        reasons: dict[Block, str] = {}
-        while block is not None and block not in reasons:
-            path.append(block)
-            follower, reasons[block] = self._waits_for(block)
-            block = follower
-        if block is None:
-            last = path[-1]
-            return Fault("deadlock", f"{self._at(last)} {reasons[last]}", (self._at(last),), rank=last[0])
-        cycle = path[path.index(block) :]
-        first = cycle.index(min(cycle))
-        cycle = cycle[first:] + cycle[:first]
-        told = "; ".join(f"{self._at(each)} {reasons[each]}" for each in cycle)
-        return Fault(
-            "deadlock",
-            f"{format_count(len(cycle), 'step')} wait for each other: {told}",
-            tuple(self._at(each) for each in cycle),
-            rank=cycle[0][0],
-        )
+    def _step(self, block: Block) -> Step:
+        return self.blocks[block].steps[self.position[block]]
 
     def _at(self, block: Block) -> StepAddress:
         return StepAddress(*block, self.position[block])
 
-    def _waits_for(self, block: Block) -> tuple[Block | None, str]:
+    def _explain(self) -> Fault:
+        """The steps that wait for each other, or the one that waits for what never comes."""
+        waits = {block: wait for wait, blocks in self.waiting.items() for block in blocks}
+        path: list[Block] = []
+        reasons: dict[Block, str] = {}
+        block: Block | None = next(each for each in self.blocks if each in waits)
+        while block is not None and block not in reasons:
+            path.append(block)
+            block, reasons[path[-1]] = self._waits_for(block, waits)
+        cycle = path[-1:] if block is None else path[path.index(block) :]
+        first = cycle.index(min(cycle))
+        cycle = cycle[first:] + cycle[:first]
+        told = "; ".join(f"{self._at(each)} {reasons[each]}" for each in cycle)
+        if block is not None:
+            told = f"{format_count(len(cycle), 'step')} wait for each other: {told}"
+        return Fault("deadlock", told, tuple(self._at(each) for each in cycle), rank=cycle[0][0])
+
+    def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
         """The threadblock that must move first, None where none will, and the reason as text."""
-        rank, _ = block
-        step = self.blocks[block].steps[self.position[block]]
-        awaited = None if self.item[block] else self._awaited(rank, step)
-        if awaited is not None:
-            return (rank, awaited.threadblock), f"depends on {awaited}"
-        incoming, outgoing = self.incoming[block], self.outgoing[block]
-        receives = OPERATIONS[step.operation].receives and not self.queues[incoming]
-        queue, other = (incoming, self.sender) if receives else (outgoing, self.receiver)
-        partner = other.get(queue)
-        if partner is None or self.position[partner] >= len(self.blocks[partner].steps):
-            what = "a chunk that is never sent" if receives else "room: nobody receives what is sent"
-            return None, f"waits for {what} {queue}"
-        return partner, f"waits for {'a chunk' if receives else 'room'} {queue}"
+        what, where = waits[block]
+        if isinstance(where, StepAddress):
+            return where[:2], f"depends on {where}"
+        assert where is not None, "what sends or receives has a queue"
+        senders, receivers = queue_ends(self.program)
+        ends = (senders if what == "a chunk" else receivers)[where]
+        partner = next((each for each in ends if each in waits), None)
+        if partner is not None:
+            return partner, f"waits for {what} {where}"
+        never = "a chunk that is never sent" if what == "a chunk" else "room: nobody receives what is sent"
+        return None, f"waits for {never} {where}"

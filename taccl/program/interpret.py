@@ -1,37 +1,30 @@
-"""The interpreter: runs a program on arrays, and says whether any rank can hang, race or end up wrong.
+"""The interpreter: runs a program, and says whether any rank can hang, race or end up wrong.
 
-It shares nothing with what lowers schedules but where chunks are in the user's buffers (`layout`). Inputs are
-random whole numbers, so that an output is right only if exactly the right contributions were added; slots
-that nobody has written yet hold random numbers, too.
+It shares nothing with what lowers schedules but where chunks are in the user's buffers (`layout`). An output
+is right if exactly the right contributions were added, each once, and nothing that nobody wrote.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.errors import VerificationError
-from taccl.names import listed
+from taccl.names import first_of, listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
-from taccl.program.execution import Memory, execute, rank_memory
-from taccl.program.layout import contributions, layout
-from taccl.program.program import Program
+from taccl.program.execution import AGAIN, ANYONE, Content, Memory, content_at_start, contents_of, execute
+from taccl.program.layout import RankLayout, layout
+from taccl.program.program import Program, Slot
 from taccl.program.races import find_races
 from taccl.units import format_count
 
-#: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
-_ELEMENTS = 2
-#: No more faults than these are listed.
-_MOST_FAULTS = 100
+#: No more faults than these are listed, and no more parts of a sum in one.
+_MOST_FAULTS, _MOST_NAMED = 100, 4
 
 
 #: Every kind of fault that `interpret` reports.
@@ -104,99 +97,74 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     def report(found: Iterator[Fault]) -> None:
         faults.extend(islice(found, _MOST_FAULTS - len(faults)))
 
-    random = np.random.default_rng(0)
-    data = None if program.collective is None else _Data(program.collective, random)
-    layouts = () if data is None else data.layouts
+    collective = program.collective
+    layouts = () if collective is None else layout(collective)
     report(check_steps(program))
     report(check_queues(program))
     report(check_sizes(program, layouts))
     if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
         return Interpretation(tuple(faults), 0, outputs_checked=False)
-    rows = partial(_numbers, random)
-    memory = [
-        rank_memory(program, r, layouts[r] if layouts else None, rows) for r in range(program.num_ranks)
-    ]
-    if data is not None:
-        for rank, where in enumerate(layouts):
-            for index, chunk in enumerate(where.inputs):
-                memory[rank].input[index] = data.contribution(rank, chunk)
-    execution = execute(program, memory, capacity=capacity)
+    execution = execute(program, capacity=capacity)
     if execution.stuck is not None:
         faults.append(execution.stuck)
     report(find_races(program, execution))
-    if execution.stuck is not None or data is None:
+    if execution.stuck is not None or collective is None:
         return Interpretation(tuple(faults), len(execution.done), outputs_checked=False)
-    report(_check_outputs(memory, data))
+    report(_check_outputs(execution.memory, layouts, collective))
     if not program.in_place:
-        report(_check_inputs(memory, data))
+        report(_check_inputs(execution.memory, layouts, collective))
     return Interpretation(tuple(faults), len(execution.done), outputs_checked=True)
 
 
-def _numbers(random: np.random.Generator, rows: int) -> NDArray[np.int64]:
-    return random.integers(-(2**62), 2**62, size=(rows, _ELEMENTS), dtype=np.int64)
-
-
-class _Data:
-    """Where chunks are, the random contribution of every rank to each, and what they must become."""
-
-    def __init__(self, collective: Collective, random: np.random.Generator) -> None:
-        self.adds = collective.combining
-        self.of_chunk = _numbers(random, collective.num_chunks)
-        self.of_rank = _numbers(random, collective.num_ranks)
-        self.layouts, self.contributions = layout(collective), contributions(collective)
-
-    def contribution(self, rank: int, chunk: int) -> NDArray[np.int64]:
-        """What a rank starts with of a chunk: of a sum its own part."""
-        # Any function of both without a pattern that could cancel out.
-        value: NDArray[np.int64] = self.of_chunk[chunk]
-        return value * (self.of_rank[rank] | 1) if self.adds else value
-
-
-def _check_outputs(memory: list[Memory], data: _Data) -> Iterator[Fault]:
-    expected: dict[int, dict[int, NDArray[np.int64]]] = {}
-    for rank, where in enumerate(data.layouts):
+def _check_outputs(
+    memory: Sequence[Memory], layouts: Sequence[RankLayout], collective: Collective
+) -> Iterator[Fault]:
+    expected = contents_of(collective)
+    for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):
-            if chunk not in expected:
-                own = data.contributions[chunk]
-                expected[chunk] = {origin: data.contribution(origin, part) for origin, part in own}
-            found = memory[rank].output[index]
-            if not np.array_equal(found, _sum(expected[chunk])):
+            found = memory[rank][Slot("output", index)]
+            if found != expected[chunk]:
                 yield Fault(
                     "output",
                     f"output[{index}] of rank {rank} should hold chunk {chunk}, and holds "
-                    f"{_describe(found, expected[chunk], data)}",
+                    f"{_describe(found, expected[chunk])}",
                     rank=rank,
                     chunk=chunk,
                 )
 
 
-def _sum(parts: dict[int, NDArray[np.int64]]) -> Any:
-    return np.sum(list(parts.values()), axis=0, dtype=np.int64)
+def _describe(found: Content, expected: Content) -> str:
+    """What is there: the sum but for what it lacks and has besides, or all that went into it."""
+
+    def told(parts: frozenset[Any]) -> str:
+        names = sorted((_name(each, expected) for each in parts), key=lambda name: (len(name), name))
+        return first_of(names, _MOST_NAMED)
+
+    if not found & expected:
+        return told(found)
+    lacking, added = expected - found, found - expected
+    besides = [f"{word} {told(parts)}" for word, parts in (("without", lacking), ("with", added)) if parts]
+    return " ".join(["the sum", *besides])
 
 
-def _describe(found: NDArray[np.int64], parts: dict[int, NDArray[np.int64]], data: _Data) -> str:
-    """What is there instead, where a simple slip explains it."""
-    whole = _sum(parts)
-    if len(parts) > 1:
-        for rank, part in parts.items():
-            if np.array_equal(found, whole - part):
-                return f"the sum without the contribution of rank {rank}"
-            if np.array_equal(found, whole + part):
-                return f"the sum with the contribution of rank {rank} counted twice"
-            if np.array_equal(found, part):
-                return f"the contribution of rank {rank} alone"
-    if not data.adds:
-        matches = np.flatnonzero((data.of_chunk == found).all(axis=1))
-        if len(matches):
-            return f"chunk {matches[0]}"
-    return "something else"
+def _name(part: tuple[Any, Any], expected: Content) -> str:
+    who, what = part
+    if who == ANYONE:
+        return f"chunk {what}"
+    if who == AGAIN:
+        return f"{_name(what, expected)} counted twice"
+    if isinstance(who, str):
+        return f"what was in {Slot(who, what)} before"
+    return f"the contribution of rank {who}" + ("" if part in expected else f" to chunk {what}")
 
 
-def _check_inputs(memory: list[Memory], data: _Data) -> Iterator[Fault]:
+def _check_inputs(
+    memory: Sequence[Memory], layouts: Sequence[RankLayout], collective: Collective
+) -> Iterator[Fault]:
     """Faults of inputs that were changed out of place; in place the whole of the buffer may be used."""
-    for rank, where in enumerate(data.layouts):
+    for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.inputs):
-            if not np.array_equal(memory[rank].input[index], data.contribution(rank, chunk)):
+            if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
                 yield Fault(
                     "input",
                     f"input[{index}] of rank {rank}, its chunk {chunk}, was overwritten; out of place the "

@@ -1,4 +1,4 @@
-"""Where a collective's chunks are in the user's buffers, as nccl-tests lays them out.
+"""Where a collective's chunks are in the users, as nccl-tests lays them out.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
 it must end with, both in order of chunk. In place, the smaller of the two lies inside the larger at the place
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taccl.collective import Collective
-from taccl.program.program import Slot
+from taccl.program.program import Program, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,20 @@ class RankLayout:
 
         What is named is the larger of the two buffers; the output, where they are equal.
         """
-        if not in_place or slot.buffer == "scratch":
+        whole, place = self.place(slot, in_place=in_place)
+        if whole == slot.buffer:
             return slot
         ours, theirs = self.input_offset, self.output_offset
-        place = slot.offset + (ours if slot.buffer == "input" else theirs)
         larger = "input" if len(self.inputs) > len(self.outputs) else "output"
         begin, length = (ours, len(self.inputs)) if larger == "input" else (theirs, len(self.outputs))
         return Slot(larger, place - begin) if begin <= place < begin + length else slot
+
+    def place(self, slot: Slot, *, in_place: bool) -> Slot:
+        """Where a slot is: in its buffer, or, in place, in the one that holds both of the user's."""
+        if not in_place or slot.buffer == "scratch":
+            return slot
+        begin = self.input_offset if slot.buffer == "input" else self.output_offset
+        return Slot("user", begin + slot.offset)
 
 
 def layout(collective: Collective) -> tuple[RankLayout, ...]:
@@ -57,6 +64,16 @@ def layout(collective: Collective) -> tuple[RankLayout, ...]:
         for rank in starts if maker else chunk.destinations:
             outputs[rank].append(index)
     return tuple(_with_offsets(tuple(i), tuple(o)) for i, o in zip(inputs, outputs, strict=True))
+
+
+def layouts_of(program: Program) -> tuple[RankLayout, ...]:
+    """The same of a program; where it does not say what it is for, every slot holds a chunk of its own."""
+    if program.collective is not None:
+        return layout(program.collective)
+    return tuple(
+        RankLayout(tuple(range(rank.input_chunks)), tuple(range(rank.output_chunks)))
+        for rank in program.ranks
+    )
 
 
 def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Size, checked
@@ -20,18 +19,14 @@ from taccl.collective import Collective
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.program.execution import execute, rank_memory
+from taccl.program.checks import parcels_of
+from taccl.program.execution import Content, contents_of, execute
 from taccl.program.interpret import interpret
-from taccl.program.layout import contributions, layout
-from taccl.program.matching import parcels_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
-
-#: What a slot holds: whose contribution to which chunk; of what is not added up, -1 for whoever had it.
-Contributions = frozenset[tuple[int, int]]
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +35,7 @@ class TracedMessage:
 
     step: StepAddress
     queue: Queue
-    contents: list[Contributions]
+    contents: list[Content]
     chunks: list[int]
     receiver: StepAddress
 
@@ -169,45 +164,30 @@ def _trace(program: Program) -> list[TracedMessage]:
         raise InputError(
             "it does not say which collective it is for; read it with collective=...", where=program.name
         )
-    memory = [
-        rank_memory(program, r, where, lambda rows: np.full((rows, 1), _Content(), dtype=object))
-        for r, where in enumerate(layout(collective))
-    ]
-    for rank, where in enumerate(layout(collective)):
-        for index, chunk in enumerate(where.inputs):
-            memory[rank].input[index, 0] = _Content([(rank if collective.combining else -1, chunk)])
-    contents: dict[StepAddress, list[NDArray[Any]]] = {}
-    execution = execute(program, memory, sent=contents)
+    execution = execute(program)
     assert execution.stuck is None, "a program is traced once it was interpreted"
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
-    derived: dict[Contributions, int] = {
-        _Content((rank if collective.combining else -1, part) for rank, part in parts): chunk
-        for chunk, parts in enumerate(contributions(collective) if collective.derivations else ())
+    derived = {
+        content: chunk
+        for chunk, content in enumerate(contents_of(collective) if collective.derivations else ())
     }
     sent: list[TracedMessage] = []
     for address in execution.done:
         queue = program.threadblock(address).sends_into(address.rank)
-        if address not in contents or queue is None:
+        if address not in execution.sent or queue is None:
             continue
-        held = [value[0] for value in contents[address]]
+        held = execution.sent[address]
         chunks = [_chunk(each, derived, address) for each in held]
         sent.append(TracedMessage(address, queue, held, chunks, receiver[address]))
     return sent
 
 
-class _Content(Contributions):
-    """What is in a slot, which a program adds up as if it were a number."""
-
-    __slots__ = ()
-
-    def __add__(self, other: Contributions) -> _Content:
-        return _Content(self | other)
-
-
-def _chunk(content: Contributions, derived: Mapping[Contributions, int], step: StepAddress) -> int:
+def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) -> int:
     chunk = derived.get(content)
-    if not derived and len({c for _, c in content}) == 1:
-        chunk = next(iter(content))[1]
+    if not derived:
+        # What nobody wrote, or was added twice, has a word in place of a rank.
+        chunks = {None if isinstance(rank, str) else c for rank, c in content}
+        chunk = chunks.pop() if len(chunks) == 1 else None
     if chunk is None:
         raise InputError(
             f"{step} sends what is no chunk of the collective, and no sum of contributions to one; only "

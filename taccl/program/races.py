@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.program.checks import Fault
+from taccl.program.checks import Fault, parcels_of
 from taccl.program.emit import read_slots, written_slots
 from taccl.program.execution import ExecutionState, Memory
-from taccl.program.matching import parcels_of
-from taccl.program.program import Program, StepAddress
+from taccl.program.program import Program, Slot, StepAddress
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
@@ -38,7 +37,7 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
             first, second = program.step(earlier), program.step(later)
             yield Fault(
                 "race",
-                f"{earlier}, {first}, and {later}, {second}, both use {place[0]}[{place[1]}] of rank {rank}, "
+                f"{earlier}, {first}, and {later}, {second}, both use {place} of rank {rank}, "
                 "and no dependency orders them",
                 (earlier, later),
                 rank=rank,
@@ -64,10 +63,10 @@ def _local_clocks(program: Program, addresses: Sequence[StepAddress]) -> dict[St
 
 def _conflicts(
     program: Program, memory: Memory, addresses: Sequence[StepAddress]
-) -> Iterator[tuple[tuple[str, int], StepAddress, StepAddress]]:
+) -> Iterator[tuple[Slot, StepAddress, StepAddress]]:
     """Pairs of accesses to one place that must be in order: (place, earlier, later)."""
-    writer: dict[tuple[str, int], StepAddress] = {}
-    readers: dict[tuple[str, int], list[StepAddress]] = defaultdict(list)
+    writer: dict[Slot, StepAddress] = {}
+    readers: dict[Slot, list[StepAddress]] = defaultdict(list)
     for address in addresses:
         step = program.step(address)
         told: set[StepAddress] = set()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from taccl.errors import InputError
-from taccl.program.matching import Parcel, match, running_order
+from taccl.program.checks import Parcel, match
+from taccl.program.execution import running_order
 from taccl.program.program import Block, Program, RankProgram, Step, StepAddress
 
 
@@ -29,7 +30,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     parcels = match(program)
     groups = _groups(weights, parcels)
     ordered: dict[Block, list[StepAddress]] = defaultdict(list)
-    for address in _tight_order(program, parcels):
+    for address in _tight_order(program):
         ordered[groups[address[:2]]].append(address)
     piece_of: dict[StepAddress, int] = {}
     for group, addresses in ordered.items():
@@ -44,12 +45,12 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     )
 
 
-def _tight_order(program: Program, parcels: Sequence[Parcel]) -> list[StepAddress]:
+def _tight_order(program: Program) -> list[StepAddress]:
     """An order with as little under way as the program can do with."""
     try:
-        return running_order(program, parcels, room=1)
+        return running_order(program, capacity=1)
     except InputError:
-        return running_order(program, parcels)
+        return running_order(program)
 
 
 def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from math import floor, log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.program.execution import rank_memory
 from taccl.program.layout import contributions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from taccl.collective import Collective
+    from taccl.program.layout import RankLayout
+    from taccl.program.program import Program
     from taccl.runtime.job import Job
 
 #: No sum over the ranks comes near it, nor past what the type holds.
@@ -85,6 +88,14 @@ class Data:
         return float(np.finfo(self.dtype).eps) * (n - 1) * n
 
 
+class Memory(NamedTuple):
+    """One rank's buffers, (slots, elements) each."""
+
+    input: NDArray[Any]
+    output: NDArray[Any]
+    scratch: NDArray[Any]
+
+
 class Buffers:
     """The input, output and scratch of one rank, each (chunks, elements).
 
@@ -98,7 +109,7 @@ class Buffers:
         def rows(count: int) -> NDArray[Any]:
             return np.empty((count, job.elements), job.wire)
 
-        self.memory = rank_memory(job.program, rank, where, rows)
+        self.memory = _memory(job.program, rank, where, rows)
         inputs = where.inputs if where else ()
         self.given = rows(len(inputs))
         if inputs:
@@ -108,9 +119,23 @@ class Buffers:
 
     def restore(self) -> None:
         """The inputs as they were, and everything else as nobody expects it."""
-        for buffer in (self.memory.input, self.memory.output, self.memory.scratch):
+        for buffer in self.memory:
             buffer.fill(unwritten(buffer.dtype))
         self.memory.input[: len(self.given)] = self.given
+
+
+def _memory(
+    program: Program, rank: int, where: RankLayout | None, rows: Callable[[int], NDArray[Any]]
+) -> Memory:
+    """Buffers of one rank, made by ``rows(count)``; in place input and output are views of one."""
+    mine = program.ranks[rank]
+    scratch = rows(mine.scratch_chunks)
+    if not program.in_place:
+        return Memory(rows(mine.input_chunks), rows(mine.output_chunks), scratch)
+    begin_in, begin_out = (where.input_offset, where.output_offset) if where else (0, 0)
+    end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
+    whole = rows(max(end_in, end_out))
+    return Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch)
 
 
 def unwritten(dtype: np.dtype[Any]) -> float | int:

@@ -24,8 +24,8 @@ from taccl.runtime.report import Wait
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.program.execution import Memory
     from taccl.program.program import Program, Slot, Step, Threadblock
+    from taccl.runtime.buffers import Memory
 
 #: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
 _LONGEST_SLEEP_S = 1e-3

@@ -23,7 +23,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Check a schedule against its topology, collective and sketch; or run a program on arrays."""
+    """Check a schedule against its topology, collective and sketch; or run a program, and judge it."""
     from taccl.cli.text import transfers_text
     from taccl.formats.published.algorithm import retimed
     from taccl.formats.registry import format_of_content

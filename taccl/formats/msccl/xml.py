@@ -19,7 +19,7 @@ from taccl.errors import ExportError
 from taccl.formats.msccl import reading
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
-from taccl.program.matching import parcels_of
+from taccl.program.checks import parcels_of
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from taccl.program.split import split_threadblocks, weight
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from taccl.program.checks import Parcel, match
 from taccl.program.emit import read_slots, written_slots
-from taccl.program.layout import RankLayout, layout
-from taccl.program.matching import Parcel, match, running_order
+from taccl.program.execution import running_order
+from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot, Step, StepAddress
 
 
@@ -54,14 +55,14 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
     """Follow a program in an order in which it can run, and find every message its place."""
     parcels = match(program)
     received = {parcel.receive: parcel for parcel in parcels}
-    layouts = _layouts(program)
+    layouts = layouts_of(program)
     own = program.scratch_chunks
     staged, packed = [own] * program.num_ranks, [0] * program.num_ranks
     landing: dict[StepAddress, Slot] = {}
     sums: dict[StepAddress, Slot] = {}
     crowded: set[Parcel] = set()
     used: list[set[Slot]] = [set() for _ in program.ranks]
-    for address in running_order(program, parcels):
+    for address in running_order(program):
         rank, step = address.rank, program.step(address)
         if address in received:
             if step.operation == "receive-reduce-send" and packets:
@@ -99,15 +100,6 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
     sent = {parcel.send: parcel for parcel in parcels}
     return Messages(
         packets, layouts, received, sent, landing, sums, crowded, dict(opening), awaiting, scratch
-    )
-
-
-def _layouts(program: Program) -> tuple[RankLayout, ...]:
-    if program.collective is not None:
-        return layout(program.collective)
-    return tuple(
-        RankLayout(tuple(range(rank.input_chunks)), tuple(range(rank.output_chunks)))
-        for rank in program.ranks
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from taccl.errors import InputError
-from taccl.program.matching import Parcel, match, running_order
+from taccl.program.checks import Parcel, match
+from taccl.program.execution import running_order
 from taccl.program.program import Program, Queue, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.program.examples import program_of, with_steps
 
@@ -44,12 +45,12 @@ def test_what_cannot_run_is_refused():
         match(pair((20,), (20,)))
 
 
-@pytest.mark.parametrize("room", [None, 1])
-def test_every_step_comes_after_what_it_waits_for(room):
+@pytest.mark.parametrize("options", [{}, {"capacity": 1}], ids=["any", "one"])
+def test_every_step_comes_after_what_it_waits_for(options):
     """Sends before their receives, and dependencies before those who depend."""
     program = program_of("allreduce", "mesh:2x3", chunks_per_rank=2)
     parcels = match(program)
-    place = {address: i for i, address in enumerate(running_order(program, parcels, room=room))}
+    place = {address: i for i, address in enumerate(running_order(program, **options))}
     assert len(place) == program.num_steps
     for parcel in parcels:
         assert place[parcel.send] < place[parcel.receive]
@@ -61,7 +62,7 @@ def test_every_step_comes_after_what_it_waits_for(room):
 def test_with_little_room_a_send_comes_after_the_receive_before():
     """With room for one, the second send waits for the first receive."""
     program = pair((1, 1), (1, 1))
-    order = running_order(program, match(program), room=1)
+    order = running_order(program, capacity=1)
     assert order.index(StepAddress(1, 0, 0)) < order.index(StepAddress(0, 0, 1))
 
 
@@ -75,4 +76,4 @@ def test_a_deadlock_has_no_order():
     (send,) = program.ranks[1].threadblocks[block].steps
     program = with_steps(program, 1, block, (replace(send, depends=((other, 0),)),))
     with pytest.raises(InputError, match="wait for each other"):
-        running_order(program, match(program))
+        running_order(program)
