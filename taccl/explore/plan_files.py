@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError
-from taccl.formats.msccl.reading import MAX_STEPS
+from taccl.formats.msccl.limits import MAX_STEPS
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.mscclpp.registration import registration_snippet

@@ -128,8 +128,8 @@ def traffic(program: Program) -> tuple[Traffic, Traffic]:
     return sent, received
 
 
-def check_queues(program: Program) -> Iterator[Fault]:
-    """Faults of queues: shared at one end, or other chunks received than sent, in all or in some step."""
+def check_ends(program: Program) -> Iterator[Fault]:
+    """Faults of queues that several threadblocks share at one end."""
     senders, receivers = queue_ends(program)
     for ends, word in ((senders, "send"), (receivers, "receive")):
         for queue, blocks in ends.items():
@@ -143,6 +143,11 @@ def check_queues(program: Program) -> Iterator[Fault]:
                     tuple(StepAddress(r, t, 0) for r, t in blocks),
                     rank=rank,
                 )
+
+
+def check_queues(program: Program) -> Iterator[Fault]:
+    """Faults of queues: shared at one end, or other chunks received than sent, in all or in some step."""
+    yield from check_ends(program)
     sent, received = traffic(program)
     for queue in sorted({*sent, *received}):
         total, taken = (sum(step.count for _, step in each[queue]) for each in (sent, received))

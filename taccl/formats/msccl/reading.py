@@ -16,14 +16,12 @@ from taccl.arguments import checked
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.errors import FormatError
+from taccl.formats.msccl import limits
 from taccl.formats.program_kind import ProgramKind
 from taccl.formats.xml_elements import Element, parse_xml
+from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.reading import read_text
-
-#: Limits of the runtime's parser and kernels.
-MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
-LIMIT_COUNT, LIMIT_ELEMENTS, LIMIT_NAME, LIMIT_ATTRIBUTES, LIMIT_VALUE = 71, 4096, 63, 16, 255
 
 #: Types of steps.
 TYPES = {
@@ -85,10 +83,12 @@ class _File:
 
     def __init__(self, algo: Element) -> None:
         self.algo = algo
+        #: By rank, threadblock and step, as far as an element is of one.
+        self.elements: dict[tuple[int, ...], Element] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
         self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
-        self.num_channels = self._number(algo, "nchannels", 1, MAX_CHANNELS)
+        self.num_channels = self._number(algo, "nchannels", 1, limits.MAX_CHANNELS)
         self.size = self._number(algo, "nchunksperloop", 1, 2**20)
         self.kind = self._choice(algo, "coll", _COLLECTIVES)
         self.in_place = bool(self._number(algo, "inplace", 0, 1))
@@ -96,8 +96,8 @@ class _File:
     def program(self, collective: Collective | None, root: int | None) -> Program:
         algo = self.algo
         name = self._text(algo, "name")
-        if len(name) > LIMIT_NAME:
-            raise algo.error(f"name has {len(name)} characters; expected at most {LIMIT_NAME}")
+        if len(name) > limits.MAX_NAME:
+            raise algo.error(f"name has {len(name)} characters; expected at most {limits.MAX_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
         most = self._number(algo, "maxBytes", 0, 2**63 - 1, default=2**27)
         if least > most:
@@ -109,7 +109,7 @@ class _File:
                 f"{self.num_ranks}, one for each of ngpus"
             )
         purpose = self._collective(collective, root)
-        return Program(
+        program = Program(
             name,
             tuple(self._rank(gpus[rank], rank) for rank in range(self.num_ranks)),
             purpose,
@@ -117,6 +117,8 @@ class _File:
             self._choice(algo, "proto", tuple(PROTOCOLS)),
             sizes_bytes=(least, most),
         )
+        self._check(program)
+        return program
 
     def _collective(self, given: Collective | None, root: int | None) -> Collective | None:
         n, size = self.num_ranks, self.size
@@ -138,76 +140,53 @@ class _File:
             )
         return make(self.kind, n, chunks_per_rank=size // n)
 
+    def _check(self, program: Program) -> None:
+        """Raise `FormatError` for the first fault that shows without running the program."""
+        for fault in (*check_steps(program), *check_ends(program)):
+            place = fault.steps[-1]
+            raise self.elements.get(place, self.elements[place[:2]]).error(fault.message)
+        for excess in limits.excesses(program):
+            raise self.elements[excess.where].error(f"MSCCL XML {excess.message}")
+        for address, step in program.steps():
+            for t, s in step.depends:
+                awaited = self.elements[address.rank, t, s]
+                if self._number(awaited, "hasdep", 0, 1) != 1:
+                    raise self.elements[address].error(
+                        f"waits for step {s} of threadblock {t}, in line {awaited.line}, which has no "
+                        'hasdep="1" and so never says that it is done'
+                    )
+
     def _rank(self, gpu: Element, rank: int) -> RankProgram:
-        sizes = ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks)
-        for attribute, expected in zip(("i_chunks", "o_chunks"), sizes, strict=True):
+        inputs, outputs = ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks)
+        for attribute, expected in (("i_chunks", inputs), ("o_chunks", outputs)):
             found = self._number(gpu, attribute, 0, 2**20)
             # In place the runtime needs one of the two; the other may be declared empty.
             if found != expected and not (self.in_place and found == 0):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
                 )
-        limits = {"i": sizes[0], "o": sizes[1], "s": self._number(gpu, "s_chunks", 0, 2**20)}
-        blocks = gpu.all("tb")
-        if len(blocks) > MAX_THREADBLOCKS:
-            raise gpu.error(f"found {len(blocks)} threadblocks; expected at most {MAX_THREADBLOCKS}")
-        total = 1 + self.num_ranks + len(blocks) + sum(len(tb.all("step")) for tb in blocks)
-        if total >= LIMIT_ELEMENTS:
-            raise gpu.error(f"found {total} elements; expected fewer than {LIMIT_ELEMENTS}")
-        by_id = {self._number(tb, "id", 0, MAX_THREADBLOCKS - 1): tb for tb in blocks}
-        if sorted(by_id) != list(range(len(blocks))):
+        blocks = {self._number(tb, "id", 0, limits.MAX_THREADBLOCKS - 1): tb for tb in gpu.all("tb")}
+        if sorted(blocks) != list(range(len(gpu.all("tb")))):
             raise gpu.error(
-                f"threadblocks have ids {sorted(by_id)}; expected 0 to {len(blocks) - 1}, each once"
+                f"threadblocks have ids {sorted(blocks)}; expected 0 to {len(gpu.all('tb')) - 1}, each once"
             )
-        ordered = [by_id[t] for t in range(len(blocks))]
-        threadblocks = tuple(self._threadblock(tb, rank, ordered, limits) for tb in ordered)
-        self._check_queues(gpu, ordered, threadblocks)
-        return RankProgram(limits["i"], limits["o"], limits["s"], threadblocks)
+        self.elements[rank,] = gpu
+        threadblocks = tuple(self._threadblock(blocks[t], rank, t) for t in range(len(blocks)))
+        return RankProgram(inputs, outputs, self._number(gpu, "s_chunks", 0, 2**20), threadblocks)
 
-    def _check_queues(
-        self, gpu: Element, elements: Sequence[Element], threadblocks: Sequence[Threadblock]
-    ) -> None:
-        for word in ("send", "recv"):
-            known: dict[tuple[int, int], int] = {}
-            peers = [0] * MAX_CHANNELS
-            for t, (element, tb) in enumerate(zip(elements, threadblocks, strict=True)):
-                peer = tb.send_to if word == "send" else tb.receive_from
-                if peer is None:
-                    continue
-                other = known.setdefault((peer, tb.channel), t)
-                if other != t:
-                    raise element.error(
-                        f"threadblocks {other} and {t} both {word} with rank {peer} over channel "
-                        f"{tb.channel}; expected one: give the other a channel of its own"
-                    )
-                peers[tb.channel] += 1
-            if max(peers) > MAX_PEERS:
-                channel = peers.index(max(peers))
-                raise gpu.error(
-                    f"found {max(peers)} {word} peers over channel {channel}; expected at most {MAX_PEERS}"
-                )
-
-    def _threadblock(
-        self, tb: Element, rank: int, blocks: Sequence[Element], limits: dict[str, int]
-    ) -> Threadblock:
+    def _threadblock(self, tb: Element, rank: int, number: int) -> Threadblock:
+        self.elements[rank, number] = tb
         peers: list[int | None] = []
         for word in ("send", "recv"):
             peer = self._number(tb, word, -1, self.num_ranks - 1)
             if peer == rank:
                 raise tb.error(f"{word} is {peer}, the rank itself; expected another")
             peers.append(None if peer < 0 else peer)
-        channel = self._number(tb, "chan", 0, self.num_channels - 1)
-        elements = tb.all("step")
-        if len(elements) > MAX_STEPS:
-            raise tb.error(f"found {len(elements)} steps; expected at most {MAX_STEPS}")
         steps: list[Step] = []
         waited = False
-        for s, element in enumerate(elements):
-            step = self._step(element, s, blocks, limits)
-            parts = OPERATIONS[step.operation]
-            for word, acts, other in (("send", parts.sends, peers[0]), ("recv", parts.receives, peers[1])):
-                if acts and other is None:
-                    raise element.error(f"a step of type {element.attributes['type']}, but {word} is -1")
+        for s, element in enumerate(tb.all("step")):
+            self.elements[rank, number, s] = element
+            step = self._step(element, s)
             is_nop = step.operation == "nop"
             if waited and not is_nop and not step.depends:
                 raise element.error(
@@ -216,67 +195,39 @@ class _File:
                 )
             waited = is_nop and (waited or bool(step.depends))
             steps.append(step)
+        channel = self._number(tb, "chan", 0, self.num_channels - 1)
         return Threadblock(tuple(steps), peers[0], peers[1], channel)
 
-    def _step(self, step: Element, place: int, blocks: Sequence[Element], limits: dict[str, int]) -> Step:
-        if self._number(step, "s", 0, MAX_STEPS - 1) != place:
+    def _step(self, step: Element, place: int) -> Step:
+        if self._number(step, "s", 0, 2**20) != place:
             raise step.error(f"s is {step.attributes['s']}; expected {place}, its position")
-        kind = self._choice(step, "type", tuple(TYPES))
-        operation = TYPES[kind]
+        operation = TYPES[self._choice(step, "type", tuple(TYPES))]
         parts = OPERATIONS[operation]
-        depends = self._depends(step, blocks)
+        block, index = (self._number(step, name, -1, 2**20) for name in ("depid", "deps"))
+        depends = ((block, index),) if block >= 0 else ()
         self._number(step, "hasdep", 0, 1)
         if operation == "nop":
-            return Step("nop", depends=depends, count=1)
-        count = self._number(step, "cnt", 1, LIMIT_COUNT)
-        src = self._slot(step, "src", count if parts.reads else 0, limits)
-        dst = self._slot(step, "dst", count if parts.writes else 0, limits)
+            return Step("nop", depends=depends)
+        src, dst = self._slot(step, "src"), self._slot(step, "dst")
         needs, gives = (tuple(step.attributes.get(name, "").split()) for name in ("needs", "gives"))
-        return Step(operation, src, dst, count, depends, needs, gives)
+        count = self._number(step, "cnt", 1, limits.MAX_COUNT)
+        read, written = (src if parts.reads else None), (dst if parts.writes else None)
+        return Step(operation, read, written, count, depends, needs, gives)
 
-    def _slot(self, step: Element, side: str, count: int, limits: dict[str, int]) -> Slot | None:
-        """A buffer and an offset, with `count` chunks within the buffer; None where the step uses none."""
+    def _slot(self, step: Element, side: str) -> Slot:
         buffer = self._choice(step, f"{side}buf", tuple(_BUFFERS))
-        offset = self._number(step, f"{side}off", -(2**20), 2**20)
-        if not count:
-            return None
-        if not 0 <= offset <= limits[buffer] - count:
-            raise step.error(
-                f"{side}off {offset} and cnt {count} reach past {buffer}, which holds {limits[buffer]} chunks"
-            )
-        return Slot(_BUFFERS[buffer], offset)
-
-    def _depends(self, step: Element, blocks: Sequence[Element]) -> tuple[tuple[int, int], ...]:
-        block = self._number(step, "depid", -1, 2**20)
-        index = self._number(step, "deps", -1, 2**20)
-        if block < 0:
-            return ()
-        if block > MAX_DEPENDED_ID:
-            raise step.error(
-                f"depid is {block}; expected at most {MAX_DEPENDED_ID}: number the threadblocks anew"
-            )
-        if block >= len(blocks):
-            raise step.error(f"depid is {block}; the rank has threadblocks 0-{len(blocks) - 1}")
-        steps = blocks[block].all("step")
-        if not 0 <= index < len(steps):
-            raise step.error(f"deps is {index}; threadblock {block} has steps 0-{len(steps) - 1}")
-        if self._number(steps[index], "hasdep", 0, 1) != 1:
-            raise step.error(
-                f"waits for step {index} of threadblock {block}, in line {steps[index].line}, which has no "
-                'hasdep="1" and so never says that it is done'
-            )
-        return ((block, index),)
+        return Slot(_BUFFERS[buffer], self._number(step, f"{side}off", -(2**20), 2**20))
 
     def _text(self, element: Element, name: str) -> str:
-        if len(element.attributes) > LIMIT_ATTRIBUTES:
+        if len(element.attributes) > limits.MAX_ATTRIBUTES:
             raise element.error(
-                f"found {len(element.attributes)} attributes; expected at most {LIMIT_ATTRIBUTES}"
+                f"found {len(element.attributes)} attributes; expected at most {limits.MAX_ATTRIBUTES}"
             )
         value = element.attributes.get(name)
         if value is None:
             raise element.error(f"has no {name}; add it")
-        if len(value) > LIMIT_VALUE:
-            raise element.error(f"{name} has {len(value)} characters; expected at most {LIMIT_VALUE}")
+        if len(value) > limits.MAX_VALUE:
+            raise element.error(f"{name} has {len(value)} characters; expected at most {limits.MAX_VALUE}")
         return value
 
     def _number(self, element: Element, name: str, least: int, most: int, default: int | None = None) -> int:

@@ -8,19 +8,18 @@ become is a chain of steps that do nothing but wait. What is read is held to the
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 
 from taccl.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError
-from taccl.formats.msccl import reading
+from taccl.formats.msccl import limits
+from taccl.formats.msccl.limits import excesses
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
 from taccl.program.checks import parcels_of
-from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
+from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
 from taccl.program.split import split_threadblocks, weight
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
@@ -54,15 +53,15 @@ def dump_msccl_xml(
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
     kind = kind_of(program, "MSCCL XML")
     if split is not False:
-        whole, program = program, split_threadblocks(program, max_steps=reading.MAX_STEPS)
+        whole, program = program, split_threadblocks(program, max_steps=limits.MAX_STEPS)
         if split is None and program is not whole:
-            warn_of_split(f"MSCCL XML holds at most {reading.MAX_STEPS} steps a threadblock")
-    for excess in _excesses(program):
-        raise ExportError(f"MSCCL XML {excess}")
+            warn_of_split(f"MSCCL XML holds at most {limits.MAX_STEPS} steps a threadblock")
+    for excess in excesses(program):
+        raise ExportError(f"MSCCL XML {excess.message}")
     sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
-        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[: reading.LIMIT_NAME],
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", name or program.name)[: limits.MAX_NAME],
         "proto": program.protocol,
         "nchannels": program.num_channels,
         "nchunksperloop": kind.size,
@@ -85,80 +84,6 @@ def dump_msccl_xml(
         lines.append("  </gpu>")
     lines.append("</algo>")
     return "\n".join(lines) + "\n"
-
-
-def _excesses(program: Program) -> Iterator[str]:
-    """What the format cannot hold, and how to lower the schedule within it."""
-    if program.num_channels > reading.MAX_CHANNELS:
-        yield (
-            f"holds at most {reading.MAX_CHANNELS} channels, and the program has {program.num_channels}; "
-            "lower the schedule with fewer num_channels or instances"
-        )
-    for r, rank in enumerate(program.ranks):
-        count = len(rank.threadblocks)
-        if count > reading.MAX_THREADBLOCKS:
-            pairs = {(tb.send_to, tb.channel) for tb in rank.threadblocks}
-            pairs |= {(tb.receive_from, tb.channel) for tb in rank.threadblocks}
-            remedy = "lower the schedule with threadblocks='per-peer'"
-            if len(pairs) > reading.MAX_THREADBLOCKS:
-                remedy = (
-                    "let a rank talk to fewer others, by a sketch, or use fewer num_channels or instances"
-                )
-            yield (
-                f"holds at most {reading.MAX_THREADBLOCKS} threadblocks a rank, and rank {r} has {count}; "
-                f"{remedy}"
-            )
-        yield from _crowded_channels(r, rank)
-        for t, threadblock in enumerate(rank.threadblocks):
-            yield from _long_steps(r, t, threadblock)
-        total = 1 + program.num_ranks + count
-        total += sum(weight(step) for threadblock in rank.threadblocks for step in threadblock.steps)
-        if total >= reading.LIMIT_ELEMENTS:
-            yield (
-                f"holds fewer than {reading.LIMIT_ELEMENTS} elements a rank, and rank {r} makes {total} of "
-                "its threadblocks and steps; lower the schedule with fewer instances, or cut the data into "
-                "fewer chunks"
-            )
-        for t, s in sorted({each for tb in rank.threadblocks for step in tb.steps for each in step.depends}):
-            if t > reading.MAX_DEPENDED_ID:
-                yield (
-                    f"lets steps wait for threadblocks 0-{reading.MAX_DEPENDED_ID} only, and one of rank "
-                    f"{r} waits for step {s} of threadblock {t}; lower the schedule with "
-                    "threadblocks='per-peer', or fewer num_channels or instances"
-                )
-
-
-def _crowded_channels(r: int, rank: RankProgram) -> Iterator[str]:
-    for word in ("send_to", "receive_from"):
-        peers: dict[int, set[int]] = defaultdict(set)
-        for threadblock in rank.threadblocks:
-            peer = getattr(threadblock, word)
-            if peer is not None:
-                peers[threadblock.channel].add(peer)
-        for channel, known in sorted(peers.items()):
-            if len(known) > reading.MAX_PEERS:
-                yield (
-                    f"holds at most {reading.MAX_PEERS} peers a channel, and rank {r} has {len(known)} to "
-                    f"{word.replace('_', ' ')} over channel {channel}; lower the schedule with "
-                    f"channels='by-peer', num_channels={math.ceil(len(known) / reading.MAX_PEERS) + 1}"
-                )
-
-
-def _long_steps(r: int, t: int, threadblock: Threadblock) -> Iterator[str]:
-    total = sum(map(weight, threadblock.steps))
-    if total > reading.MAX_STEPS:
-        yield (
-            f"holds at most {reading.MAX_STEPS} steps a threadblock, and threadblock {t} of rank {r} makes "
-            f"{total}, with those that only wait; leave split=False out, or lower the schedule with "
-            f"channels='round-robin', num_channels={math.ceil(total / reading.MAX_STEPS)} or more, or cut "
-            "the data into fewer chunks"
-        )
-    for s, step in enumerate(threadblock.steps):
-        if step.count > reading.LIMIT_COUNT:
-            yield (
-                f"moves at most {reading.LIMIT_COUNT} chunks in a step, and step {s} of threadblock {t} of "
-                f"rank {r} moves {step.count}; lower the schedule with max_count={reading.LIMIT_COUNT}"
-            )
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:

@@ -1,0 +1,69 @@
+"""What the MSCCL runtime's parser and kernels hold, and what of a program is more than that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import ceil
+from typing import NamedTuple
+
+from taccl.program.program import Program
+from taccl.program.split import weight
+
+MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
+MAX_COUNT, MAX_ELEMENTS, MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 71, 4095, 63, 16, 255
+
+
+class Excess(NamedTuple):
+    """What is more than the format holds: at a rank, threadblock and step, as far as it is at one."""
+
+    where: tuple[int, ...]
+    message: str
+
+
+def excesses(program: Program) -> Iterator[Excess]:
+    """What the format cannot hold, and how to lower the schedule within it."""
+    for where, found, most, what, remedy in _measured(program):
+        if found > most:
+            names = ("rank", "threadblock", "step")
+            place = " of ".join(f"{name} {i}" for name, i in reversed([*zip(names, where, strict=False)]))
+            yield Excess(
+                where,
+                f"holds at most {most} {what}, and {place or 'the program'} has {found}; lower the schedule "
+                f"with {remedy}",
+            )
+
+
+def _measured(program: Program) -> Iterator[tuple[tuple[int, ...], int, int, str, str]]:
+    """All that has a limit: where it is, how many there are, and may be, of what, and how to have fewer."""
+    fewer = "fewer num_channels or instances"
+    joined = f"threadblocks='per-peer', or {fewer}"
+    yield (), program.num_channels, MAX_CHANNELS, "channels", fewer
+    for r, rank in enumerate(program.ranks):
+        peers: dict[tuple[int, str], set[int]] = defaultdict(set)
+        for threadblock in rank.threadblocks:
+            for word, peer in (("send to", threadblock.send_to), ("receive from", threadblock.receive_from)):
+                if peer is not None:
+                    peers[threadblock.channel, word].add(peer)
+        pairs = {(peer, channel) for (channel, _), known in peers.items() for peer in known}
+        remedy = joined
+        if len(pairs) > MAX_THREADBLOCKS:
+            remedy = f"{fewer}, or under a sketch by which a rank talks to fewer others"
+        yield (r,), len(rank.threadblocks), MAX_THREADBLOCKS, "threadblocks a rank", remedy
+        for (_, word), known in sorted(peers.items()):
+            spread = f"channels='by-peer', num_channels={ceil(len(known) / MAX_PEERS) + 1}"
+            yield (r,), len(known), MAX_PEERS, f"peers to {word} over one channel", spread
+        weights = [sum(map(weight, threadblock.steps)) for threadblock in rank.threadblocks]
+        elements = 1 + program.num_ranks + len(weights) + sum(weights)
+        smaller = "fewer instances, or cut the data into fewer chunks"
+        yield (r,), elements, MAX_ELEMENTS, "elements a rank, such as threadblocks and steps", smaller
+        for t, total in enumerate(weights):
+            spread = (
+                f"channels='round-robin', num_channels={ceil(total / MAX_STEPS)} or more, leave split=False "
+                "out, or cut the data into fewer chunks"
+            )
+            yield (r, t), total, MAX_STEPS, "steps a threadblock, with those that only wait", spread
+    for address, step in program.steps():
+        yield address, step.count, MAX_COUNT, "chunks a step", f"max_count={MAX_COUNT}"
+        last = max((t for t, _ in step.depends), default=-1)
+        yield address, last, MAX_DEPENDED_ID, "as number of a threadblock that a step waits for", joined
