@@ -1,4 +1,4 @@
-"""MSCCL++ execution plans, run on arrays by the rules of the executor, and judged.
+"""MSCCL++ execution plans, run by the rules of the executor, and judged.
 
 It knows nothing of programs and schedules: what counts is what the executor makes of the JSON. Every
 threadblock has a first thread, which alone signals, waits and asks a NIC for something, and other threads,
@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
-
-import numpy as np
 
 from taccl.errors import FormatError
 from taccl.formats.mscclpp.memory import Clocks, PlanMemory, packets
+from taccl.program.execution import Content
 from taccl.units import format_count
 
 #: Operations that can be run.
@@ -52,10 +53,8 @@ class PlanRun:
         return not self.faults
 
 
-def run_plan(
-    plan: Mapping[str, Any], *, seed: int = 0, root: int = 0, races: bool = True, max_faults: int = 20
-) -> PlanRun:
-    """Run a plan once on random whole numbers.
+def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True, max_faults: int = 20) -> PlanRun:
+    """Run a plan once, keeping track of what is in every chunk.
 
     Outputs are judged of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
     ``reduce``; of the last two from or to `root`.
@@ -66,7 +65,7 @@ def run_plan(
     not known here.
     """
     try:
-        return _Machine(plan, np.random.default_rng(seed), races).run(root, max_faults)
+        return _Machine(plan, races).run(root, max_faults)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise FormatError(
             f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
@@ -86,7 +85,7 @@ class _Channel:
 class _Machine:
     """Every rank's channels, semaphores and threadblocks, and the operation that each is at."""
 
-    def __init__(self, plan: Mapping[str, Any], random: np.random.Generator, races: bool) -> None:
+    def __init__(self, plan: Mapping[str, Any], races: bool) -> None:
         self.gpus = plan["gpus"]
         self.blocks = [(r, t) for r, gpu in enumerate(self.gpus) for t in range(len(gpu["threadblocks"]))]
         for r, t in self.blocks:
@@ -104,7 +103,7 @@ class _Machine:
                 channel.nic, count = count, count + 1
         users = range(count, count + len(self.gpus))
         self.clocks = Clocks(users.stop) if races else None
-        self.memory = PlanMemory(plan, random, self.clocks, users)
+        self.memory = PlanMemory(plan, self.clocks, users)
         for (r, _), threads in self.threads.items():
             for thread in threads:
                 self._learn(thread, self._tell(users[r]))
@@ -254,10 +253,10 @@ class _Machine:
         first = _FIRST_PACKET.get(op["name"], len(sources))
         columns = [self._read(r, each, threads) for each in sources[:first]]
         columns += [[self.memory.packet(r, packet) for packet in packets(each)] for each in sources[first:]]
-        sums = [sum(each) for each in zip(*columns, strict=False)]
+        sums = [reduce(add, each) for each in zip(*columns, strict=False)]
         self.memory.put(sums, self.memory.rows(r, r, dst["type"], dst), threads)
 
-    def _read(self, r: int, chunks: Op, threads: tuple[int, ...]) -> list[Any]:
+    def _read(self, r: int, chunks: Op, threads: tuple[int, ...]) -> list[Content]:
         return [self.memory.read(place, threads) for place in self.memory.rows(r, r, chunks["type"], chunks)]
 
     def _end(self) -> None:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import FormatError
+from taccl.program.execution import Content
 from taccl.units import format_count
 
 _CHUNKS = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}
-#: Two 64-bit numbers a chunk: that a wrong one looks right by chance is out of the question.
-_ELEMENTS = 2
 _JUDGED = ("allgather", "allreduce", "reducescatter", "alltoall", "broadcast", "reduce")
 
 
@@ -94,11 +93,9 @@ class Clocks:
 
 
 class PlanMemory:
-    """Buffers of random whole numbers, and the accesses to them; `faults` tells what `label` did wrong."""
+    """What is in the buffers, and the accesses to them; `faults` tells what `label` did wrong."""
 
-    def __init__(
-        self, plan: Mapping[str, Any], random: np.random.Generator, clocks: Clocks | None, users: range
-    ) -> None:
+    def __init__(self, plan: Mapping[str, Any], clocks: Clocks | None, users: range) -> None:
         self.collective, self.in_place = plan["collective"], bool(plan["inplace"])
         self.packed = plan["protocol"] == "LL"
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
@@ -107,30 +104,16 @@ class PlanMemory:
         self.label = ""
         self.flags: list[set[int]] = [set() for _ in self.gpus]
         self.offsets = [self._offsets(r, gpu) for r, gpu in enumerate(self.gpus)]
-        self.arrays: list[dict[str, NDArray[np.int64]]] = []
-        for gpu, (begin_in, begin_out) in zip(self.gpus, self.offsets, strict=True):
-            inputs, outputs = gpu["input_chunks"] + begin_in, gpu["output_chunks"] + begin_out
-            scratch = gpu["scratch_chunks"] * (2 if self.packed else 1)
-            sizes = {"s": scratch} | (
-                {"user": max(inputs, outputs)} if self.in_place else {"i": inputs, "o": outputs}
-            )
-            self.arrays.append(
-                {
-                    name: random.integers(-(2**61), 2**61, size=(rows, _ELEMENTS), dtype=np.int64)
-                    for name, rows in sizes.items()
-                }
-            )
-        self.inputs = [
-            self._whole(r, "i")[begin : begin + gpu["input_chunks"]].copy()
-            for r, (gpu, (begin, _)) in enumerate(zip(self.gpus, self.offsets, strict=True))
-        ]
-        if clocks is not None:
-            for r, memory in enumerate(self.arrays):
-                for name, rows in memory.items():
-                    # Packets of two calls lie in two halves of the scratch: nothing is left there.
-                    for index in range(0 if self.packed and name == "s" else len(rows)):
-                        place = _Place(r, name, index)
-                        clocks.access(place, (users[r],), f"the user of gpu {r}", writes=True)
+        self.sizes = [self._sizes(gpu, *begins) for gpu, begins in zip(self.gpus, self.offsets, strict=True)]
+        self.contents: dict[_Place, Content] = {}
+        for r, (gpu, (begin, _)) in enumerate(zip(self.gpus, self.offsets, strict=True)):
+            for index in range(gpu["input_chunks"]):
+                self.contents[self._place(r, "i", begin + index)] = Content([(r, index)])
+            self.label = f"the user of gpu {r}"
+            for name, size in self.sizes[r].items():
+                # Packets of two calls lie in two halves of the scratch: nothing is left there.
+                for index in range(0 if self.packed and name == "s" else size):
+                    self._note(_Place(r, name, index), (users[r],), writes=True)
 
     def _offsets(self, r: int, gpu: Mapping[str, Any]) -> tuple[int, int]:
         """Where input and output begin in the user's array."""
@@ -148,8 +131,14 @@ class PlanMemory:
             return 0, r * gpu["output_chunks"]
         return 0, 0
 
-    def _whole(self, r: int, buffer: str) -> NDArray[np.int64]:
-        return self.arrays[r]["user" if self.in_place and buffer in "io" else buffer]
+    def _sizes(self, gpu: Mapping[str, Any], begin_in: int, begin_out: int) -> dict[str, int]:
+        """Chunks of each of a rank's memories."""
+        inputs, outputs = gpu["input_chunks"] + begin_in, gpu["output_chunks"] + begin_out
+        users = {"user": max(inputs, outputs)} if self.in_place else {"i": inputs, "o": outputs}
+        return {"s": gpu["scratch_chunks"] * (2 if self.packed else 1)} | users
+
+    def _place(self, rank: int, buffer: str, index: int) -> _Place:
+        return _Place(rank, "user" if self.in_place and buffer in "io" else buffer, index)
 
     def rows(self, rank: int, owner: int, buffer: str, chunks: Mapping[str, Any]) -> list[_Place]:
         """The places of neighbouring chunks in a buffer of `owner`, as `rank` works out their addresses."""
@@ -160,27 +149,27 @@ class PlanMemory:
                 f"{self.label}: chunks {begin} to {end - 1} of {buffer} of gpu {owner}, which holds {held}"
             )
             return []
-        if buffer == "s" or not self.in_place:
-            return [_Place(owner, buffer, index) for index in range(begin, end)]
         # The executor adds the offset of its own buffer in its allocation to the address of the other's.
-        own = self.offsets[rank]["io".index(buffer)]
-        return [_Place(owner, "user", own + index) for index in range(begin, end)]
+        own = 0 if buffer == "s" else self.offsets[rank]["io".index(buffer)]
+        return [self._place(owner, buffer, own + index) for index in range(begin, end)]
 
-    def read(self, place: _Place, threads: tuple[int, ...]) -> Any:
+    def read(self, place: _Place, threads: tuple[int, ...]) -> Content:
         """A chunk, read by threads."""
         self._note(place, threads, writes=False)
-        return self.arrays[place.rank][place.memory][place.slot].copy()
+        return self._content(place)
 
-    def write(self, place: _Place, value: Any, threads: tuple[int, ...]) -> None:
+    def _content(self, place: _Place) -> Content:
+        return self.contents.get(place) or Content([(f"{place.memory} of gpu {place.rank}", place.slot)])
+
+    def write(self, place: _Place, value: Content, threads: tuple[int, ...]) -> None:
         """A chunk, written by threads."""
         self._note(place, threads, writes=True)
-        memory = self.arrays[place.rank][place.memory]
-        if place.slot >= len(memory):
+        if place.slot >= self.sizes[place.rank][place.memory]:
             self.faults.append(f"{self.label}: writes past the memory of gpu {place.rank}")
             return
-        memory[place.slot] = value
+        self.contents[place] = value
 
-    def put(self, values: list[Any], targets: list[_Place], threads: tuple[int, ...]) -> None:
+    def put(self, values: list[Content], targets: list[_Place], threads: tuple[int, ...]) -> None:
         """Write chunks to as many places."""
         if len(values) != len(targets):
             self.faults.append(f"{self.label}: {len(values)} chunks go to {len(targets)}")
@@ -188,7 +177,7 @@ class PlanMemory:
         for place, value in zip(targets, values, strict=True):
             self.write(place, value, threads)
 
-    def send_packet(self, peer: int, number: int, value: Any, threads: tuple[int, ...]) -> None:
+    def send_packet(self, peer: int, number: int, value: Content, threads: tuple[int, ...]) -> None:
         """Write one packet; each has its place for itself."""
         if number in self.flags[peer]:
             self.faults.append(f"{self.label}: packet {number} of gpu {peer} is written twice")
@@ -196,9 +185,9 @@ class PlanMemory:
             self.write(_Place(peer, "s", half), value, threads)
         self.flags[peer].add(number)
 
-    def packet(self, rank: int, number: int) -> Any:
+    def packet(self, rank: int, number: int) -> Content:
         """The data of a packet. That it came says nothing of anything else that its sender did."""
-        return self.arrays[rank]["s"][2 * number].copy()
+        return self._content(_Place(rank, "s", 2 * number))
 
     def end(self) -> None:
         """The memory is the users' again."""
@@ -215,28 +204,31 @@ class PlanMemory:
         if self.collective not in _JUDGED:
             return False
         for r, gpu in enumerate(self.gpus):
-            if self.collective == "reduce" and r != root:
-                continue
             begin = self.offsets[r][1]
-            found = self._whole(r, "o")[begin : begin + gpu["output_chunks"]]
-            wrong = np.flatnonzero((found != self._wanted(r, root)).any(axis=1))
-            if wrong.size:
+            wrong = [
+                index
+                for index in range(gpu["output_chunks"] if self.collective != "reduce" or r == root else 0)
+                if self._content(self._place(r, "o", begin + index)) != self._wanted(r, root, index)
+            ]
+            if wrong:
                 self.faults.append(
-                    f"output: {format_count(wrong.size, 'chunk')} of gpu {r} wrong, the first is {wrong[0]}"
+                    f"output: {format_count(len(wrong), 'chunk')} of gpu {r} wrong, the first is {wrong[0]}"
                 )
         return True
 
-    def _wanted(self, r: int, root: int) -> NDArray[np.int64]:
-        whole = np.stack(self.inputs)
+    def _wanted(self, rank: int, root: int, index: int) -> Content:
+        """What the collective asks for in a chunk of a rank's output."""
+        everyone, inputs = range(len(self.gpus)), self.gpus[rank]["input_chunks"]
         if self.collective == "broadcast":
-            return np.asarray(whole[root])
+            return Content([(root, index)])
         if self.collective == "allgather":
-            return whole.reshape(-1, _ELEMENTS)
-        if self.collective in ("allreduce", "reduce"):
-            return np.asarray(whole.sum(axis=0))
-        part = whole.shape[1] // len(self.gpus)
-        mine = whole[:, r * part : (r + 1) * part]
-        return mine.sum(axis=0) if self.collective == "reducescatter" else mine.reshape(-1, _ELEMENTS)
+            return Content([divmod(index, inputs)])
+        part = inputs // len(everyone)
+        if self.collective == "alltoall":
+            sender, place = divmod(index, part)
+            return Content([(sender, rank * part + place)])
+        first = rank * part if self.collective == "reducescatter" else 0
+        return Content((other, first + index) for other in everyone)
 
     def _note(self, place: _Place, threads: tuple[int, ...], *, writes: bool) -> None:
         other = "" if self.clocks is None else self.clocks.access(place, threads, self.label, writes=writes)
