@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.arguments import checked, known_word
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.units import format_count
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 BUFFERS = ("input", "output", "scratch")
 #: A threadblock: its rank, and its number there.
@@ -236,42 +239,19 @@ class Program:
 
     def to_dict(self) -> dict[str, Any]:
         """The program as plain values."""
-        return {
-            "name": self.name,
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return plain | {
             "collective": None if self.collective is None else self.collective.to_dict(),
-            "in_place": self.in_place,
-            "protocol": self.protocol,
-            "node_of_rank": None if self.node_of_rank is None else list(self.node_of_rank),
-            "sizes_bytes": None if self.sizes_bytes is None else list(self.sizes_bytes),
-            "notes": list(self.notes),
-            "ranks": [
-                {
-                    **{each.name: getattr(rank, each.name) for each in fields(rank)},
-                    "threadblocks": [_threadblock_to_dict(each) for each in rank.threadblocks],
-                }
-                for rank in self.ranks
-            ],
+            "ranks": _plain_ranks().dump_python(self.ranks, mode="json", exclude_defaults=True),
         }
 
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
         """The program that `to_dict` wrote."""
-        nodes, sizes, collective = data.get("node_of_rank"), data.get("sizes_bytes"), data["collective"]
-        ranks = tuple(
-            RankProgram(**{**each, "threadblocks": tuple(map(_threadblock_from_dict, each["threadblocks"]))})
-            for each in data["ranks"]
-        )
-        return cls(
-            **{
-                **data,
-                "ranks": ranks,
-                "collective": None if collective is None else Collective.from_dict(collective),
-                "node_of_rank": None if nodes is None else tuple(nodes),
-                "sizes_bytes": None if sizes is None else tuple(sizes),
-                "notes": tuple(data.get("notes", ())),
-            }
-        )
+        collective = None if data["collective"] is None else Collective.from_dict(data["collective"])
+        ranks = _plain_ranks().validate_python(data["ranks"])
+        return cls(**{**data, "collective": collective, "ranks": ranks})
 
     def __repr__(self) -> str:
         copies = f" of them {self.num_copies} within ranks," if self.num_copies else ""
@@ -285,30 +265,9 @@ class Program:
         )
 
 
-def _threadblock_to_dict(threadblock: Threadblock) -> dict[str, Any]:
-    steps = [
-        [
-            step.operation,
-            *(slot and list(slot) for slot in (step.src, step.dst)),
-            step.count,
-            [list(each) for each in step.depends],
-            *([list(step.needs), list(step.gives)] if step.needs or step.gives else []),
-        ]
-        for step in threadblock.steps
-    ]
-    return {**{each.name: getattr(threadblock, each.name) for each in fields(threadblock)}, "steps": steps}
+@cache
+def _plain_ranks() -> TypeAdapter[tuple[RankProgram, ...]]:
+    """Ranks to plain values and back."""
+    from pydantic import TypeAdapter  # seldom needed
 
-
-def _threadblock_from_dict(data: dict[str, Any]) -> Threadblock:
-    steps = tuple(
-        Step(
-            operation,
-            src and Slot(*src),
-            dst and Slot(*dst),
-            count,
-            tuple((t, s) for t, s in depends),
-            *map(tuple, marks),
-        )
-        for operation, src, dst, count, depends, *marks in data["steps"]
-    )
-    return Threadblock(**{**data, "steps": steps})
+    return TypeAdapter(tuple[RankProgram, ...])
