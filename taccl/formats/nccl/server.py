@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations, cycle, permutations
+from itertools import combinations, cycle, pairwise, permutations
 from typing import Literal
 
 from taccl.errors import TopologyError
@@ -210,22 +210,25 @@ def _join_nodes(shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: li
 
 def _steps(server: Server, start: int, end: int) -> list[Step]:
     """The steps that limit a way through the tree: name, beta, and the end of a send that keeps each busy."""
+    steps: list[tuple[str, Fraction | None, Side]] = []
+    for here, there in pairwise(_way(server, start, end)):
+        near, far = server.parts[here], server.parts[there]
+        if near.parent == there:
+            steps.append((f"PCIe out of {near.name}", near.beta_us_per_mb, "send"))
+        elif far.parent == here:
+            steps.append((f"PCIe into {far.name}", far.beta_us_per_mb, "receive"))
+        else:
+            steps.append((f"{near.name} to {far.name}", near.beta_us_per_mb, "send"))
+    return [(name, beta, side) for name, beta, side in steps if beta is not None]
+
+
+def _way(server: Server, start: int, end: int) -> list[int]:
+    """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
     up, down = _ancestors(server, start), _ancestors(server, end)
     met = next((part for part in up if part in down), None)
-    climbs = up[: up.index(met)] if met is not None else up[:-1]
-    falls = down[: down.index(met)] if met is not None else down[:-1]
-    steps: list[tuple[str, Fraction | None, Side]] = [
-        (f"PCIe out of {server.parts[part].name}", server.parts[part].beta_us_per_mb, "send")
-        for part in climbs
-    ]
     if met is None:
-        here, there = server.parts[up[-1]], server.parts[down[-1]]
-        steps.append((f"{here.name} to {there.name}", here.beta_us_per_mb, "send"))
-    steps += [
-        (f"PCIe into {server.parts[part].name}", server.parts[part].beta_us_per_mb, "receive")
-        for part in reversed(falls)
-    ]
-    return [(name, beta, side) for name, beta, side in steps if beta is not None]
+        return [*up, *reversed(down)]
+    return [*up[: up.index(met) + 1], *reversed(down[: down.index(met)])]
 
 
 def _ancestors(server: Server, part: int) -> list[int]:
@@ -240,14 +243,9 @@ def _nearest_nics(server: Server) -> list[int]:
     turns: dict[tuple[int, ...], Iterator[int]] = {}
     chosen = []
     for gpu in server.gpus:
-        up = _ancestors(server, gpu)
-        far = []
-        for nic in server.nics:
-            down = _ancestors(server, nic.part)
-            met = next((part for part in up if part in down), None)
-            # Beyond the CPU, at the CPU, or below it; then the number of steps.
-            kind = 2 if met is None else int(met == up[-1])
-            far.append((kind, len(up) + len(down) if met is None else up.index(met) + down.index(met)))
+        ways = [_way(server, gpu, nic.part) for nic in server.nics]
+        # Below a CPU, by way of one, or of two; then the number of steps.
+        far = [(sum(server.parts[part].parent is None for part in way), len(way)) for way in ways]
         nearest = tuple(nic for nic, each in enumerate(far) if each == min(far))
         if nearest:
             chosen.append(next(turns.setdefault(nearest, cycle(nearest))))
