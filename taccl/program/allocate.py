@@ -84,16 +84,6 @@ class Allocator:
                 self.user[slot] = value
             else:
                 homeless.append(value)
-        if not homeless:
-            return
-        before = [value.added_to.place for value in homeless if value.added_to]
-        if len(before) == len(homeless) and all(
-            slot.buffer == "scratch" and self.scratch[slot.offset].makes_room(value)
-            for slot, value in zip(before, homeless, strict=True)
-        ):
-            for slot, value in zip(before, homeless, strict=True):
-                self._put(value, slot.offset)
-            return
         self.place_scratch(homeless)
 
     def place_block(self, count: int, born: int, read_until: int) -> list[Slot]:
