@@ -18,7 +18,7 @@ from taccl.errors import VerificationError
 from taccl.names import first_of, listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
 from taccl.program.execution import AGAIN, ANYONE, Content, Memory, content_at_start, contents_of, execute
-from taccl.program.layout import RankLayout, layout
+from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 from taccl.program.races import find_races
 from taccl.units import format_count
@@ -97,8 +97,7 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     def report(found: Iterator[Fault]) -> None:
         faults.extend(islice(found, _MOST_FAULTS - len(faults)))
 
-    collective = program.collective
-    layouts = () if collective is None else layout(collective)
+    collective, layouts = program.collective, layouts_of(program)
     report(check_steps(program))
     report(check_queues(program))
     report(check_sizes(program, layouts))

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from taccl.arguments import Count, checked
@@ -123,10 +123,7 @@ def lower(
         sums = NamedSums(follow(messages, collective, layouts))
     else:
         sums = follow_named(messages, collective, layouts, in_place=in_place)
-    chooser = _channel_chooser(channels, num_channels, collective.num_ranks)
-    for message in messages:
-        lanes = chooser(message.src, message.dst, message.parts[0].chunk)
-        message.channel = message.lane * num_channels + lanes
+    _choose_channels(messages, channels, num_channels, collective.num_ranks)
     placing = _Placing(layouts, in_place, sums, merged == "pack", max_count, threadblocks == "per-peer")
     drafts, scratch = placing.run(messages)
     program = Program(
@@ -170,23 +167,22 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
     return (said,)
 
 
-def _channel_chooser(policy: Channels, num_channels: int, num_ranks: int) -> Callable[[int, int, int], int]:
-    """The channel of a message from (src, dst, first chunk), asked in the order of messages."""
-    turns: dict[tuple[int, int], Iterator[int]] = defaultdict(lambda: cycle(range(num_channels)))
-
-    def in_turn(src: int, dst: int, _chunk: int) -> int:
-        return next(turns[src, dst])
-
-    def by_distance(src: int, dst: int, _chunk: int) -> int:
+def _choose_channels(
+    messages: Sequence[Message], policy: Channels, num_channels: int, num_ranks: int
+) -> None:
+    """Give messages their channels, in order; parallel links between two ranks have channels of their own."""
+    turns: Counter[tuple[int, int]] = Counter()
+    for message in messages:
+        src, dst = message.src, message.dst
         apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same both ways
-        return (apart - 1) * num_channels // max(num_ranks // 2, 1)
-
-    return {
-        "single": lambda _src, _dst, _chunk: 0,
-        "round-robin": in_turn,
-        "by-chunk": lambda _src, _dst, chunk: chunk % num_channels,
-        "by-peer": by_distance,
-    }[policy]
+        among: dict[Channels, int] = {
+            "single": 0,
+            "round-robin": turns[src, dst] % num_channels,
+            "by-chunk": message.parts[0].chunk % num_channels,
+            "by-peer": (apart - 1) * num_channels // max(num_ranks // 2, 1),
+        }
+        turns[src, dst] += 1
+        message.channel = message.lane * num_channels + among[policy]
 
 
 class _Placing:
