@@ -102,8 +102,7 @@ def run_case(case: Case, collective: str, backend: str, limit_s: float) -> Row:
         clock = time.perf_counter()
         plan = build_mscclpp_plan(program, split=True)
         row["plan_s"], clock = _since(clock)
-        run = run_plan(plan, seed=1)
-        row["plan_runs"] = run.ok and run.outputs_checked
+        row["plan_runs"] = run_plan(plan)
         row["threadblocks"] = max(len(gpu["threadblocks"]) for gpu in plan["gpus"])
         row["scratch_chunks"] = plan["gpus"][0]["scratch_chunks"]
         clock = time.perf_counter()

@@ -19,7 +19,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from taccl.errors import FormatError
+from taccl.errors import FormatError, VerificationError
 from taccl.formats.mscclpp.memory import Clocks, PlanMemory, packets
 from taccl.program.execution import Content
 from taccl.units import format_count
@@ -37,35 +37,19 @@ _MAX_OPERATIONS, _MAX_CHANNELS, _MAX_IDS = 64, 16, 16
 Op = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRun:
-    """What a run found.
+def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> bool:
+    """Run a plan once, keeping track of what is in every chunk; returns whether outputs were judged.
 
-    - `outputs_checked`: Whether it is known what the outputs must be, and all ran.
-    """
-
-    faults: tuple[str, ...]
-    outputs_checked: bool
-
-    @property
-    def ok(self) -> bool:
-        """Whether no fault was found."""
-        return not self.faults
-
-
-def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True, max_faults: int = 20) -> PlanRun:
-    """Run a plan once, keeping track of what is in every chunk.
-
-    Outputs are judged of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
-    ``reduce``; of the last two from or to `root`.
+    They are of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and ``reduce``;
+    of the last two from or to `root`.
 
     - `races`: Whether accesses that nothing orders are looked for, which takes most of the time.
 
-    Raises `FormatError` if the plan is none, goes beyond a limit of the executor, or has an operation that is
-    not known here.
+    Raises `VerificationError` for the first fault. `FormatError` if the plan is none, goes beyond a limit of
+    the executor, or has an operation that is not known here.
     """
     try:
-        return _Machine(plan, races).run(root, max_faults)
+        return _Machine(plan, races).run(root)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise FormatError(
             f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
@@ -125,9 +109,8 @@ class _Machine:
                 for a, b in zip(mine, ends.get((peer, r), ()), strict=False):
                     a.other = b
 
-    def run(self, root: int, max_faults: int) -> PlanRun:
+    def run(self, root: int) -> bool:
         """Run whatever can go on until nothing can."""
-        faults = self.memory.faults
         position = dict.fromkeys(self.blocks, 0)
         done, before = 0, -1
         while before < done:
@@ -141,19 +124,15 @@ class _Machine:
                     self.actions[op["name"]](*block, op)
                     position[block] += 1
                     done += 1
-                    if len(faults) >= max_faults:
-                        return PlanRun(tuple(faults[:max_faults]), outputs_checked=False)
         stuck = [block for block in self.blocks if position[block] < len(self._ops(block))]
-        for r, t in stuck[:1]:
+        for r, t in stuck:
             s = position[r, t]
-            faults.append(
+            raise VerificationError(
                 f"deadlock: {format_count(len(stuck), 'threadblock')} cannot go on; the first is threadblock "
                 f"{t} of gpu {r}, at operation {s} ({self._ops((r, t))[s]['name']})"
             )
-        if not stuck:
-            self._end()
-        checked = not stuck and self.memory.check_outputs(root)
-        return PlanRun(tuple(faults[:max_faults]), outputs_checked=checked)
+        self._end()
+        return self.memory.check_outputs(root)
 
     def _ops(self, block: tuple[int, int]) -> list[Op]:
         ops: list[Op] = self.gpus[block[0]]["threadblocks"][block[1]]["ops"]
@@ -179,7 +158,7 @@ class _Machine:
             _listed(references, "access_channel_type", kind, "remote_buffer_ids")[number]
         ]
         if kind not in buffer["access_channel_types"]:
-            self.memory.faults.append(f"{self.memory.label}: its buffer is not reached over {kind} channels")
+            raise self.memory.fault(f"its buffer is not reached over {kind} channels")
         return buffer["rank"], buffer["type"]
 
     def _ready(self, r: int, t: int, op: Op) -> bool:
@@ -207,10 +186,7 @@ class _Machine:
                 self._learn(channel.nic, self._tell(thread))
                 thread = channel.nic
             if channel.other is None:
-                self.memory.faults.append(
-                    f"{self.memory.label}: gpu {channel.peer} has no end of the channel"
-                )
-                return
+                raise self.memory.fault(f"gpu {channel.peer} has no end of the channel")
             channel.other.inbound.append(self._tell(thread))
 
     def _wait(self, r: int, t: int, op: Op) -> None:
@@ -242,8 +218,7 @@ class _Machine:
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
             peer, buffer = self._remote(r, t, "memory", dst["buffer_id"])
             if buffer != "s":
-                self.memory.faults.append(f"{self.memory.label}: packets go to {buffer}; expected s, scratch")
-                return
+                raise self.memory.fault(f"packets go to {buffer}; expected s, scratch")
             for value, number in zip(self._read(r, src, threads), packets(dst), strict=False):
                 self.memory.send_packet(peer, number, value, threads)
 
@@ -269,10 +244,10 @@ class _Machine:
                 for number, channel in enumerate(channels):
                     if channel.inbound:
                         left = format_count(len(channel.inbound), "signal")
-                        self.memory.faults.append(f"{left} too many on {kind} channel {number} of gpu {r}")
+                        raise VerificationError(f"{left} too many on {kind} channel {number} of gpu {r}")
             for number, semaphore in enumerate(self.semaphores[r]):
                 if len(semaphore) != gpu["semaphores"][number]["init_value"]:
-                    self.memory.faults.append(f"semaphore {number} of gpu {r} ends at {len(semaphore)}")
+                    raise VerificationError(f"semaphore {number} of gpu {r} ends at {len(semaphore)}")
 
 
 def _channels(gpu: Mapping[str, Any]) -> dict[str, list[_Channel]]:

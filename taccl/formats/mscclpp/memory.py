@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.errors import FormatError
+from taccl.errors import FormatError, VerificationError
 from taccl.program.execution import Content
 from taccl.units import format_count
 
@@ -93,14 +93,13 @@ class Clocks:
 
 
 class PlanMemory:
-    """What is in the buffers, and the accesses to them; `faults` tells what `label` did wrong."""
+    """What is in the buffers, and the accesses to them; what `label` does wrong is raised."""
 
     def __init__(self, plan: Mapping[str, Any], clocks: Clocks | None, users: range) -> None:
         self.collective, self.in_place = plan["collective"], bool(plan["inplace"])
         self.packed = plan["protocol"] == "LL"
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
         self.clocks, self.users = clocks, users
-        self.faults: list[str] = []
         self.label = ""
         self.flags: list[set[int]] = [set() for _ in self.gpus]
         self.offsets = [self._offsets(r, gpu) for r, gpu in enumerate(self.gpus)]
@@ -114,6 +113,10 @@ class PlanMemory:
                 # Packets of two calls lie in two halves of the scratch: nothing is left there.
                 for index in range(0 if self.packed and name == "s" else size):
                     self._note(_Place(r, name, index), (users[r],), writes=True)
+
+    def fault(self, what: str) -> VerificationError:
+        """The error that says what the operation under way does wrong."""
+        return VerificationError(f"{self.label}: {what}")
 
     def _offsets(self, r: int, gpu: Mapping[str, Any]) -> tuple[int, int]:
         """Where input and output begin in the user's array."""
@@ -145,10 +148,7 @@ class PlanMemory:
         held = self.gpus[owner][_CHUNKS[buffer]] * (2 if buffer == "s" and self.packed else 1)
         begin, end = chunks["index"], chunks["index"] + chunks["size"]
         if begin < 0 or end > held or begin >= end:
-            self.faults.append(
-                f"{self.label}: chunks {begin} to {end - 1} of {buffer} of gpu {owner}, which holds {held}"
-            )
-            return []
+            raise self.fault(f"chunks {begin} to {end - 1} of {buffer} of gpu {owner}, which holds {held}")
         # The executor adds the offset of its own buffer in its allocation to the address of the other's.
         own = 0 if buffer == "s" else self.offsets[rank]["io".index(buffer)]
         return [self._place(owner, buffer, own + index) for index in range(begin, end)]
@@ -165,22 +165,20 @@ class PlanMemory:
         """A chunk, written by threads."""
         self._note(place, threads, writes=True)
         if place.slot >= self.sizes[place.rank][place.memory]:
-            self.faults.append(f"{self.label}: writes past the memory of gpu {place.rank}")
-            return
+            raise self.fault(f"writes past the memory of gpu {place.rank}")
         self.contents[place] = value
 
     def put(self, values: list[Content], targets: list[_Place], threads: tuple[int, ...]) -> None:
         """Write chunks to as many places."""
         if len(values) != len(targets):
-            self.faults.append(f"{self.label}: {len(values)} chunks go to {len(targets)}")
-            return
+            raise self.fault(f"{len(values)} chunks go to {len(targets)}")
         for place, value in zip(targets, values, strict=True):
             self.write(place, value, threads)
 
     def send_packet(self, peer: int, number: int, value: Content, threads: tuple[int, ...]) -> None:
         """Write one packet; each has its place for itself."""
         if number in self.flags[peer]:
-            self.faults.append(f"{self.label}: packet {number} of gpu {peer} is written twice")
+            raise self.fault(f"packet {number} of gpu {peer} is written twice")
         for half in (2 * number, 2 * number + 1):
             self.write(_Place(peer, "s", half), value, threads)
         self.flags[peer].add(number)
@@ -200,7 +198,7 @@ class PlanMemory:
                     self._note(place, (user,), writes=True)
 
     def check_outputs(self, root: int) -> bool:
-        """Whether it is known what the outputs must be; faults where they are not."""
+        """Whether it is known what the outputs must be, which they are then."""
         if self.collective not in _JUDGED:
             return False
         for r, gpu in enumerate(self.gpus):
@@ -211,7 +209,7 @@ class PlanMemory:
                 if self._content(self._place(r, "o", begin + index)) != self._wanted(r, root, index)
             ]
             if wrong:
-                self.faults.append(
+                raise VerificationError(
                     f"output: {format_count(len(wrong), 'chunk')} of gpu {r} wrong, the first is {wrong[0]}"
                 )
         return True
@@ -233,4 +231,4 @@ class PlanMemory:
     def _note(self, place: _Place, threads: tuple[int, ...], *, writes: bool) -> None:
         other = "" if self.clocks is None else self.clocks.access(place, threads, self.label, writes=writes)
         if other:
-            self.faults.append(f"race: nothing orders {self.label} and {other}")
+            raise VerificationError(f"race: nothing orders {self.label} and {other}")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from taccl.arguments import Bytes, Count, Natural, checked
-from taccl.errors import ExportError, InputError
+from taccl.errors import ExportError, InputError, VerificationError
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
@@ -215,9 +215,10 @@ def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
 def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
     """Raise `ExportError` if the plan does not do what it should; large ones are not searched for races."""
     size = sum(len(threadblock["ops"]) for gpu in plan["gpus"] for threadblock in gpu["threadblocks"])
-    run = run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES, max_faults=1)
-    if not run.ok:
+    try:
+        run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES)
+    except VerificationError as error:
         raise ExportError(
-            f"the plan would not work ({run.faults[0]}); interpret the program, which may be at fault, or "
-            "lower the schedule with other options"
-        )
+            f"the plan would not work ({error}); interpret the program, which may be at fault, or lower the "
+            "schedule with other options"
+        ) from None
