@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from taccl.collective import Collective
 from taccl.errors import InputError
@@ -72,29 +71,12 @@ class Memory:
         self._contents[self.place(slot)] = content
 
 
-@dataclass(slots=True)
-class ExecutionState:
-    """A run in progress, and then what is left of it.
-
-    - `memory`: By rank.
-    - `sent`: What every step has sent, chunk by chunk.
-    - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
-      allow.
-    - `stuck`: Why it did not run to its end.
-    """
-
-    memory: list[Memory]
-    sent: dict[StepAddress, list[Content]] = field(default_factory=lambda: defaultdict(list))
-    done: list[StepAddress] = field(default_factory=list)
-    stuck: Fault | None = None
-
-
 def execute(program: Program, *, capacity: int | None = None) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
     - `capacity`: Chunks that a queue holds; default: as many as the protocol.
     """
-    return _Machine(program, capacity or PROTOCOLS[program.protocol]).run()
+    return ExecutionState(program, capacity or PROTOCOLS[program.protocol]).run()
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
@@ -112,13 +94,22 @@ class _Wait(NamedTuple):
     where: StepAddress | Queue | None
 
 
-class _Machine:
-    """Threadblocks with the step each is at, and queues with what is in them."""
+class ExecutionState:
+    """A run in progress, and then what is left of it: the step that each threadblock is at, what queues hold.
+
+    - `memory`: By rank.
+    - `sent`: What every step has sent, chunk by chunk.
+    - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
+      allow.
+    - `stuck`: Why it did not run to its end.
+    """
 
     def __init__(self, program: Program, capacity: int) -> None:
         self.program, self.capacity = program, capacity
-        layouts = layouts_of(program)
-        self.execution = ExecutionState([Memory(program, r, where) for r, where in enumerate(layouts)])
+        self.memory = [Memory(program, r, where) for r, where in enumerate(layouts_of(program))]
+        self.sent: dict[StepAddress, list[Content]] = defaultdict(list)
+        self.done: list[StepAddress] = []
+        self.stuck: Fault | None = None
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
@@ -127,7 +118,8 @@ class _Machine:
         self.queues: dict[Queue | None, deque[Content]] = defaultdict(deque)
         self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
 
-    def run(self) -> ExecutionState:
+    def run(self) -> Self:
+        """Run whatever can go on until nothing can."""
         ready = deque(self.blocks)
         while ready:
             block = ready.popleft()
@@ -141,8 +133,8 @@ class _Machine:
                     ready.extendleft([block, *woken])
                     break
         if self.waiting:
-            self.execution.stuck = self._explain()
-        return self.execution
+            self.stuck = self._explain()
+        return self
 
     def _wait(self, block: Block) -> _Wait | None:
         """What a threadblock has to wait for before it goes on."""
@@ -159,7 +151,7 @@ class _Machine:
 
     def _move(self, block: Block) -> list[Block]:
         """Do the next chunk of a step; returns who waited for that."""
-        step, address, memory = self._step(block), self._at(block), self.execution.memory[block[0]]
+        step, address, memory = self._step(block), self._at(block), self.memory[block[0]]
         incoming, outgoing, i = self.incoming[block], self.outgoing[block], self.item[block]
         src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
         parts = OPERATIONS[step.operation]
@@ -173,13 +165,13 @@ class _Machine:
             memory[dst] = memory[dst] + content if step.operation == "reduce" else content
         if parts.sends:
             self.queues[outgoing].append(content)
-            self.execution.sent[address].append(content)
+            self.sent[address].append(content)
             happened.append(_Wait("a chunk", outgoing))
         self.item[block] += 1
         if self.item[block] >= step.count:
             self.item[block] = 0
             self.position[block] += 1
-            self.execution.done.append(address)
+            self.done.append(address)
             happened.append(_Wait("a step", address))
         return [other for each in happened for other in self.waiting.pop(each, ())]
 
