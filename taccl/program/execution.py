@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.program.checks import Fault, queue_ends
 from taccl.program.layout import RankLayout, contributions, layouts_of
-from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, StepAddress
 from taccl.units import format_count
 
 #: In place of a rank, where nothing is added up and it does not matter who had a chunk; and of what is twice
@@ -112,74 +112,57 @@ class ExecutionState:
         self.stuck: Fault | None = None
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.item: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.incoming = {(r, t): threadblock.receives_from(r) for (r, t), threadblock in self.blocks.items()}
-        self.outgoing = {(r, t): threadblock.sends_into(r) for (r, t), threadblock in self.blocks.items()}
         self.queues: dict[Queue | None, deque[Content]] = defaultdict(deque)
         self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
 
     def run(self) -> Self:
         """Run whatever can go on until nothing can."""
-        ready = deque(self.blocks)
+        running = {block: self._run(block) for block in self.blocks}
+        ready = deque(running)
         while ready:
             block = ready.popleft()
-            while self.position[block] < len(self.blocks[block].steps):
-                wait = self._wait(block)
-                if wait is not None:
-                    self.waiting[wait].append(block)
-                    break
-                woken = self._move(block)
-                if woken:
-                    ready.extendleft([block, *woken])
-                    break
+            said = next(running[block], None)
+            if isinstance(said, _Wait):
+                self.waiting[said].append(block)
+            elif said is not None:
+                ready.extendleft([block, *said])
         if self.waiting:
             self.stuck = self._explain()
         return self
 
-    def _wait(self, block: Block) -> _Wait | None:
-        """What a threadblock has to wait for before it goes on."""
-        rank, step = block[0], self._step(block)
-        for t, s in () if self.item[block] else step.depends:
-            if self.position[rank, t] <= s:
-                return _Wait("a step", StepAddress(rank, t, s))
-        parts, incoming, outgoing = OPERATIONS[step.operation], self.incoming[block], self.outgoing[block]
-        if parts.receives and not self.queues[incoming]:
-            return _Wait("a chunk", incoming)
-        if parts.sends and len(self.queues[outgoing]) >= self.capacity:
-            return _Wait("room", outgoing)
-        return None
-
-    def _move(self, block: Block) -> list[Block]:
-        """Do the next chunk of a step; returns who waited for that."""
-        step, address, memory = self._step(block), self._at(block), self.memory[block[0]]
-        incoming, outgoing, i = self.incoming[block], self.outgoing[block], self.item[block]
-        src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
-        parts = OPERATIONS[step.operation]
-        content, happened = Content(), list[_Wait]()
-        if parts.receives:
-            content = self.queues[incoming].popleft()
-            happened.append(_Wait("room", incoming))
-        if parts.reads and src is not None:
-            content += memory[src]
-        if parts.writes and dst is not None:
-            memory[dst] = memory[dst] + content if step.operation == "reduce" else content
-        if parts.sends:
-            self.queues[outgoing].append(content)
-            self.sent[address].append(content)
-            happened.append(_Wait("a chunk", outgoing))
-        self.item[block] += 1
-        if self.item[block] >= step.count:
-            self.item[block] = 0
-            self.position[block] += 1
-            self.done.append(address)
-            happened.append(_Wait("a step", address))
-        return [other for each in happened for other in self.waiting.pop(each, ())]
-
-    def _step(self, block: Block) -> Step:
-        return self.blocks[block].steps[self.position[block]]
-
-    def _at(self, block: Block) -> StepAddress:
-        return StepAddress(*block, self.position[block])
+    def _run(self, block: Block) -> Iterator[_Wait | list[Block]]:
+        """Run a threadblock; yields what it has to wait for, and others that have to wait no longer."""
+        rank, threadblock, memory = block[0], self.blocks[block], self.memory[block[0]]
+        incoming, outgoing = threadblock.receives_from(rank), threadblock.sends_into(rank)
+        for s, step in enumerate(threadblock.steps):
+            address, parts = StepAddress(*block, s), OPERATIONS[step.operation]
+            for other, index in step.depends:
+                if self.position[rank, other] <= index:
+                    yield _Wait("a step", StepAddress(rank, other, index))
+            for i in range(max(step.count, 1)):
+                if parts.receives and not self.queues[incoming]:
+                    yield _Wait("a chunk", incoming)
+                if parts.sends and len(self.queues[outgoing]) >= self.capacity:
+                    yield _Wait("room", outgoing)
+                src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
+                content, woken = Content(), list[Block]()
+                if parts.receives:
+                    content = self.queues[incoming].popleft()
+                    woken += self.waiting.pop(_Wait("room", incoming), ())
+                if parts.reads and src is not None:
+                    content += memory[src]
+                if parts.writes and dst is not None:
+                    memory[dst] = memory[dst] + content if step.operation == "reduce" else content
+                if parts.sends:
+                    self.queues[outgoing].append(content)
+                    self.sent[address].append(content)
+                    woken += self.waiting.pop(_Wait("a chunk", outgoing), ())
+                if i + 1 >= step.count:
+                    self.position[block] += 1
+                    self.done.append(address)
+                    woken += self.waiting.pop(_Wait("a step", address), ())
+                if woken:
+                    yield woken
 
     def _explain(self) -> Fault:
         """The steps that wait for each other, or the one that waits for what never comes."""
@@ -197,6 +180,9 @@ class ExecutionState:
         if block is not None:
             told = f"{format_count(len(cycle), 'step')} wait for each other: {told}"
         return Fault("deadlock", told, tuple(self._at(each) for each in cycle), rank=cycle[0][0])
+
+    def _at(self, block: Block) -> StepAddress:
+        return StepAddress(*block, self.position[block])
 
     def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
         """The threadblock that must move first, None where none will, and the reason as text."""
