@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -110,53 +109,19 @@ def retimed(schedule: Schedule) -> Schedule | None:
     """
     problem = schedule.problem
     _, first, send = np.unique(schedule.group, return_index=True, return_inverse=True)
-    sequence: list[int] = first[send].tolist()
-    if not _in_causal_order(schedule, sequence):
-        return None
+    sequence = first[send]
+    columns: dict[str, Any] = {
+        name: getattr(schedule, name) for name in ("chunk", "link", "group", "reduce", "producer")
+    }
+    # Of a sum every rank has something from the start.
+    if not problem.collective.sums_up:
+        one_by_one = make_schedule(problem, start=sequence, end=sequence + 1, **columns)
+        if any(each.kind in ("index", "presence") for each in verify(one_by_one).violations):
+            return None
     try:
-        return exact_times(
-            problem,
-            chunk=schedule.chunk,
-            link=schedule.link,
-            sequence=sequence,
-            group=schedule.group,
-            reduce=schedule.reduce,
-            producer=schedule.producer,
-        )
+        return exact_times(problem, sequence=sequence, **columns)
     except ValueError:
         return None
-
-
-def _in_causal_order(schedule: Schedule, sequence: Sequence[int]) -> bool:
-    """Whether chunk and link of each send exist, and what brings its chunk to its source comes before it.
-
-    Of a combining collective every rank has something of every chunk from the start.
-    """
-    problem = schedule.problem
-    collective, links = problem.collective, problem.topology.links
-    chunks, on_links = schedule.chunk.tolist(), schedule.link.tolist()
-    known = range(collective.num_chunks), range(len(links))
-    if not all(c in known[0] and e in known[1] for c, e in zip(chunks, on_links, strict=True)):
-        return False
-    if collective.sums_up:
-        return True
-    there = {(c, rank) for c, data in enumerate(collective.chunks) for rank in data.origins}
-    made = {(d.source, d.rank): d.chunk for d in collective.derivations}
-    members: dict[int, list[int]] = defaultdict(list)
-    for i, position in enumerate(sequence):
-        members[position].append(i)
-    for position in sorted(members):
-        together = members[position]
-        if any((chunks[i], rank) not in there for i in together for rank in links[on_links[i]].srcs):
-            return False
-        arrived = [(chunks[i], rank) for i in together for rank in links[on_links[i]].dsts]
-        while arrived:
-            chunk, rank = arrived.pop()
-            there.add((chunk, rank))
-            derived = made.get((chunk, rank))
-            if derived is not None and (derived, rank) not in there:
-                arrived.append((derived, rank))
-    return True
 
 
 def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> dict[str, Any]:
