@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning
 from taccl.formats.published.algorithm import shift_of_second_half
@@ -88,7 +89,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
 def _check(schedule: Schedule) -> None:
     """Raise `ExportError` for a problem that the file has no fields for, or times that are not its costs'."""
     problem = schedule.problem
-    collective, costs = problem.collective, problem.costs
+    collective = problem.collective
     if collective.derivations:
         raise ExportError(
             f"{collective.name}: ranks make chunks from others, for which an algorithm of the published tool "
@@ -112,20 +113,9 @@ def _check(schedule: Schedule) -> None:
     lone = next((c for c, chunk in enumerate(collective.chunks) if not chunk.destinations), None)
     if collective.combining and lone is not None:
         raise ExportError(f"{collective.name}: chunk {lone} ends nowhere; name a destination")
-    sends = Counter(schedule.group.tolist())
-    for transfer in schedule:
-        known = 0 <= transfer.chunk < collective.num_chunks and 0 <= transfer.link < len(costs.link_alpha)
-        units = sends[transfer.group] * int(costs.chunk_units[0])
-        if (
-            not known
-            or transfer.start_ticks < 0
-            or transfer.end_ticks - transfer.start_ticks != costs.duration(transfer.link, units)
-        ):
-            raise ExportError(
-                f"the send of chunk {transfer.chunk} over link {transfer.link} at "
-                f"{float(costs.us(transfer.start_ticks)):g} us is none of the topology, or does not take as "
-                "long as its costs say; verify the schedule to see what is wrong"
-            )
+    odd = (each for each in verify(schedule).violations if each.kind in ("index", "interval", "times"))
+    for violation in odd:
+        raise ExportError(f"{violation}; verify the schedule to see all that is wrong")
 
 
 def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) -> Fraction:
