@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 from taccl.collective import Collective
@@ -23,26 +23,52 @@ from taccl.units import format_count
 ANYONE, AGAIN = -1, "again"
 
 
-class Content(frozenset[tuple[Any, Any]]):
-    """What is in a slot: (rank, chunk) for every contribution; the slot itself, where nobody wrote before."""
+class Content(frozenset[tuple[Any, int]]):
+    """What is in a slot: chunks, each with the ranks whose contributions went into it, as bits.
+
+    In place of a chunk there may be (`AGAIN`, chunk), for contributions that went into it twice, and where
+    nobody wrote before, the slot itself.
+    """
 
     __slots__ = ()
 
+    @classmethod
+    def of(cls, parts: Iterable[tuple[int, Any]]) -> Self:
+        """Of every (rank, chunk) that went into it."""
+        held: dict[Any, int] = defaultdict(int)
+        for rank, chunk in parts:
+            held[chunk] |= 1 << (rank - ANYONE)
+        return cls(held.items())
+
+    def parts(self) -> set[tuple[int, Any]]:
+        """Every (rank, chunk) that went into it."""
+        return {
+            (place + ANYONE, chunk)
+            for chunk, ranks in self
+            for place in range(ranks.bit_length())
+            if ranks >> place & 1
+        }
+
     def __add__(self, other: Content) -> Content:
-        return Content(self | other | {(AGAIN, each) for each in self & other})
+        held = defaultdict(int, self)
+        for chunk, ranks in other:
+            if held[chunk] & ranks:
+                held[AGAIN, chunk] |= held[chunk] & ranks
+            held[chunk] |= ranks
+        return Content(held.items())
 
 
 def contents_of(collective: Collective) -> list[Content]:
     """What every chunk is in the end."""
     return [
-        Content((_owner(collective, rank), part) for rank, part in parts)
+        Content.of((_owner(collective, rank), part) for rank, part in parts)
         for parts in contributions(collective)
     ]
 
 
 def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
     """What a rank starts with of a chunk."""
-    return Content([(_owner(collective, rank), chunk)])
+    return Content.of([(_owner(collective, rank), chunk)])
 
 
 def _owner(collective: Collective, rank: int) -> int:
@@ -65,18 +91,21 @@ class Memory:
 
     def __getitem__(self, slot: Slot) -> Content:
         place = self.place(slot)
-        return self._contents.get(place) or Content([place])
+        return self._contents.get(place) or Content.of([(ANYONE, place)])
 
     def __setitem__(self, slot: Slot, content: Content) -> None:
         self._contents[self.place(slot)] = content
 
 
-def execute(program: Program, *, capacity: int | None = None) -> ExecutionState:
+def execute(
+    program: Program, *, capacity: int | None = None, sent: dict[StepAddress, list[Content]] | None = None
+) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
     - `capacity`: Chunks that a queue holds; default: as many as the protocol.
+    - `sent`: Gets what every step sends, chunk by chunk.
     """
-    return ExecutionState(program, capacity or PROTOCOLS[program.protocol]).run()
+    return ExecutionState(program, capacity or PROTOCOLS[program.protocol], sent).run()
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
@@ -98,16 +127,16 @@ class ExecutionState:
     """A run in progress, and then what is left of it: the step that each threadblock is at, what queues hold.
 
     - `memory`: By rank.
-    - `sent`: What every step has sent, chunk by chunk.
     - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
       allow.
     - `stuck`: Why it did not run to its end.
     """
 
-    def __init__(self, program: Program, capacity: int) -> None:
-        self.program, self.capacity = program, capacity
+    def __init__(
+        self, program: Program, capacity: int, sent: dict[StepAddress, list[Content]] | None
+    ) -> None:
+        self.program, self.capacity, self.sent = program, capacity, sent
         self.memory = [Memory(program, r, where) for r, where in enumerate(layouts_of(program))]
-        self.sent: dict[StepAddress, list[Content]] = defaultdict(list)
         self.done: list[StepAddress] = []
         self.stuck: Fault | None = None
         self.blocks = dict(program.threadblocks())
@@ -155,7 +184,8 @@ class ExecutionState:
                     memory[dst] = memory[dst] + content if step.operation == "reduce" else content
                 if parts.sends:
                     self.queues[outgoing].append(content)
-                    self.sent[address].append(content)
+                    if self.sent is not None:
+                        self.sent.setdefault(address, []).append(content)
                     woken += self.waiting.pop(_Wait("a chunk", outgoing), ())
                 if i + 1 >= step.count:
                     self.position[block] += 1

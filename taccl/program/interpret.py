@@ -17,7 +17,7 @@ from taccl.collective import Collective
 from taccl.errors import VerificationError
 from taccl.names import first_of, listed
 from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
-from taccl.program.execution import AGAIN, ANYONE, Content, Memory, content_at_start, contents_of, execute
+from taccl.program.execution import ANYONE, Content, Memory, content_at_start, contents_of, execute
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 from taccl.program.races import find_races
@@ -134,27 +134,27 @@ def _check_outputs(
 
 def _describe(found: Content, expected: Content) -> str:
     """What is there: the sum but for what it lacks and has besides, or all that went into it."""
+    there, wanted = found.parts(), expected.parts()
 
-    def told(parts: frozenset[Any]) -> str:
-        names = sorted((_name(each, expected) for each in parts), key=lambda name: (len(name), name))
+    def told(parts: set[tuple[int, Any]]) -> str:
+        names = sorted((_name(*each, wanted) for each in parts), key=lambda name: (len(name), name))
         return first_of(names, _MOST_NAMED)
 
-    if not found & expected:
-        return told(found)
-    lacking, added = expected - found, found - expected
+    if not there & wanted:
+        return told(there)
+    lacking, added = wanted - there, there - wanted
     besides = [f"{word} {told(parts)}" for word, parts in (("without", lacking), ("with", added)) if parts]
     return " ".join(["the sum", *besides])
 
 
-def _name(part: tuple[Any, Any], expected: Content) -> str:
-    who, what = part
-    if who == ANYONE:
-        return f"chunk {what}"
-    if who == AGAIN:
-        return f"{_name(what, expected)} counted twice"
-    if isinstance(who, str):
-        return f"what was in {Slot(who, what)} before"
-    return f"the contribution of rank {who}" + ("" if part in expected else f" to chunk {what}")
+def _name(rank: int, chunk: Any, wanted: set[tuple[int, Any]]) -> str:
+    if isinstance(chunk, Slot):
+        return f"what was in {chunk} before"
+    if isinstance(chunk, tuple):
+        return f"{_name(rank, chunk[1], wanted)} counted twice"
+    if rank == ANYONE:
+        return f"chunk {chunk}"
+    return f"the contribution of rank {rank}" + ("" if (rank, chunk) in wanted else f" to chunk {chunk}")
 
 
 def _check_inputs(

@@ -111,7 +111,7 @@ def lift(
     if not collective.sums_up or verify(schedule).ok:
         return schedule
     # The program keeps sums apart that meet at a rank: each send names what it carries.
-    carried = [{rank for rank, _ in content} for each in sent for content in each.contents]
+    carried = [{rank for rank, _ in content.parts()} for each in sent for content in each.contents]
     schedule = make_schedule(problem, **columns, contributions=carried)
     verify(schedule).raise_if_failed()
     return schedule
@@ -152,8 +152,9 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
     adds, either = [], []
     for chunk, content in zip(sent.chunks, sent.contents, strict=True):
         origins = collective.chunks[chunk].origins
-        adds.append((rank, chunk) not in content and len(content) < len(origins))
-        either.append(rank not in origins and len(content) == len(origins))
+        parts = content.parts()
+        adds.append((rank, chunk) not in parts and len(parts) < len(origins))
+        either.append(rank not in origins and len(parts) == len(origins))
     return [added or (free and any(adds)) for added, free in zip(adds, either, strict=True)]
 
 
@@ -164,7 +165,8 @@ def _trace(program: Program) -> list[TracedMessage]:
         raise InputError(
             "it does not say which collective it is for; read it with collective=...", where=program.name
         )
-    execution = execute(program)
+    contents: dict[StepAddress, list[Content]] = {}
+    execution = execute(program, sent=contents)
     assert execution.stuck is None, "a program is traced once it was interpreted"
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
     derived = {
@@ -174,9 +176,9 @@ def _trace(program: Program) -> list[TracedMessage]:
     sent: list[TracedMessage] = []
     for address in execution.done:
         queue = program.threadblock(address).sends_into(address.rank)
-        if address not in execution.sent or queue is None:
+        if address not in contents or queue is None:
             continue
-        held = execution.sent[address]
+        held = contents[address]
         chunks = [_chunk(each, derived, address) for each in held]
         sent.append(TracedMessage(address, queue, held, chunks, receiver[address]))
     return sent
@@ -185,9 +187,9 @@ def _trace(program: Program) -> list[TracedMessage]:
 def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) -> int:
     chunk = derived.get(content)
     if not derived:
-        # What nobody wrote, or was added twice, has a word in place of a rank.
-        chunks = {None if isinstance(rank, str) else c for rank, c in content}
-        chunk = chunks.pop() if len(chunks) == 1 else None
+        # What nobody wrote, or was added twice, has something else in place of a chunk.
+        chunks = [each for each, _ in content]
+        chunk = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], int) else None
     if chunk is None:
         raise InputError(
             f"{step} sends what is no chunk of the collective, and no sum of contributions to one; only "

@@ -107,7 +107,7 @@ class PlanMemory:
         self.contents: dict[_Place, Content] = {}
         for r, (gpu, (begin, _)) in enumerate(zip(self.gpus, self.offsets, strict=True)):
             for index in range(gpu["input_chunks"]):
-                self.contents[self._place(r, "i", begin + index)] = Content([(r, index)])
+                self.contents[self._place(r, "i", begin + index)] = Content.of([(r, index)])
             self.label = f"the user of gpu {r}"
             for name, size in self.sizes[r].items():
                 # Packets of two calls lie in two halves of the scratch: nothing is left there.
@@ -159,7 +159,7 @@ class PlanMemory:
         return self._content(place)
 
     def _content(self, place: _Place) -> Content:
-        return self.contents.get(place) or Content([(f"{place.memory} of gpu {place.rank}", place.slot)])
+        return self.contents.get(place) or Content.of([(place.rank, place[1:])])
 
     def write(self, place: _Place, value: Content, threads: tuple[int, ...]) -> None:
         """A chunk, written by threads."""
@@ -218,15 +218,15 @@ class PlanMemory:
         """What the collective asks for in a chunk of a rank's output."""
         everyone, inputs = range(len(self.gpus)), self.gpus[rank]["input_chunks"]
         if self.collective == "broadcast":
-            return Content([(root, index)])
+            return Content.of([(root, index)])
         if self.collective == "allgather":
-            return Content([divmod(index, inputs)])
+            return Content.of([divmod(index, inputs)])
         part = inputs // len(everyone)
         if self.collective == "alltoall":
             sender, place = divmod(index, part)
-            return Content([(sender, rank * part + place)])
+            return Content.of([(sender, rank * part + place)])
         first = rank * part if self.collective == "reducescatter" else 0
-        return Content((other, first + index) for other in everyone)
+        return Content.of((other, first + index) for other in everyone)
 
     def _note(self, place: _Place, threads: tuple[int, ...], *, writes: bool) -> None:
         other = "" if self.clocks is None else self.clocks.access(place, threads, self.label, writes=writes)
