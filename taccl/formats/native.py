@@ -49,7 +49,8 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         "transfers": {name: getattr(schedule, name).tolist() for name in (*_COLUMNS, "reduce")},
     }
     if schedule.carries is not None:
-        document["transfers"] |= {"carries": schedule.carries.tolist(), "sums": schedule.sums}
+        sums = [list(ranks) for ranks in schedule.sums]
+        document["transfers"] |= {"carries": schedule.carries.tolist(), "sums": sums}
     if extra is not None:
         try:
             document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it

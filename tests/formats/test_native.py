@@ -142,6 +142,14 @@ def test_rounded_costs_round_trip():
         assert load_schedule(dump_schedule(schedule)) == schedule
 
 
+def test_sums_kept_apart_come_back_as_plain_values():
+    """Each send of a reduction to rank 0 names the one rank whose contribution it carries."""
+    schedule = _schedule()
+    columns = {name: getattr(schedule, name) for name in ("chunk", "link", "start", "end", "group", "reduce")}
+    apart = make_schedule(schedule.problem, **columns, contributions=[(1,), (2,)])
+    assert load_schedule(dump_schedule(apart)).contributions == [(1,), (2,)]
+
+
 def test_columns_are_read_only():
     """What was loaded is a value like any other schedule."""
     with pytest.raises(ValueError, match="read-only"):
