@@ -1,4 +1,4 @@
-"""Where a collective's chunks are in the users, as nccl-tests lays them out.
+"""Where a collective's chunks are in the user's buffers, as nccl-tests lays them out.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
 it must end with, both in order of chunk. In place, the smaller of the two lies inside the larger at the place

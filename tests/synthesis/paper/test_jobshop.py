@@ -103,8 +103,8 @@ def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
 
 
 def heavy() -> tuple[Orbits, ListSchedule]:
-    """Far too much for a tenth of a second: alltoall on a ring of 8, not folded."""
-    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 3, 2)), collectives.alltoall(8)))
+    """Far too much for some seconds: alltoall on a ring of 12, not folded."""
+    orbits = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
     return orbits, listed(orbits)
 
 
