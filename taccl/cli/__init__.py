@@ -8,18 +8,33 @@ answer that cannot be written; 3 a known solver is not installed or not licensed
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
+from types import FrameType
+
+from taccl.deadline import signals_to
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code."""
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
     try:  # whatever takes time to import is imported in here
-        if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line may go on
-            from taccl.cli.completion import complete
+        with signals_to(note, "SIGINT", only=signal.default_int_handler):
+            if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line may go on
+                from taccl.cli.completion import complete
 
-            complete()
-        from taccl.cli.command import run
+                complete()
+            from taccl.cli.command import run
 
-        return run(argv)
+            return run(argv, interrupts)
     except KeyboardInterrupt:
         return 130
+    except ImportError:
+        if interrupts:  # a library that is interrupted while it is imported may say that it is damaged
+            return 130
+        raise

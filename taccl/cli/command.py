@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import FrameType
 from typing import NoReturn
 
 import taccl
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import VERBS
-from taccl.deadline import signals_to
 from taccl.errors import InputError, TacclWarning
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+def run(argv: Sequence[str] | None = None, interrupts: Sequence[int] = ()) -> int:
+    """Run one verb; returns the exit code. Each Ctrl-C until then is noted in `interrupts`."""
     words = list(sys.argv[1:] if argv is None else argv)
     hold_descriptors()
-    interrupts: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
-        interrupts.append(number)
-        signal.default_int_handler(number, frame)
-
     with warnings.catch_warnings():
         warnings.simplefilter("once", TacclWarning)
         warnings.showwarning = show_warning
         try:
-            with signals_to(note, "SIGINT", only=signal.default_int_handler):
-                answer = _answer(words)
+            answer = _answer(words, interrupts)
         except KeyboardInterrupt:
             answer = _INTERRUPTED
     # A library that is interrupted while it is imported may say that it is not installed, or damaged.
@@ -47,10 +37,12 @@ def run(argv: Sequence[str] | None = None) -> int:
     return emit(answer, as_json="--json" in words)
 
 
-def _answer(words: list[str]) -> Answer:
+def _answer(words: list[str], interrupts: Sequence[int]) -> Answer:
     options = argparse.Namespace()
     try:
         options = build_parser().parse_args(words)
+        if interrupts:  # Python itself drops one that comes as it lets go of a module
+            return _INTERRUPTED
         options.words = words  # what was typed, for files to keep
         answer: Answer = options.run(options)
         return answer
