@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from taccl.caching import TURNED, cached
 from taccl.errors import NumericsWarning, TopologyError
-from taccl.memo import TURNED, kept
 from taccl.units import BYTES_PER_MB, format_size
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class HoldColumns:
         return send, self._by_link[self._first[link][send] + place]
 
 
-@kept
+@cached
 def hold_columns(topology: Topology) -> HoldColumns:
     """The holds of a topology as columns; made once for each."""
-    if (other := topology.memo.get(TURNED)) is not None:
+    if (other := topology.cache.get(TURNED)) is not None:
         same = hold_columns(other)
         return replace(same, receives=_frozen(~same.receives))
     holds = topology.holds
@@ -89,19 +89,19 @@ def hold_columns(topology: Topology) -> HoldColumns:
     return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
 
 
-@kept
+@cached
 def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The source and the destination of every link, of several the first; made once for each topology."""
-    if (other := topology.memo.get(TURNED)) is not None:
+    if (other := topology.cache.get(TURNED)) is not None:
         src, dst = link_ends(other)
         return dst, src
     return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
 
 
-@kept
+@cached
 def wide_links(topology: Topology) -> tuple[int, ...]:
     """The links of several sources or destinations, by index; found once for each topology."""
-    if (other := topology.memo.get(TURNED)) is not None:
+    if (other := topology.cache.get(TURNED)) is not None:
         return wide_links(other)
     return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
 
@@ -111,10 +111,10 @@ def read_columns(topology: Topology) -> None:
     link_ends(topology), wide_links(topology), hold_columns(topology), _cost_columns(topology)
 
 
-@kept
+@cached
 def _cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
     """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
-    if (other := topology.memo.get(TURNED)) is not None:
+    if (other := topology.cache.get(TURNED)) is not None:
         return _cost_columns(other)
     columns = []
     for things in (topology.links, topology.holds):
@@ -171,9 +171,9 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
 
 def _warn_of_rounding(topology: Topology) -> None:
     """Warn that costs are not exact, once for each topology, whatever problems are made of it."""
-    if "rounding is told" in topology.memo:
+    if "rounding is told" in topology.cache:
         return
-    topology.memo["rounding is told"] = True
+    topology.cache["rounding is told"] = True
     text = (
         f"{topology.name}: no grid in 64 bits, of at most {_MAX_TICKS_PER_US} ticks a microsecond, holds all "
         "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked_as, known_index
+from taccl.caching import cached
 from taccl.clauses import Clauses, OpenLinks, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
 from taccl.costs import Costs, exact_costs, read_columns
 from taccl.errors import CollectiveError, InputError, SketchError
-from taccl.memo import kept
 from taccl.names import shown
 from taccl.topology.topology import Topology
 from taccl.units import exact, format_count, format_size
@@ -144,7 +144,7 @@ class Problem:
         return exact_costs(self.topology, self.chunk_bytes)
 
     @cached_property
-    def memo(self) -> dict[str, Any]:
+    def cache(self) -> dict[str, Any]:
         """What others have worked out about this problem, by name; no part of its value."""
         return {}
 
@@ -191,7 +191,7 @@ class Problem:
         """What is known of open links."""
         return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
 
-    @kept
+    @cached
     def digest(self) -> str:
         """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
         outline = self._outline()

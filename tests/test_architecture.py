@@ -17,7 +17,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("names",),
     ("errors",),
-    ("deadline", "html", "kernels", "memo", "units"),
+    ("caching", "deadline", "html", "kernels", "units"),
     ("arguments", "reading"),
     ("validation",),
     ("topology", "collective", "solvers"),

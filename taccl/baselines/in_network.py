@@ -11,8 +11,8 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.spread import cut_while_it_pays
+from taccl.caching import cached
 from taccl.errors import CollectiveError
-from taccl.memo import kept
 from taccl.schedule.timing import exact_times
 from taccl.units import format_size
 
@@ -97,7 +97,7 @@ def switch_links(problem: Problem, chunk: int) -> tuple[int | None, int | None]:
     return found
 
 
-@kept
+@cached
 def _links_for(
     problem: Problem, origins: tuple[int, ...], destinations: tuple[int, ...]
 ) -> tuple[int | None, int | None]:

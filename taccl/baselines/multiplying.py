@@ -33,9 +33,9 @@ from taccl.baselines.spread import (
     require_no_derivations,
     run,
 )
+from taccl.caching import cached
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
-from taccl.memo import kept
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class _Steps:
     def __init__(self, problem: Problem) -> None:
         topology = problem.topology
         self.problem, self.routes = problem, Routes.of(problem)
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         nodes = topology.ranks_of_node
         is_even = len({len(ranks) for ranks in nodes}) == 1
         self.grid = np.array(nodes if is_even else [range(topology.num_ranks)])
@@ -167,7 +167,7 @@ class _Steps:
             return sum(self._step(count / each.base, each)[0] for each in digits)
         return self._timeline(plan)[0]
 
-    @kept
+    @cached
     def _timeline(self, plan: Plan) -> tuple[float, list[Step]]:
         """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
         spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
@@ -221,7 +221,7 @@ class _Steps:
         verbs = ("scatter", scattered), ("sum", part.summed), ("gather", gathered)
         return [(verb, digit) for verb, digits in verbs for digit in digits]
 
-    @kept
+    @cached
     def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, NDArray[np.float64]]:
         """About what it takes to exchange messages of so many chunks, and for how long each resource is held.
 
@@ -248,7 +248,7 @@ class _Steps:
             total += busy
         return ticks, total
 
-    @kept
+    @cached
     def _hops(self, digit: Digit, is_same: bool = False) -> list[NDArray[np.int64]]:
         """The first links of all routes along a digit, the second ones, and so on; none for too many.
 
@@ -272,7 +272,7 @@ class _Steps:
         """Whether no message is relayed."""
         return all(len(self._hops(digit)) == 1 for part in plan.parts for digit in part.scattered)
 
-    @kept
+    @cached
     def turns(self, digit: Digit) -> list[list[int]]:
         """The other ranks that differ in a digit: of every rank the next, the one after it, and so on."""
         if not digit.weight:
@@ -309,11 +309,11 @@ class _Steps:
                 done = (*done, Digit(False, self.grid.shape[1], 1))
         return self._reading_alike(done)[self.numbers(done)[rank]]
 
-    @kept
+    @cached
     def _reading_alike(self, digits: tuple[Digit, ...]) -> dict[int, frozenset[int]]:
         return {part: frozenset(chunks) for part, chunks in self.chunks_of(digits).items()}
 
-    @kept
+    @cached
     def numbers(self, digits: tuple[Digit, ...]) -> list[int]:
         """Of every rank, what its place reads in some digits, the lowest first."""
         number, weight = np.zeros(len(self.place), np.int64), 1
@@ -323,12 +323,12 @@ class _Steps:
         found: list[int] = number.tolist()
         return found
 
-    @kept
+    @cached
     def _dealt(self, part: int, num_parts: int, block: int) -> list[int]:
         """The chunks of a part."""
         return [c for c in range(self.problem.collective.num_chunks) if c // block % num_parts == part]
 
-    @kept
+    @cached
     def chunks_of(
         self, digits: tuple[Digit, ...], part: int = 0, num_parts: int = 1, block: int = 1
     ) -> dict[int, list[int]]:

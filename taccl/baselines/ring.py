@@ -22,7 +22,7 @@ from taccl.baselines.spread import (
     run,
     without_sketch,
 )
-from taccl.memo import kept
+from taccl.caching import cached
 from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
     return max(1, *(sum(costs.duration(e, units) for e in route) for route in routes))
 
 
-@kept
+@cached
 def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Orders of all ranks, best first; of several, no two use the same links inside nodes.
 
@@ -190,7 +190,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     return rings or [every_rank]
 
 
-@kept
+@cached
 def find_rings_apart(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Orders of all ranks of a node that share no resource, each one way; of several nodes, `find_rings`.
 

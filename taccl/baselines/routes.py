@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from taccl.caching import cached
 from taccl.errors import TopologyError
-from taccl.memo import kept
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -31,7 +31,7 @@ class Routes:
                 into[src] = min(choice, into.get(src, choice))
                 self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
 
     @classmethod
     def of(cls, problem: Problem) -> Routes:
@@ -57,7 +57,7 @@ class Routes:
     def _length(self, ticks: int) -> int:
         return ticks * len(self._into) + 1
 
-    @kept
+    @cached
     def route(self, src: int, dst: int) -> list[int]:
         """The links of a shortest route, in order; `TopologyError` if none lead from `src` to `dst`."""
         direct = self.direct(src, dst)
@@ -80,7 +80,7 @@ class Routes:
             links.append(link)
         return links[::-1]
 
-    @kept
+    @cached
     def ways_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
         """Every other rank, farthest first: how far, and its shortest routes' first hops (ticks, link)."""
         lengths = self._lengths(dst, backwards=True)
@@ -91,7 +91,7 @@ class Routes:
                     first[src].append((ticks, link))
         return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
 
-    @kept
+    @cached
     def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
         """How far each rank is from one, or it from each."""
         from scipy.sparse.csgraph import dijkstra

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import checked
+from taccl.caching import cached
 from taccl.clauses import CLAUSES, Clause, Clauses
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
-from taccl.memo import kept
 from taccl.names import shown
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
@@ -201,7 +201,7 @@ def _check_version(document: object, where: str) -> None:
         )
 
 
-@kept
+@cached
 def _plain(problem: Problem) -> Any:
     return json.loads(_compact(problem.to_dict()))
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from taccl.caching import cached
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
-from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 
 
-@kept
+@cached
 def spreading_half(problem: Problem) -> Problem:
     """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""
     return _as_costly(
@@ -23,7 +23,7 @@ def spreading_half(problem: Problem) -> Problem:
     )
 
 
-@kept
+@cached
 def reduction_half(problem: Problem) -> Problem:
     """The part of a combining problem that gathers each chunk at its root, with time turned round.
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.caching import cached
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
-from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.sketch.symmetry import (
     block_shifts,
@@ -198,7 +198,7 @@ class Symmetries:
         return f"more than {_MOST_COUNTED}" if self.order is None else str(self.order)
 
 
-@kept
+@cached
 def symmetry_group(problem: Problem) -> Symmetries:
     """The group that the sketch's offsets generate; `SketchError` if one is no symmetry of the problem."""
     if problem.collective.derivations:
@@ -226,10 +226,10 @@ def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
     Machines, rings, meshes and tori have those. A thousand ranks have a thousand of them, so only generators
     are kept, with the problem. `OutOfTime` is raised once the deadline has passed.
     """
-    if "symmetries" not in problem.memo:
+    if "symmetries" not in problem.cache:
         elements = () if problem.collective.derivations else tuple(_found(problem, deadline))
-        problem.memo["symmetries"] = Symmetries(problem, elements)
-    found: Symmetries = problem.memo["symmetries"]
+        problem.cache["symmetries"] = Symmetries(problem, elements)
+    found: Symmetries = problem.cache["symmetries"]
     return found
 
 

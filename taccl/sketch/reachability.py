@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
 from taccl.errors import SketchError, TopologyError
-from taccl.memo import kept
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Demand:
     reducing: bool = False
 
 
-@kept
+@cached
 def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
-from taccl.memo import kept
 from taccl.problem import Clauses, Problem
 from taccl.topology.topology import Hold, Link, Topology
 
@@ -79,7 +79,7 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[
     return orbits
 
 
-@kept
+@cached
 def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | None:
     """Where every link goes when ranks are permuted; None where the topology lacks the symmetry.
 
@@ -124,7 +124,7 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
     return "->".join(",".join(map(str, end)) for end in ends)
 
 
-@kept
+@cached
 def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
     """Where every resource goes when links are permuted; None where they do not map consistently.
 
@@ -294,7 +294,7 @@ class _Looks:
         return [tuple(sorted(each)) for each in looks]
 
 
-@kept
+@cached
 def _looks(topology: Topology) -> _Looks:
     return _Looks(topology)
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
+from taccl.caching import cached
 from taccl.deadline import Deadline
 from taccl.errors import InputError
-from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import search_balanced
@@ -140,7 +140,7 @@ def _as_asked(name: str, problem: Problem) -> Schedule:
     return made[name]
 
 
-@kept
+@cached
 def _made(problem: Problem) -> dict[str, Schedule]:
     """The baselines of a problem that were made, by name."""
     return {}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
-from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.synthesis.heuristic.guided import is_guided
 from taccl.synthesis.parameters import DEFAULTS
@@ -187,7 +187,7 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-@kept
+@cached
 def _read_halves(problem: Problem) -> list[_Half]:
     """What is searched."""
     chunks = problem.collective.chunks

@@ -84,7 +84,7 @@ def _from_name(file: TopologyFile) -> Topology:
     if (topology.machine in registry.machine_names()) != (kind == "machine"):
         raise TopologyError(f"found {name!r}, which is not a {kind}", where=kind)
     renamed = replace(topology, name=topology.name if file.name is None else file.name)
-    renamed.memo.update(topology.memo)
+    renamed.cache.update(topology.cache)
     return renamed
 
 

@@ -201,5 +201,5 @@ def _build(
             nic_alpha_us=values["nic_alpha_us"], link_name=shape.network,
         )  # fmt: skip
     topology = builder.build()
-    topology.memo["profile"] = values
+    topology.cache["profile"] = values
     return topology

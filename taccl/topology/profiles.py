@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def profile_of(topology: Topology) -> Profile | None:
     """The profile that a machine's topology was made with, under its protocol; None if it has none."""
-    known: Profile | None = topology.memo.get("profile")
+    known: Profile | None = topology.cache.get("profile")
     named = {each.name for each in PROFILES.get(topology.machine, ())}
     if known is None and (topology.profile in named or (named and _is_file(topology.profile))):
         known = find_profile(topology.machine, topology.profile).under(topology.protocol or None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked_as
+from taccl.caching import cached
 from taccl.errors import TopologyError
-from taccl.memo import kept
 from taccl.topology.products import Dimension, Dimensions, wrong_product
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count]
         found = Dimensions(tuple(axes if topology.first_is_fastest else reversed(axes)), topology)
     else:
         name = f"dimensions {sizes}"
-        if name not in topology.memo:
+        if name not in topology.cache:
             try:
-                topology.memo[name] = _of_links(topology, sizes)
+                topology.cache[name] = _of_links(topology, sizes)
             except TopologyError as error:
-                topology.memo[name] = error
-        found = topology.memo[name]
+                topology.cache[name] = error
+        found = topology.cache[name]
         if isinstance(found, TopologyError):
             raise TopologyError(found.message, where=found.where)
     if sizes is not None and found.sizes != tuple(sizes):
@@ -73,7 +73,7 @@ def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count]
     return found
 
 
-@kept
+@cached
 def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
     """Of every dimension (num_ranks, size): the link from a rank to that with another digit, or -1."""
     index = _fastest_links(topology)

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
+from taccl.caching import TURNED, cached
 from taccl.errors import FormatError, InputError, TopologyError
-from taccl.memo import TURNED, kept
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
@@ -162,7 +162,7 @@ class Topology:
         return max(self.node_of_rank) + 1
 
     @cached_property
-    def memo(self) -> dict[str, Any]:
+    def cache(self) -> dict[str, Any]:
         """What others have worked out about this topology, by name; no part of its value."""
         return {}
 
@@ -216,7 +216,7 @@ class Topology:
         """Every link between nodes, by index."""
         return tuple(link for link in range(len(self.links)) if self.is_internode(link))
 
-    @kept
+    @cached
     def reversed(self) -> Topology:
         """The topology with every link turned round; link, resource and hold keep their index."""
         suffix = " reversed"
@@ -229,7 +229,7 @@ class Topology:
                 Hold(h.link, h.resource, h.alpha_us, h.beta_us_per_mb, OTHER_SIDE[h.side]) for h in self.holds
             ),
         )
-        turned.memo[TURNED] = self
+        turned.cache[TURNED] = self
         return turned
 
     @property

@@ -168,7 +168,7 @@ def under(topology: Topology, protocol: str) -> Topology:
             factors[kind == "internode", cost] = constant.value / now[constant.name]
     launch_us = topology.launch_us + new.launch_us - old.launch_us
     found = rescaled(replace(topology, protocol=protocol, launch_us=launch_us), factors)
-    found.memo["profile"] = new
+    found.cache["profile"] = new
     return found
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.memo import kept
+from taccl.caching import cached
 from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class StepBound:
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
         self.workload, self.topology = workload, topology
         self.parts = parts_of(workload)
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         self.tile = dict(costs)
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
         for each in workload.operations:
@@ -47,7 +47,7 @@ class StepBound:
         behind = {name: list(workload.readers[name]) for name in before}
         self.tail = self._reach(behind, list(before)[::-1])
 
-    @kept
+    @cached
     def sent(self, names: frozenset[str], *, one: bool = False) -> Fraction:
         """What the parts of some collectives take; `one`: a tile alone."""
         halves = {} if one else self._halves(names)

@@ -10,8 +10,8 @@ import numpy as np
 
 from taccl import collectives
 from taccl.baselines import baseline
+from taccl.caching import cached
 from taccl.clauses import Clauses
-from taccl.memo import kept
 from taccl.problem import make_problem
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
@@ -141,7 +141,7 @@ def _collective(kind: str, shift: int, num_ranks: int) -> Collective:
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...]]
 
 
-@kept
+@cached
 def _template(topology: Topology, sent: _Sent, chunk_bytes: int, times: int) -> Schedule:
     """Sends of one part: of those that are best alone, and of those that hold resources least.
 
@@ -169,7 +169,7 @@ def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
     return times * max(load.values(), default=0) + max(tasks.tails(), default=0)
 
 
-@kept
+@cached
 def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     """The sends that are best for chunks of one size."""
     kind, shift, algorithm, merging = sent

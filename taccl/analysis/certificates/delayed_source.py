@@ -34,8 +34,8 @@ from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.spread_tail import Spread
 from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
+from taccl.caching import cached
 from taccl.deadline import Deadline
-from taccl.memo import kept
 from taccl.units import format_count
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
@@ -110,7 +110,7 @@ class _Late:
 
     def __init__(self, demand: NeededSends, costs: Costs, late: tuple[frozenset[int], ...]) -> None:
         self.late = late
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         label = set_of_rank(demand.topology.num_ranks, late)
         early = demand.outside(frozenset().union(*late))
         release = demand.first_uses(early)
@@ -160,7 +160,7 @@ class _Late:
         moments = sorted({*self._reached[:, 0].tolist(), int(self.early.release.min())})
         return moments[:: -(-len(moments) // _MOST_FED)]
 
-    @kept
+    @cached
     def _started_before(self, moment: int) -> tuple[int, int]:
         """(sends, chunks in them) into the sets that can have started before a moment, at most."""
         by = moment - 1

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
-from taccl.memo import kept
 from taccl.problem import Problem
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -105,7 +105,7 @@ class Distances:
         self._made: dict[int | None, dict[int, int]] = {}
         self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by what is open, and by whose masks it is
         self._link_sets: list[tuple[int, ...]] = []
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
@@ -173,7 +173,7 @@ class Distances:
         ends = (dst, src) if backwards else (src, dst)
         return from_nearest(num_ranks, *ends, length, ranks)
 
-    @kept
+    @cached
     def arcs(self, number: int) -> Arcs:
         """`arcs_of` a numbered set of links."""
         return arcs_of(self.problem, self._link_sets[number])
@@ -182,7 +182,7 @@ class Distances:
         """The links of a numbered set."""
         return self._link_sets[number]
 
-    @kept
+    @cached
     def link_set(self, number: int) -> frozenset[int]:
         """The same as a set."""
         return frozenset(self._link_sets[number])

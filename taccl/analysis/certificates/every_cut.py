@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.memo import kept
+from taccl.caching import cached
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import scale
 from taccl.units import format_us
@@ -37,7 +37,7 @@ def bound_of_every_cut(bound: Certificate) -> Certificate | None:
     return _of_every_cut(problem, bound.in_network)
 
 
-@kept
+@cached
 def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
     return lower_bound(
         _unpadded(problem), divisible=True, in_network=in_network, budget_s=_BUDGET_S, limit_s=_LIMIT_S

@@ -17,9 +17,9 @@ from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.gates import FOREVER, Costs
 from taccl.analysis.certificates.single_machine import Job
 from taccl.analysis.certificates.volume import crossing_links
+from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
 from taccl.deadline import NEVER
-from taccl.memo import kept
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class NeededSends:
         #: The links that may be used, and whether each joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[Kind]]]:
@@ -167,7 +167,7 @@ class NeededSends:
             release[links] = np.minimum(release[links], first)
         return release
 
-    @kept
+    @cached
     def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[Job, ...]:
         """The jobs that must enter (or leave) a set."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
@@ -220,7 +220,7 @@ class NeededSends:
             release = int(reached.max() if self.sums_for_all else reached.min())
             yield Job(crossing.links, units, release, tail, onward)
 
-    @kept
+    @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
         """The links of a border that belong to a set, with the times to and from them; None if none does."""
         crossing = sorted(at & self.distances.link_set(over))
@@ -238,7 +238,7 @@ class NeededSends:
             frozenset(r for e in ends for r in e.dsts),
         )
 
-    @kept
+    @cached
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
         """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import Arcs, Distances, arcs_of
 from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
+from taccl.caching import cached
 from taccl.collective import RankSets
 from taccl.costs import hold_columns, wide_links
-from taccl.memo import kept
 from taccl.problem import Problem
 
 
@@ -133,6 +133,6 @@ def set_of_rank(num_ranks: int, sets: Sequence[frozenset[int]]) -> NDArray[np.in
     return number
 
 
-@kept
+@cached
 def _arcs(problem: Problem) -> Arcs:
     return arcs_of(problem, problem.links_allowed)

@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from taccl.caching import cached
 from taccl.clauses import Clause
-from taccl.memo import kept
 from taccl.problem import Clauses, Problem
 from taccl.sketch.apply import carried
 
@@ -44,9 +44,9 @@ class Barriers:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.clauses = problem.clauses
-        self.memo: dict[Any, Any] = {}
+        self.cache: dict[Any, Any] = {}
 
-    @kept
+    @cached
     def blocking(self, link: int, chunk: int, *, reducing: bool) -> frozenset[str]:
         """The clauses that keep a chunk off a link; a sender's relays count as a clause of their own."""
         found = {self._field(link)} if self._forbidden(link) else set()
@@ -55,7 +55,7 @@ class Barriers:
         found.update(each.said[0] for each in self._whole(link, chunk, reducing))
         return frozenset(found)
 
-    @kept
+    @cached
     def openings(self, link: int, chunk: int, *, reducing: bool) -> list[frozenset[Edit]]:
         """Sets of edits, each of which lets a chunk on a link; one empty set where it may go already."""
         barriers = []

@@ -12,7 +12,7 @@ from itertools import chain, islice, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.memo import kept
+from taccl.caching import cached
 from taccl.problem import Problem
 from taccl.sketch.group import Element, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
@@ -23,7 +23,7 @@ _MOST_TRIED, _MOST_IMAGES = 512, 2**21
 _MOST_KEPT = 2**25
 
 
-@kept
+@cached
 def timing_group(problem: Problem) -> Symmetries:
     """A part of a problem's group that may be folded in time: no link and its image hold one resource.
 

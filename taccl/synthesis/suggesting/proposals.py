@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.caching import cached
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
-from taccl.memo import kept
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
@@ -164,7 +164,7 @@ def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     return bool(moved) and timing_group(folded).order == group.order
 
 
-@kept
+@cached
 def _machine(topology: Topology) -> dict[str, str]:
     """Machine and profile, where they alone make the topology again."""
     from taccl.topology.registry import machine_names, parse

@@ -1,4 +1,4 @@
-"""What is worked out once of a thing, and kept in its `memo`: a topology, a problem, or what reads these."""
+"""What is worked out once of a thing, and kept in its `cache`: a topology, a problem, or what reads these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 class _Keeps(Protocol):
     @property
-    def memo(self) -> dict[Any, Any]: ...
+    def cache(self) -> dict[Any, Any]: ...
 
 
 #: Under which a topology that was turned round remembers the other, whose columns are its own, turned.
@@ -20,16 +20,16 @@ Found = TypeVar("Found")
 Rest = ParamSpec("Rest")
 
 
-def kept(function: Callable[Concatenate[Thing, Rest], Found]) -> Callable[Concatenate[Thing, Rest], Found]:
+def cached(function: Callable[Concatenate[Thing, Rest], Found]) -> Callable[Concatenate[Thing, Rest], Found]:
     """The function of a thing and of what can be hashed, called once for each."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def look_up(thing: Thing, /, *args: Rest.args, **named: Rest.kwargs) -> Found:
         key = (name, *args, *named.items())
-        if key not in thing.memo:
-            thing.memo[key] = function(thing, *args, **named)
-        found: Found = thing.memo[key]
+        if key not in thing.cache:
+            thing.cache[key] = function(thing, *args, **named)
+        found: Found = thing.cache[key]
         return found
 
     return look_up
