@@ -22,7 +22,7 @@ from taccl.sketch.group import find_symmetries
 from taccl.synthesis.competing import offer_baselines
 from taccl.synthesis.greedy import critical_priorities, list_schedule
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches
@@ -65,14 +65,14 @@ def test_the_sooner_of_two():
 @pytest.mark.parametrize(
     "work",
     [
-        lambda problem: fold(problem, give_up=PAST),
-        lambda problem: list_schedule(*_folded(problem), deadline=PAST),
-        lambda problem: Search(problem, Options(), PAST, gives_up=True).folded,
+        lambda problem: take_quotient(problem, give_up=PAST),
+        lambda problem: list_schedule(*_quotient(problem), deadline=PAST),
+        lambda problem: Search(problem, Options(), PAST, gives_up=True).quotient,
         lambda problem: find_shape(problem.topology, deadline=PAST),
         lambda problem: suggest_for([1], lambda _: problem, Options(), most=1, time_limit_s=20, give_up=PAST),
         lambda problem: find_symmetries(problem.with_clauses(name="not looked at yet"), PAST),
     ],
-    ids=["fold", "list scheduler", "search", "shape", "suggestions", "symmetries"],
+    ids=["quotient", "list scheduler", "search", "shape", "suggestions", "symmetries"],
 )
 def test_long_work_is_given_up(problem, work):
     """By `OutOfTime`, before it has done much."""
@@ -123,9 +123,9 @@ def test_a_short_limit_is_kept(topology, collective):
     assert cpu_s(synthesized) < 4 * cpu_s(first)
 
 
-def _folded(problem):
-    orbits = fold(problem)
-    return orbits, critical_priorities(orbits)
+def _quotient(problem):
+    quotient = take_quotient(problem)
+    return quotient, critical_priorities(quotient)
 
 
 def test_a_bound_needs_no_time(problem):

@@ -14,7 +14,7 @@ from taccl.problem import SwitchPolicy
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.greedy import critical_priorities, list_schedule
 from taccl.synthesis.paper import contiguity, routing
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.quotient import take_quotient
 from tests.synthesis.small_problems import custom, full, problem_of, relayed, ring, star, two_nodes
 from tests.test_architecture import LINES
 
@@ -48,13 +48,13 @@ def problems() -> dict[str, Problem]:
 def tags_of_rows(name: str) -> set[str]:
     """The tags of the rows that the routing and the contiguity model of a problem have."""
     problem = problems()[name]
-    orbits = fold(problem, symmetry_group(problem))
-    schedule = list_schedule(orbits, critical_priorities(orbits))
+    quotient = take_quotient(problem, symmetry_group(problem))
+    schedule = list_schedule(quotient, critical_priorities(quotient))
     assert schedule is not None
     model = routing.RoutingModel(
-        orbits, upper_ticks=schedule.finish_ticks, sequenced=range(orbits.num_resources)
+        quotient, upper_ticks=schedule.finish_ticks, sequenced=range(quotient.num_resources)
     ).model
-    return {*model.tags, *contiguity.ContiguityModel(orbits, schedule).model.tags}
+    return {*model.tags, *contiguity.ContiguityModel(quotient, schedule).model.tags}
 
 
 def headings() -> list[str]:

@@ -76,7 +76,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("seconds", "float64", "of the whole run"),
     Column("bound_s", "float64", "of them: the lower bound"),
     Column("suggest_s", "float64", "of them: suggesting sketches, where there is none"),
-    Column("fold_s", "float64", "of them: folding by symmetry"),
+    Column("quotient_s", "float64", "of them: the quotient by symmetry"),
     Column("greedy_s", "float64", "of them: the list scheduler"),
     Column("routing_s", "float64", "of them: routing"),
     Column("ordering_s", "float64", "of them: ordering by rules"),
@@ -114,7 +114,7 @@ _MEASURES = (
 )  # fmt: skip
 OF_SCHEDULES = (*_MEASURES, "gap", "first_schedule_s", "proven_s", "schedule_digest")
 
-_STAGES = ("bound", "suggest", "fold", "greedy", "routing", "ordering", "contiguity", "improve")
+_STAGES = ("bound", "suggest", "quotient", "greedy", "routing", "ordering", "contiguity", "improve")
 _STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
 _STAGE_COLUMNS |= dict.fromkeys(("joint", "job shop"), "job_shop_s")
 _OF_MODELS = {
@@ -223,7 +223,7 @@ def figures(result: Result) -> dict[str, Any]:
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
     seconds["other_s"] += max(0.0, result.seconds - sum(seconds.values()))
     # One half of a reduction is no schedule yet.
-    known = (each.seconds for each in result.progress if each.finish_us is not None and not each.half)
+    known = (each.seconds for each in result.trace if each.finish_us is not None and not each.half)
     models = [stage.model for stage in result.stages if stage.model is not None]
     largest = max(models, key=lambda model: model.num_nonzeros, default=None)
     versions = dict(result.versions) or package_versions()

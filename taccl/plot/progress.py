@@ -9,7 +9,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
 from taccl.plot.style import INK, OKABE_ITO, axes, drawing, dress, title_of
-from taccl.synthesis.result import Moment, Result
+from taccl.synthesis.result import Result, TraceEntry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,22 +34,22 @@ def progress(result: Result, *, ax: Axes | None = None) -> Axes:
     InputError
         If the result does not say what was known when, as one that was made by hand.
     """
-    return draw_moments(result.progress, title_of(result.schedule.problem), ax=ax)
+    return draw_trace(result.trace, title_of(result.schedule.problem), ax=ax)
 
 
 @drawing
-def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = None) -> Axes:
-    """Moments that are known without a result; see `progress`."""
-    if not any(moment.finish_us is not None for moment in moments):
+def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
+    """A trace that is known without a result; see `progress`."""
+    if not any(entry.finish_us is not None for entry in trace):
         said = "the result does not say what was known when; synthesize it with this version"
         raise InputError(said, where="progress")
     ax = axes(ax, height=4.0)
-    halves = list(dict.fromkeys(moment.half for moment in moments))
+    halves = list(dict.fromkeys(entry.half for entry in trace))
     several = len(halves) > 1
-    last = max(moment.seconds for moment in moments)
+    last = max(entry.seconds for entry in trace)
     for number, half in enumerate(halves):
         word, colour = (f"{_WORDS.get(half, half)}: " if several else ""), OKABE_ITO[number]
-        some = [moment for moment in moments if moment.half == half]
+        some = [entry for entry in trace if entry.half == half]
         solid: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 4, "linewidth": 1.6}
         dashed: dict[str, Any] = {"color": colour if several else INK, "linestyle": "--", "linewidth": 1.2}
         for name, figure, how in (("best finish so far", "finish_us", solid), ("bound", "bound_us", dashed)):
@@ -65,10 +65,10 @@ def draw_moments(moments: Sequence[Moment], title: str, *, ax: Axes | None = Non
     return ax
 
 
-def moments_in(details: Mapping[str, Any]) -> tuple[Moment, ...]:
-    """The moments in plain values, which anybody may have written; none unless all are in order."""
-    listed = details.get("progress")
-    moments = []
+def trace_in(details: Mapping[str, Any]) -> tuple[TraceEntry, ...]:
+    """The trace in plain values, which anybody may have written; none unless all are in order."""
+    listed = details.get("trace")
+    trace = []
     for each in listed if isinstance(listed, list) else ():
         if not isinstance(each, dict) or not isinstance(each.get("half", ""), str):
             return ()
@@ -76,5 +76,5 @@ def moments_in(details: Mapping[str, Any]) -> tuple[Moment, ...]:
         known = [time for time in (finish_us, bound_us) if time is not None]
         if not all(type(time) in (int, float) and 0 <= time < 1e15 for time in (seconds, *known)):
             return ()
-        moments.append(Moment(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
-    return tuple(moments)
+        trace.append(TraceEntry(seconds, finish_us, bound_us, each.get("half", "")))  # type: ignore[arg-type]
+    return tuple(trace)

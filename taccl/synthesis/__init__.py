@@ -1,1 +1,1 @@
-"""Making schedules: routing, ordering, contiguity, the folded job shop, and the portfolio of them."""
+"""Making schedules: routing, ordering, contiguity, the job shop, and the portfolio of them."""

@@ -115,12 +115,12 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     search.offer_whole(whole, producer=whole.producer)
 
 
-def may_keep_apart(problem: Problem, *, most_moves: int) -> bool:
+def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
     """Whether contributions of a problem may be searched as chunks that spread apart: there are few."""
     if not problem.collective.sums_up:
         return False
     contributions = sum(len(chunk.origins) for chunk in problem.collective.chunks)
-    return contributions * len(problem.links_allowed) <= most_moves
+    return contributions * len(problem.links_allowed) <= most_hops
 
 
 def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:

@@ -15,8 +15,8 @@ from taccl.clauses import CLAUSES, Clause
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
-from taccl.synthesis.greedy import unfold
-from taccl.synthesis.paper.routing import refold
+from taccl.synthesis.greedy import expand
+from taccl.synthesis.paper.routing import project
 from taccl.synthesis.search import Search
 
 
@@ -60,16 +60,16 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     """Offer the schedule of one search to that of the isomorphic problem; whether it was taken.
 
-    It is not where the two are folded by different symmetries. Once time is up nothing is folded: that is
+    It is not where the two quotients have different symmetries. Once time is up no quotient is taken: that is
     for what comes after.
     """
-    if found.best is None or found.best_fold is None:
+    if found.best is None or found.best_on_quotient is None:
         return False
     producer, is_late = found.best.producer, search.deadline.has_passed
     if is_late and isinstance(found.best, Schedule):
         best = found.best
     else:
-        best = unfold(found.folded, found.best_fold.sends, producer=producer)
+        best = expand(found.quotient, found.best_on_quotient.sends, producer=producer)
     whole = make_schedule(
         search.problem,
         chunk=[names.chunks[c] for c in best.chunk.tolist()],
@@ -82,13 +82,13 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     if is_late:
         return search.offer_whole(whole, producer=producer) is not None
     back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
-    others = found.folded.group
+    others = found.quotient.group
     turned = [[names.ranks[g.ranks[r]] for r in back] for g in others.generators]
-    if not search.folded.group.made_by(turned, others.order):
+    if not search.quotient.group.made_by(turned, others.order):
         return False
-    renamed = refold(search.folded, whole)
-    if sum(search.folded.num_members(m) for send in renamed.sends for m in send.moves) < len(whole):
-        return False  # this fold lacks some of its moves
+    renamed = project(search.quotient, whole)
+    if sum(search.quotient.num_members(m) for send in renamed.sends for m in send.hops) < len(whole):
+        return False  # this quotient lacks some of its hops
     return search.offer(renamed, producer=producer) is not None
 
 

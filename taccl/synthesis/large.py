@@ -71,7 +71,7 @@ def _own_first_holds(problem: Problem) -> bool:
 
 
 def effort(problem: Problem) -> int:
-    """How many moves a list scheduler or a model would have, before any symmetry: chunks times links."""
+    """How many hops a list scheduler or a model would have, before any symmetry: chunks times links."""
     return problem.collective.num_chunks * len(problem.links_allowed)
 
 

@@ -53,7 +53,7 @@ def search_large(search: Search) -> None:
 
 
 def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = None) -> None:
-    """Offer what the compiled list scheduler finds, which folds nothing; where it obeys all clauses.
+    """Offer what the compiled list scheduler finds, which takes no quotient; where it obeys all clauses.
 
     Where links of several ends are on offer, it does without, so that these make nothing worse.
     """
@@ -141,7 +141,7 @@ class _Runs:
                 more = "more time" if self._left_s is None else f"about {self._left_s:.2g} s more"
                 raise NoSolutionError(
                     f"{search.problem!r}: no schedule in {left_s:.3g} s, as {effort(search.problem):.2g} "
-                    f"moves take longer; give {more}, or fewer chunks",
+                    f"hops take longer; give {more}, or fewer chunks",
                     bound_us=search.bound_us,
                 ) from None
         if deadline.has_passed:

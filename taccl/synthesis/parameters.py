@@ -1,7 +1,7 @@
 """`SearchParameters`: constants of the search that a person could wish to change, with unit and meaning.
 
 A group for each part of the search. Shares are parts of a time, 0 to 1; names that end in ``_s`` are seconds,
-in ``_us`` microseconds, in ``_ns`` nanoseconds, in ``_bytes`` bytes. Moves are chunks times links.
+in ``_us`` microseconds, in ``_ns`` nanoseconds, in ``_bytes`` bytes. Hops are chunks times links.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class _Group:
 class ChoiceParameters(_Group):
     """Which search runs."""
 
-    # Problems with more moves than this, once folded, are left to the compiled search; so are those with more
+    # Problems with more hops than this, once reduced, are left to the compiled search; so are those with more
     # for each second of the time limit, unless they have few, which are so many.
-    most_moves: int = 200_000
-    moves_per_s: int = 50_000
-    few_moves: int = 100_000
+    most_hops: int = 200_000
+    hops_per_s: int = 50_000
+    few_hops: int = 100_000
     # With a shorter time limit nothing is compiled that is not needed for a first schedule, and where the
     # compiled search runs no sketch is suggested. What is compiled already runs from so many seconds on.
     compiling_s: float = 5.0
@@ -48,14 +48,14 @@ class ChoiceParameters(_Group):
 class BudgetParameters(_Group):
     """How the time limit is spent on what every search does."""
 
-    reserve_s: float = 0.2  # kept back for unfolding and verifying what the last stage finds
+    reserve_s: float = 0.2  # kept back for expanding and verifying what the last stage finds
     least_s: float = 0.05  # of the search, however long what comes before it took
     # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of it, in any case
     explain_s: float = 10.0  # for saying why a problem is infeasible, at most
-    # Kept for ruin and recreate: without a sketch, which leaves models few moves, and with one.
+    # Kept for ruin and recreate: without a sketch, which leaves models few hops, and with one.
     improve_share: float = 0.5
     sketched_share: float = 0.3
 
@@ -78,8 +78,8 @@ class PortfolioParameters(_Group):
     """The stages of the portfolio after the list scheduler, each with its share of the time."""
 
     compiled_share: float = 0.1
-    # Up to so many moves, routing, ordering and contiguity are solved as one job shop from the start.
-    joint_moves: int = 600
+    # Up to so many hops, routing, ordering and contiguity are solved as one job shop from the start.
+    joint_hops: int = 600
     joint_share: float = 0.3
     most_joint_s: float = 5.0
     routing_share: float = 0.25
@@ -106,8 +106,8 @@ class PortfolioParameters(_Group):
     exchange_s_per_transfer: float = 2.5e-4
     exchange_share: float = 0.1
     exchanged: int = 4  # schedules of which this is tried, the earliest first
-    # Up to so many moves contributions that ranks keep apart are searched too, in a share of the time.
-    apart_moves: int = 10_000
+    # Up to so many hops contributions that ranks keep apart are searched too, in a share of the time.
+    apart_hops: int = 10_000
     apart_share: float = 0.3
 
 
@@ -128,10 +128,10 @@ class NeighbourhoodParameters(_Group):
     bound_share: float = 0.7
     # Of the others, those that free states at random; the rest free what arrives about one time.
     random_share: float = 0.5
-    # Of a round: at least, more for every move that is free, at most.
+    # Of a round: at least, more for every hop that is free, at most.
     round_s: float = 1.0
     last_round_s: float = 0.6
-    s_per_move: float = 0.001
+    s_per_hop: float = 0.001
     most_round_s: float = 4.0
 
 
@@ -147,7 +147,7 @@ class SolverParameters(_Group):
     least_s: float = 0.2
     least_contiguity_s: float = 1.0
     least_round_s: float = 0.5
-    # Of moves that share a resource, up to which routing may also decide who goes first: each makes at most a
+    # Of hops that share a resource, up to which routing may also decide who goes first: each makes at most a
     # binary and two rows, and with more of them solvers are mostly not done in some seconds.
     most_pairs: int = 1_000
 
@@ -166,21 +166,21 @@ class HalvesParameters(_Group):
 class SuggestingParameters(_Group):
     """Sketches that are suggested where none is given."""
 
-    # Problems with fewer moves need no guidance; of those with more no candidate is tried in a moment.
-    few_moves: int = 600
-    most_moves: int = 3_000_000
+    # Problems with fewer hops need no guidance; of those with more no candidate is tried in a moment.
+    few_hops: int = 600
+    most_hops: int = 3_000_000
     # Of the time: for a first schedule without a sketch, for suggestions, and for one sketch of what is left.
     first_share: float = 0.1
     suggest_share: float = 0.25
     sketch_share: float = 0.7
     most_suggest_s: float = 20.0
-    suggest_s_per_move: float = 1.5e-6  # the first sketch; with less time none is suggested
+    suggest_s_per_hop: float = 1.5e-6  # the first sketch; with less time none is suggested
     # After which no first suggestion is waited for where there is a schedule without.
     give_up_share: float = 0.5
     large_share: float = 0.5  # of the time that the compiled search has before anything is suggested
-    # What the list scheduler takes for each move before it has a schedule. Where less is left the compiled
-    # one takes its place, which folds nothing; with less than this it is not begun.
-    s_per_move: float = 1e-4
+    # What the list scheduler takes for each hop before it has a schedule. Where less is left the compiled
+    # one takes its place, which takes no quotient; with less than this it is not begun.
+    s_per_hop: float = 1e-4
     least_compiled_s: float = 1.0
     sketches: int = 3  # that are tried, as long as their bounds are below the best schedule
     # Chunks per rank that are tried, and those that plans are compared with.
@@ -195,9 +195,9 @@ class SuggestingParameters(_Group):
     bounds_share: float = 0.3
     first_bound_s: float = 5.0
     bound_s: float = 2.0
-    # With more moves, once folded, a candidate is scheduled by the compiled list scheduler; with fewer by so
+    # With more hops, once reduced, a candidate is scheduled by the compiled list scheduler; with fewer by so
     # many runs of the other, of each half of a reduction.
-    most_ranked_moves: int = 40_000
+    most_ranked_hops: int = 40_000
     ranking_runs: int = 15
     ranking_s: float = 0.5
 
@@ -342,9 +342,9 @@ class SearchParameters:
 
     Examples
     --------
-    >>> SearchParameters().portfolio.joint_moves
+    >>> SearchParameters().portfolio.joint_hops
     600
-    >>> SearchParameters.from_dict({"portfolio": {"joint_moves": 100}}).portfolio.joint_moves
+    >>> SearchParameters.from_dict({"portfolio": {"joint_hops": 100}}).portfolio.joint_hops
     100
     """
 

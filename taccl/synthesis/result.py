@@ -75,7 +75,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TraceEntry:
     """What was known so many seconds after a synthesis began: the finish of the best schedule, and the bound.
 
     Of a reduction that is searched in two halves, ``"reduce"`` or ``"spread"``, these are those of the half
@@ -110,10 +110,10 @@ class Result:
         ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
-    progress : tuple of Moment
-        Each better schedule when it was found, in order of time; the last is the schedule returned.
+    trace : tuple of TraceEntry
+        The incumbent trace: each better schedule when it was found; the last is the schedule returned.
     choice : str
-        What ran and why, by the number of moves.
+        What ran and why, by the number of hops.
     dimension_bound : DimensionBound, optional
         Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
     """
@@ -127,7 +127,7 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
     notes: tuple[str, ...] = ()
-    progress: tuple[Moment, ...] = ()
+    trace: tuple[TraceEntry, ...] = ()
     choice: str = ""
     dimension_bound: DimensionBound | None = None
 
@@ -203,7 +203,7 @@ class Result:
             "interrupted": self.interrupted,
             "versions": dict(self.versions),
             "notes": list(self.notes),
-            "progress": [asdict(moment) for moment in self.progress],
+            "trace": [asdict(entry) for entry in self.trace],
         }
 
     def _repr_html_(self) -> str:

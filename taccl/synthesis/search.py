@@ -30,11 +30,11 @@ from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.greedy import ListSchedule, unfold
-from taccl.synthesis.paper.orbits import Orbits, fold
+from taccl.synthesis.greedy import ListSchedule, expand
+from taccl.synthesis.paper.quotient import Quotient, take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
-from taccl.synthesis.result import Moment, Result, Stage
+from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.units import format_size
 
@@ -95,20 +95,20 @@ class Search:
     above: Search | None = None  # that this is a part of
     serves_above: bool = False  # its schedules are schedules of the problem above, too
     best: Schedule | CompactSchedule | None = None
-    best_fold: ListSchedule | None = None  # the same on the timing fold
+    best_on_quotient: ListSchedule | None = None  # the same on the timing quotient
     rival: Search | None = None  # of the same problem, that found a schedule: of a solver that works alone
     is_verified: bool = False  # whatever is returned is verified at last
     earliest: list[Schedule] = field(default_factory=list)  # found, along trees
     most_earliest: int = 0  # how many of these are kept, for what may yet be made of them
     stages: list[Stage] = field(default_factory=list)
-    trace: list[Moment] = field(default_factory=list)
+    trace: list[TraceEntry] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)  # what ran in the place of what was asked for, and why
     last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False  # time was up before the search was
     dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
-    fold_s: float = 0.0
-    unfolded: str = ""  # why routes are not folded by all symmetries
+    quotient_s: float = 0.0
+    less_symmetric: str = ""  # why routes do not have all symmetries
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
         """A search that is a part of this one, of a problem of its own; with fields that are given."""
@@ -117,26 +117,26 @@ class Search:
         return Search(problem, self.options, deadline, prefix=self.prefix + prefix, above=self, **given)
 
     @cached_property
-    def folded(self) -> Orbits:
-        """The problem folded by the symmetries that times may have."""
+    def quotient(self) -> Quotient:
+        """The quotient by the symmetries that times may have."""
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
-        folded = fold(self.problem, timing, give_up=self.deadline if self.gives_up else NEVER)
-        self.fold_s = time.monotonic() - since
+        quotient = take_quotient(self.problem, timing, give_up=self.deadline if self.gives_up else NEVER)
+        self.quotient_s = time.monotonic() - since
         times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
-        self.record("fold", "taccl", "done", since, message=f"{times}{len(folded.moves)} moves")
-        return folded
+        self.record("quotient", "taccl", "done", since, message=f"{times}{len(quotient.hops)} hops")
+        return quotient
 
     @cached_property
-    def routing_fold(self) -> Orbits:
-        """For routes: folded by the whole group; where time is too short, only as far as times fold."""
-        whole, timing = symmetry_group(self.problem), self.folded.group
+    def routing_quotient(self) -> Quotient:
+        """For routes: by the whole group; where time is too short, by the symmetries that times may have."""
+        whole, timing = symmetry_group(self.problem), self.quotient.group
         if whole.made_by((g.ranks for g in timing.generators), timing.order):
-            return self.folded
-        if self.deadline.left_s < self.fold_s:
-            self.unfolded = f"folded by {timing} of the symmetries, as time is short"
-            return self.folded
-        return fold(self.problem, whole)
+            return self.quotient
+        if self.deadline.left_s < self.quotient_s:
+            self.less_symmetric = f"{timing} of the symmetries, as time is short"
+            return self.quotient
+        return take_quotient(self.problem, whole)
 
     @property
     def parameters(self) -> SearchParameters:
@@ -196,20 +196,20 @@ class Search:
 
     @property
     def known(self) -> tuple[int, ListSchedule | None]:
-        """The finish of the best schedule so far, its own or its rival's, and the same on the timing fold."""
+        """The finish of the best schedule so far, its own or its rival's, and its quotient."""
         both = [each for each in (self.rival, self) if each is not None]
-        found = [(each.best.finish_ticks, each.best_fold) for each in both if each.best is not None]
+        found = [(each.best.finish_ticks, each.best_on_quotient) for each in both if each.best is not None]
         return min(found, key=lambda each: each[0])
 
     def offer(
         self, schedule: ListSchedule, *, producer: str, proposed: bool = False, whole: Schedule | None = None
     ) -> float | None:
-        """Keep a schedule, unfolded, if it is the best; its finish in us, None if it was refused."""
-        whole = unfold(self.folded, schedule.sends, producer=producer) if whole is None else whole
+        """Keep a schedule, expanded, if it is the best; its finish in us, None if it was refused."""
+        whole = expand(self.quotient, schedule.sends, producer=producer) if whole is None else whole
         better = self.best is None or whole.finish_ticks < self.best.finish_ticks
         finish_us = self.offer_whole(whole, producer=producer, proposed=proposed)
         if better and finish_us is not None:
-            self.best_fold = schedule
+            self.best_on_quotient = schedule
         return finish_us
 
     def offer_whole(
@@ -233,7 +233,7 @@ class Search:
             self.best, self.is_verified = whole, proposed or verified
             self.last_improved = time.monotonic()
             if not self.serves_above or self.above is None:
-                self.trace.append(self._moment(whole.finish_us))
+                self.trace.append(self._entry(whole.finish_us))
             elif self.problem is self.above.problem:
                 self.above.offer_whole(whole, producer=whole.producer, verified=self.is_verified)
             else:
@@ -297,7 +297,7 @@ class Search:
         self.bound = bound
         self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         if not self.serves_above:
-            self.trace.append(self._moment(None if self.best is None else self.best.finish_us))
+            self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
 
     def result(self, choice: str) -> Result:
         """The incumbent, verified if it is not yet, with its bound and the log."""
@@ -317,15 +317,15 @@ class Search:
             warnings.warn(message, FallbackWarning, stacklevel=4)
         seconds = time.monotonic() - self.options.began_s
         notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
-        progress = (*self.trace, Moment(seconds, schedule.finish_us, bound.bound_us))
+        trace = (*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
         return Result(
             schedule, bound, options.backend, tuple(self.stages), seconds, options.seed, package_versions(),
-            stopped, notes, progress, choice, self.dimension_bound,
+            stopped, notes, trace, choice, self.dimension_bound,
         )  # fmt: skip
 
-    def _moment(self, finish_us: float | None) -> Moment:
+    def _entry(self, finish_us: float | None) -> TraceEntry:
         """What is known now; of a half, its own times."""
-        return Moment(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
+        return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
         """The bound; or, where a verified schedule is faster, none and a note: then the bound is wrong."""

@@ -19,13 +19,13 @@ from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import LinearModel
 from taccl.solvers.solver import Solution, solve
-from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule, unfold
+from taccl.synthesis.greedy import ListSchedule, critical_priorities, expand, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule, is_quick
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
-from taccl.synthesis.paper.orbits import Orbits
+from taccl.synthesis.paper.quotient import Quotient
 from taccl.synthesis.paper.sequencing import Windows, num_pairs
 from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
@@ -62,13 +62,18 @@ def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> 
 
 
 def _joint(search: Search, limit_s: float) -> None:
-    """One job shop with every move optional, where there are few."""
-    portfolio, num_moves = search.parameters.portfolio, len(search.folded.moves)
-    if num_moves > portfolio.joint_moves or search.best_fold is None:
+    """One job shop with every hop optional, where there are few."""
+    portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
+    if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
     budget_s = min(portfolio.most_joint_s, portfolio.joint_share * limit_s)
     job_shop(
-        search, "joint", required=(), optional=range(num_moves), hint=search.best_fold, budget_s=budget_s
+        search,
+        "joint",
+        required=(),
+        optional=range(num_hops),
+        hint=search.best_on_quotient,
+        budget_s=budget_s,
     )
 
 
@@ -90,7 +95,7 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     # Of the progress, what the solver finds counts alone.
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
-    own.folded, own.fold_s = search.folded, search.fold_s
+    own.quotient, own.quotient_s = search.quotient, search.quotient_s
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
         alone(own, solver, budget_s=limit_s)
@@ -106,7 +111,11 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
             alone(own, solver, budget_s=search.deadline.left_s)
     finally:
         if own.best is not None and own.best.finish_ticks <= search.best.finish_ticks:
-            search.best, search.best_fold, search.is_verified = own.best, own.best_fold, own.is_verified
+            search.best, search.best_on_quotient, search.is_verified = (
+                own.best,
+                own.best_on_quotient,
+                own.is_verified,
+            )
     if own.best is None and not unlicensed:
         last = own.stages[-1]
         why = f"{last.status}, {last.message}" if last.message else last.status
@@ -130,20 +139,20 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 
     Raises `OutOfTime` if the search gives up, and time was up before there was a schedule.
     """
-    folded, scheduling = search.folded, search.parameters.list
+    quotient, scheduling = search.quotient, search.parameters.list
     since = time.monotonic()
     search.report("greedy")
     best: ListSchedule | None = None
     runs = 0
     while runs < max_runs and (best is None or (time.monotonic() - since < budget_s and not search.done)):
         priorities = critical_priorities(
-            folded,
+            quotient,
             noise=scheduling.noises[runs % len(scheduling.noises)],
             seed=search.options.seed * 1_000_003 + runs,
         )
         try:
             found = list_schedule(
-                folded,
+                quotient,
                 priorities,
                 limit_ticks=None if best is None else best.finish_ticks,
                 deadline=search.deadline if search.best is not None or search.gives_up else NEVER,
@@ -200,7 +209,7 @@ class Routed:
 
     starts: dict[tuple[int, int], int]
     in_order: bool  # whether the model decided who goes first
-    #: No schedule over the model's moves finishes sooner; 0 where the model wants more than to finish soon.
+    #: No schedule over the model's hops finishes sooner; 0 where the model wants more than to finish soon.
     bound_ticks: int
 
 
@@ -208,7 +217,7 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
     """Routing, ordering and contiguity on one solver; again with order in the routing, where it falls short.
 
     It does where the best order takes longer than the model says. The model then also decides the order on
-    all resources, if that makes no more than `most_pairs` pairs of moves.
+    all resources, if that makes no more than `most_pairs` pairs of hops.
     """
     until, shares = time.monotonic() + budget_s, search.parameters.solver
     sequenced: frozenset[int] = frozenset()
@@ -227,13 +236,13 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
 
 def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
     """The resources to put in order when routing is done again; none where that would not help."""
-    (upper, _), orbits = search.known, search.folded
-    # Where sends merge their order is not that of moves by themselves: NDv2 x2 and x4 got no better by it.
-    merges = any(orbits.merging[move.link_orbit] for move in orbits.moves)
+    (upper, _), quotient = search.known, search.quotient
+    # Where sends merge their order is not that of hops by themselves: NDv2 x2 and x4 got no better by it.
+    merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
     if routed.in_order or merges or upper <= max(search.bound_ticks, routed.bound_ticks):
         return frozenset()
-    windows = Windows(orbits, upper)
-    pairs = {resource: num_pairs(orbits, windows, resource) for resource in range(orbits.num_resources)}
+    windows = Windows(quotient, upper)
+    pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
     too_large = sum(pairs.values()) > search.parameters.solver.most_pairs
     return frozenset(resource for resource, count in pairs.items() if count and not too_large)
 
@@ -243,19 +252,19 @@ def route(
 ) -> Routed | None:
     """The routing MILP on a solver, or None where it found nothing.
 
-    On `sequenced` resources the model also decides who goes first; routes are then folded only as times are,
-    and `lower_ticks` is proven of the same fold without orders.
+    On `sequenced` resources the model also decides who goes first; routes then have no more symmetry
+    than times, and `lower_ticks` is proven of the same quotient without orders.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
-    orbits = search.folded if sequenced else search.routing_fold
+    quotient = search.quotient if sequenced else search.routing_quotient
     lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
     upper, known = search.known
     model = routing.RoutingModel(
-        orbits, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
+        quotient, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
     )
     hint = None
-    if orbits is search.folded and known is not None:
+    if quotient is search.quotient and known is not None:
         hint = routing.routing_hint(model, known)
     arrays = model.model.arrays()
     answer = solve(
@@ -267,41 +276,41 @@ def route(
         **search.options.of_solvers,
     )
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
-    order = f"order on {len(sequenced)} of {orbits.num_resources} resources" if sequenced else ""
-    message = "; ".join(part for part in (answer.message, size, order, search.unfolded) if part)
+    order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
+    message = "; ".join(part for part in (answer.message, size, order, search.less_symmetric) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
         return None
     bound = 0
-    if answer.bound is not None and orbits is search.folded and not routing.wants_more(orbits.problem):
-        bound = math.ceil(answer.bound * orbits.problem.costs.ticks_per_us - _TICK_SLACK)
+    if answer.bound is not None and quotient is search.quotient and not routing.wants_more(quotient.problem):
+        bound = math.ceil(answer.bound * quotient.problem.costs.ticks_per_us - _TICK_SLACK)
     return Routed(routing.routing_of(model, answer.values), bool(sequenced), bound)
 
 
 def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
-    """The moves of a routing in the best order, and then merged: the best schedule of these; None if none is.
+    """The hops of a routing in the best order, and then merged: the best schedule of these; None if none is.
 
     The orders are those that the rules give, and the routing's own if it has one. Contiguity is decided on
     the solver; by CP-SAT together with the order, as one job shop.
     """
     since = time.monotonic()
-    orbits = search.folded.restrict(routed.starts)
-    ordered = ordering.best_order(orbits, routed.starts if routed.in_order else None)
+    quotient = search.quotient.restrict(routed.starts)
+    ordered = ordering.best_order(quotient, routed.starts if routed.in_order else None)
     if ordered is None:
         search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
         return None
     schedule, rule = ordered
-    found, finish = _offer_restricted(search, orbits, schedule, f"{solver} routing, {rule}")
+    found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
     if solver == "cpsat":
-        required = routing.needed_moves(search.folded, found)  # others may enter where the chunk already is
+        required = routing.needed_hops(search.quotient, found)  # others may enter where the chunk already is
         better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
         return better or found
     search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
     since = time.monotonic()
     search.report(f"contiguity on {solver}")
-    model = contiguity_stage.ContiguityModel(orbits, schedule)
+    model = contiguity_stage.ContiguityModel(quotient, schedule)
     limit_s = max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s))
     arrays = model.model.arrays()
     answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
@@ -309,7 +318,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     if answer.values is not None:
         merged = contiguity_stage.merged(model, answer.values)
         producer = f"{solver} routing, {rule}, contiguity"
-        merged, finish = _offer_restricted(search, orbits, merged, producer)
+        merged, finish = _offer_restricted(search, quotient, merged, producer)
         if finish is not None and merged.finish_ticks <= found.finish_ticks:
             found = merged
     _record(search, "contiguity", solver, since, arrays, answer, answer.message, finish)
@@ -317,11 +326,11 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
 
 
 def _offer_restricted(
-    search: Search, part: Orbits, schedule: ListSchedule, producer: str
+    search: Search, part: Quotient, schedule: ListSchedule, producer: str
 ) -> tuple[ListSchedule, float | None]:
-    """Offer a schedule on a part of the fold; what it is on the whole fold, and its finish unless refused."""
-    whole = unfold(part, schedule.sends, producer=producer)
-    found = routing.refold(search.folded, whole)
+    """Offer a schedule on a part of the quotient; what it is on all of it, and its finish unless refused."""
+    whole = expand(part, schedule.sends, producer=producer)
+    found = routing.project(search.quotient, whole)
     return found, search.offer(found, producer=producer, proposed=True, whole=whole)
 
 
@@ -337,7 +346,7 @@ def job_shop(
     seed: int | None = None,
     record: bool = True,
 ) -> ListSchedule | None:
-    """Joint ordering and contiguity (and routing, of optional moves) by CP-SAT; offers what it finds.
+    """Joint ordering and contiguity (and routing, of optional hops) by CP-SAT; offers what it finds.
 
     What finishes no later than the hint is looked for, or than `upper_ticks`.
     """
@@ -345,7 +354,7 @@ def job_shop(
     search.report(f"{name} on cpsat")
     options = search.options.of_solvers
     answer = jobshop.solve(
-        search.folded,
+        search.quotient,
         optional=optional,
         required=required,
         upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
@@ -366,39 +375,39 @@ def job_shop(
 
 
 def _improve(search: Search, limit_s: float) -> None:
-    """Large-neighbourhood search: free the routes of some places, keep the rest, re-time everything.
+    """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
 
-    Places are freed at random, because chunks arrive there about one time, or because they are the last that
+    States are freed at random, because chunks arrive there about one time, or because they are the last that
     chunks arrive at. Of these often a schedule that meets the bound is looked for, which leaves little room:
     it is found soon, or not at all, and then tried less often until something is better. Otherwise an equally
     good schedule is taken too, so that the search drifts over plateaus. It ends when nothing got better for
     some time.
     """
     since = time.monotonic()
-    if search.done or search.best_fold is None:
+    if search.done or search.best_on_quotient is None:
         return
     freeing, portfolio = search.parameters.neighbourhood, search.parameters.portfolio
     patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * limit_s
     patience_s = max(portfolio.least_improve_s, patience_s)
     rng = random.Random(search.options.seed)
-    orbits, current = search.folded, search.best_fold
+    quotient, current = search.quotient, search.best_on_quotient
     start_us = search.best_us
     rounds, share, better, last_share = 0, freeing.first_share, 0, freeing.last_share
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
-        entering = _entering(orbits, current)
+        entering = _entering(quotient, current)
         part, middle, upper_ticks = share, rng.random() * current.finish_ticks, None
         is_last = rng.random() < last_share
         if is_last:
             part, middle = rng.uniform(0.5, 2.0) * freeing.least_share, current.finish_ticks
             upper_ticks = search.bound_ticks if rng.random() < freeing.bound_share else None
         if not is_last and rng.random() < freeing.random_share:
-            free = {p for p in range(len(orbits.places)) if rng.random() < share}
+            free = {p for p in range(len(quotient.states)) if rng.random() < share}
         else:
             nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
             free = set(nearest[: max(1, int(part * len(nearest)))])
         required = {m for p, (m, _) in entering.items() if p not in free}
-        optional = {m for p in free for m in orbits.places[p].moves_in} - required
+        optional = {m for p in free for m in quotient.states[p].hops_in} - required
         found = job_shop(
             search,
             "improve",
@@ -406,7 +415,7 @@ def _improve(search: Search, limit_s: float) -> None:
             optional=optional,
             hint=current,
             budget_s=min(
-                (freeing.last_round_s if is_last else freeing.round_s) + len(optional) * freeing.s_per_move,
+                (freeing.last_round_s if is_last else freeing.round_s) + len(optional) * freeing.s_per_hop,
                 freeing.most_round_s,
             ),
             upper_ticks=upper_ticks,
@@ -431,15 +440,15 @@ STAGES: dict[str, tuple[Callable[[Search, float], None], ...]] = {
 }
 
 
-def _entering(orbits: Orbits, current: ListSchedule) -> dict[int, tuple[int, int]]:
-    """The move that enters each place, of those that lead to a destination, and when it ends."""
-    needed = routing.needed_moves(orbits, current)
+def _entering(quotient: Quotient, current: ListSchedule) -> dict[int, tuple[int, int]]:
+    """The hop that enters each state, of those that lead to a destination, and when it ends."""
+    needed = routing.needed_hops(quotient, current)
     return {
         p: (m, send.end_ticks)
         for send in reversed(current.sends)
-        for m in send.moves
+        for m in send.hops
         if m in needed
-        for p in orbits.moves[m].dsts
+        for p in quotient.hops[m].dsts
     }
 
 

@@ -3,7 +3,7 @@
 It chooses the search, has it run, and returns the best schedule, verified, with its bound. What searches is
 
 - the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `taccl.synthesis.stages`;
-- the **compiled search**, where there are more moves than models reach: `taccl.synthesis.large_search`;
+- the **compiled search**, where there are more hops than models reach: `taccl.synthesis.large_search`;
 - either of them under the best sketches that are suggested: `taccl.synthesis.suggesting.guided`.
 """
 
@@ -42,7 +42,7 @@ from taccl.synthesis.large import compile_kernels, effort, suits, why_not
 from taccl.synthesis.large_search import search_large
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.result import Moment, Result
+from taccl.synthesis.result import Result, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
@@ -273,7 +273,7 @@ def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
     stopped = "nothing better found" if found.stopped == "bound met" else found.stopped
     return replace(
         found, schedule=timed, bound=bound, stopped="bound met" if timed.finish <= bound.bound else stopped,
-        progress=(*found.progress, Moment(found.seconds, timed.finish_us, bound.bound_us)),
+        trace=(*found.trace, TraceEntry(found.seconds, timed.finish_us, bound.bound_us)),
         choice=f"{found.choice}; its sends begun anew for releases and due times",
     )  # fmt: skip
 
@@ -283,25 +283,25 @@ def choose(
 ) -> tuple[bool, str]:
     """Whether only the compiled search would end in time; and what runs, with the figures why.
 
-    Effort is counted in moves, chunks times links, of which a symmetry leaves one of each orbit.
+    Effort is counted in hops, chunks times links, of which a symmetry leaves one of each orbit.
     """
     if backend not in ("auto", "greedy"):
         return False, f"{backend}, as asked"
     limits = parameters.choice
     own = "the portfolio" if backend == "auto" else "the list scheduler"
-    most = int(round(min(limits.most_moves, max(limits.few_moves, limits.moves_per_s * time_limit_s)), -3))
-    moves = effort(problem)
-    if moves <= most:
-        return False, f"{own}: {moves} moves, at most {most}"
-    folded = moves // timing_group(problem).counted
-    size = f"about {moves:.2g} moves, {folded:.2g} of them once folded by symmetry"
-    if folded <= most:
+    most = int(round(min(limits.most_hops, max(limits.few_hops, limits.hops_per_s * time_limit_s)), -3))
+    hops = effort(problem)
+    if hops <= most:
+        return False, f"{own}: {hops} hops, at most {most}"
+    counted = hops // timing_group(problem).counted
+    size = f"about {hops:.2g} hops, {counted:.2g} of them once reduced by symmetry"
+    if counted <= most:
         return False, f"{own}: {size}, at most {most}"
     unknown = why_not(problem)
     if unknown:
         return False, f"{own}, slowly: {size}; the compiled list scheduler does not know {unknown}"
-    reached = f"{limits.most_moves} that models reach"
-    if folded <= limits.most_moves:
+    reached = f"{limits.most_hops} that models reach"
+    if counted <= limits.most_hops:
         reached = f"{most} that models reach in {time_limit_s:.2g} s"
     limited = ", over paths of the fewest links" if problem.clauses.path_limit is not None else ""
     return True, f"the compiled list scheduler{limited}: {size}, more than the {reached}"
@@ -322,7 +322,7 @@ def _with_chunks(
     is_alone = options.backend not in ("auto", "greedy") or not options.keeps_sends
     if is_alone or not problem.chunks_open:
         return whole, [], limit
-    if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_moves:
+    if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
         compiling = Deadline(cancellation=limit.cancellation)  # in this thread Ctrl-C would be lost
         limit = limit.later(compiling.run(partial(compile_kernels, whole)))
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
@@ -397,7 +397,7 @@ def _search_plain(search: Search, backend: str, *, is_large: bool | None = None)
         warm_up("ortools")
     search.look_for_bound()
     portfolio, search_half = search.parameters.portfolio, partial(_search_spreading, backend=backend)
-    keeps_apart = may_keep_apart(search.problem, most_moves=portfolio.apart_moves)
+    keeps_apart = may_keep_apart(search.problem, most_hops=portfolio.apart_hops)
     with search.keeping(keeps_apart * portfolio.apart_share * search.deadline.left_s):
         search_halves(search, search_half)
     if keeps_apart:

@@ -37,7 +37,7 @@ _LARGE_BYTES = 1 << 22
 #: contributions kept apart, which could not be added up tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
-    DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_moves=0)
+    DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
 )
 
 

@@ -87,7 +87,7 @@ def circulant(rng: random.Random) -> Topology:
 @pytest.mark.parametrize("name", ["allgather", "allreduce"])
 def test_random_circulants_fold_to_no_lower_bound(name: str, divisible: bool) -> None:
     """All have a symmetry. Of equally good prices some prove more, by heads and tails: so bounds may differ."""
-    for seed in cases("random circulants fold to no lower bound", few=16, many=400):
+    for seed in cases("random circulants have quotients of no lower bound", few=16, many=400):
         some = problem(circulant(random.Random(seed)), name)
         symmetries = find_symmetries(some)
         assert len(set(symmetries.ranks.tolist())) < some.topology.num_ranks
@@ -172,7 +172,7 @@ def test_declared_symmetries_are_used() -> None:
     assert find_symmetries(some).ranks.tolist() == [0, 0, 2, 2]
 
 
-def test_derived_chunks_are_not_folded() -> None:
+def test_derived_chunks_are_not_quotient() -> None:
     """Those of a scan come one from another."""
     assert find_symmetries(problem(topologies.ring(4), "scan")).generators == ()
 

@@ -9,8 +9,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.plot.progress import moments_in
-from taccl.synthesis.result import Moment
+from taccl.plot.progress import trace_in
+from taccl.synthesis.result import TraceEntry
 from tests.synthesis.small_problems import problem_of, relayed, ring
 
 
@@ -26,28 +26,28 @@ def test_a_result_keeps_its_progress():
     """In order of time, each finish better than the last, none under the bound; the last is what is returned."""
     result = taccl.synthesize(relayed(), backend="greedy", time_limit_s=1)
     assert relayed().collective.combining is False
-    times = [moment.seconds for moment in result.progress]
-    finishes = [moment.finish_us for moment in result.progress if moment.finish_us is not None]
+    times = [entry.seconds for entry in result.trace]
+    finishes = [entry.finish_us for entry in result.trace if entry.finish_us is not None]
     assert times == sorted(times)
     assert finishes == sorted(finishes, reverse=True)
-    assert result.progress[0].finish_us is None
-    assert result.progress[-1].finish_us == result.finish_us
-    assert result.progress[-1].bound_us == result.bound_us
+    assert result.trace[0].finish_us is None
+    assert result.trace[-1].finish_us == result.finish_us
+    assert result.trace[-1].bound_us == result.bound_us
     assert times[-1] <= result.seconds
 
 
 def test_halves_are_told_apart(found):
-    """An allreduce is searched in two halves, and the last moment is of the whole."""
-    assert {moment.half for moment in found.progress} == {"", "reduce", "spread"}
-    assert found.progress[-1].half == ""
+    """An allreduce is searched in two halves, and the last entry is of the whole."""
+    assert {entry.half for entry in found.trace} == {"", "reduce", "spread"}
+    assert found.trace[-1].half == ""
 
 
 def test_a_named_solver_has_its_own_progress():
     """What the list scheduler found first is not what highs found."""
     problem = problem_of(ring(3), collectives.allgather(3))
     result = taccl.synthesize(problem, backend="highs", time_limit_s=5)
-    assert result.progress[-1].finish_us == result.finish_us
-    finishes = [moment.finish_us for moment in result.progress if moment.finish_us is not None]
+    assert result.trace[-1].finish_us == result.finish_us
+    finishes = [entry.finish_us for entry in result.trace if entry.finish_us is not None]
     assert finishes == sorted(finishes, reverse=True)
 
 
@@ -63,24 +63,24 @@ def test_steps_are_drawn(found):
 def test_a_result_made_by_hand_has_none(found):
     """The error says so."""
     with pytest.raises(InputError, match="what was known when"):
-        taccl.plot.progress(dataclasses.replace(found, progress=()))
+        taccl.plot.progress(dataclasses.replace(found, trace=()))
 
 
 def test_plain_values_give_the_same_moments(found):
     """What a file keeps is what the result had."""
-    assert moments_in(found.to_dict()) == found.progress
+    assert trace_in(found.to_dict()) == found.trace
 
 
 @pytest.mark.parametrize(
-    "progress",
+    "trace",
     [None, "text", [1], [{}], [{"seconds": "1"}], [{"seconds": float("nan")}], [{"seconds": 1, "half": 3}],
      [{"seconds": 1, "finish_us": True}]],
 )  # fmt: skip
-def test_what_is_not_in_order_is_left_out(progress):
+def test_what_is_not_in_order_is_left_out(trace):
     """A file may say anything."""
-    assert moments_in({"progress": progress}) == ()
+    assert trace_in({"trace": trace}) == ()
 
 
 def test_moments_need_only_seconds():
     """Neither finish nor bound need be known."""
-    assert moments_in({"progress": [{"seconds": 1}]}) == (Moment(1, None, None),)
+    assert trace_in({"trace": [{"seconds": 1}]}) == (TraceEntry(1, None, None),)

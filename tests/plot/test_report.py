@@ -134,7 +134,7 @@ def test_names_are_text(found):
     schedule = dataclasses.replace(found.schedule, problem=hostile, producer=bad)
     details = {
         "stages": [{"name": bad, "solver": bad, "status": bad, "seconds": bad, "message": bad}, 3],
-        "versions": {bad: bad}, "backend": bad, "stopped": bad, "command": bad, "progress": bad, "seed": [bad],
+        "versions": {bad: bad}, "backend": bad, "stopped": bad, "command": bad, "trace": bad, "seed": [bad],
     }  # fmt: skip
     page = taccl.report(schedule, details=details, command=bad, budget_s=1e-9)
     scripts = re.findall(r"<script[^>]*>", page)

@@ -98,7 +98,7 @@ def test_absent_backend_says_why():
 
 
 def test_columns_are_aligned_and_html():
-    """A long name moves the columns of all rows; notebooks get a table whose texts are escaped."""
+    """A long name hops the columns of all rows; notebooks get a table whose texts are escaped."""
     table = Backends(
         (
             SolverInfo("pulp:A_VERY_LONG_NAME", True, "1.0", "free", None, None),

@@ -9,10 +9,10 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
-from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.quotient import take_quotient
+from taccl.synthesis.paper.routing import needed_hops
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import some
@@ -30,14 +30,14 @@ from tests.synthesis.small_problems import (
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
-    from taccl.synthesis.paper.orbits import Orbits
+    from taccl.synthesis.paper.quotient import Quotient
 
 MB = 10**6
 
 
-def orbits_of(problem: Problem) -> Orbits:
-    """Not folded."""
-    return fold(problem)
+def orbits_of(problem: Problem) -> Quotient:
+    """The problem itself."""
+    return take_quotient(problem)
 
 
 def test_the_longest_way_goes_first() -> None:
@@ -48,8 +48,8 @@ def test_the_longest_way_goes_first() -> None:
     builder = TopologyBuilder("line", [0] * 3)
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    orbits = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
     assert found.finish_ticks == 4
 
@@ -59,28 +59,28 @@ def test_priorities_decide() -> None:
     builder = TopologyBuilder("line", [0] * 3)
     builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
     builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
-    orbits = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
-    found = list_schedule(orbits, [-p for p in critical_priorities(orbits)])
+    quotient = orbits_of(problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])])))
+    found = list_schedule(quotient, [-p for p in critical_priorities(quotient)])
     assert found is not None
     assert found.finish_ticks == 6
 
 
 def test_noise_depends_on_the_seed_alone() -> None:
     """The same seed gives the same priorities, another one others."""
-    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
-    one, same, other = (critical_priorities(orbits, noise=1.0, seed=seed) for seed in (1, 1, 2))
+    quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    one, same, other = (critical_priorities(quotient, noise=1.0, seed=seed) for seed in (1, 1, 2))
     assert one == same
     assert one != other
 
 
 def test_a_limit_ends_the_run() -> None:
     """Nothing is returned that does not finish before the limit."""
-    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
-    priorities = critical_priorities(orbits)
-    found = list_schedule(orbits, priorities)
+    quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    priorities = critical_priorities(quotient)
+    found = list_schedule(quotient, priorities)
     assert found is not None
-    assert list_schedule(orbits, priorities, limit_ticks=found.finish_ticks) is None
-    assert list_schedule(orbits, priorities, limit_ticks=found.finish_ticks + 1) == found
+    assert list_schedule(quotient, priorities, limit_ticks=found.finish_ticks) is None
+    assert list_schedule(quotient, priorities, limit_ticks=found.finish_ticks + 1) == found
 
 
 def test_own_chunks_leave_first() -> None:
@@ -136,10 +136,10 @@ def test_a_chunk_with_one_destination_takes_no_dead_end() -> None:
 
 def test_a_chunk_with_one_destination_stays_there() -> None:
     """While the second of two chunks 0 -> 1 is on its way, the first does not go on from 1 to 2."""
-    orbits = orbits_of(problem_of(ring(3), custom(3, [([0], [1]), ([0], [1])])))
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = orbits_of(problem_of(ring(3), custom(3, [([0], [1]), ([0], [1])])))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    assert {m for send in found.sends for m in send.moves} == needed_moves(orbits, found)
+    assert {m for send in found.sends for m in send.hops} == needed_hops(quotient, found)
 
 
 @pytest.mark.parametrize(("chunks_per_rank", "finish"), [(1, 49), (2, 68)])
@@ -153,22 +153,22 @@ def test_a_multicast_may_bring_a_rank_what_it_made_itself(chunks_per_rank: int, 
     for src, dst, alpha, beta in ((4, 0, 1, 1), (2, 1, 0, 1), (1, 4, 10, 1), (3, 2, 0, 2), (0, (1, 3), 1, 1)):
         builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
     problem = problem_of(builder.build(), collectives.scan(5, chunks_per_rank=chunks_per_rank))
-    orbits = orbits_of(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = orbits_of(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    schedule = unfold(orbits, found.sends, producer="test")
+    schedule = expand(quotient, found.sends, producer="test")
     assert verify(schedule).ok
     assert schedule.finish_ticks == finish
 
 
 def test_what_stays_is_not_sent_on_by_the_job_shop_either() -> None:
     """Alltoall on a ring on which any way is allowed: what the list scheduler does can be asked for."""
-    orbits = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = orbits_of(problem_of(ring(8, betas=(0, 1, 2)), collectives.alltoall(8)))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    made = {m for send in found.sends for m in send.moves}
+    made = {m for send in found.sends for m in send.hops}
     answer = jobshop.solve(
-        orbits, optional=(), required=made, upper_ticks=found.finish_ticks, hint=found, time_limit_s=5.0
+        quotient, optional=(), required=made, upper_ticks=found.finish_ticks, hint=found, time_limit_s=5.0
     )
     assert answer.status in ("feasible", "optimal")
 
@@ -184,7 +184,7 @@ def apart(**clauses: object) -> Problem:
 @pytest.mark.parametrize("own_first", [frozenset(), frozenset({0, 1})], ids=["plain", "own first"])
 def test_a_node_that_must_be_entered_twice_is(own_first: frozenset[int]) -> None:
     """One run is enough."""
-    orbits = orbits_of(apart(own_first=own_first))
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = orbits_of(apart(own_first=own_first))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    assert verify(unfold(orbits, found.sends, producer="test")).ok
+    assert verify(expand(quotient, found.sends, producer="test")).ok

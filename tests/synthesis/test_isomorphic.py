@@ -141,7 +141,7 @@ def searched(problem: Problem) -> Search:
     return Search(problem, Options(), Deadline.after(10))
 
 
-@pytest.mark.parametrize("swap", [False, True], ids=["alone", "folded"])
+@pytest.mark.parametrize("swap", [False, True], ids=["alone", "reduced"])
 @pytest.mark.parametrize("meaning", ["occupies", "pipelined"])
 def test_a_schedule_is_handed_over(meaning: str, swap: bool) -> None:
     """It verifies as one of the other half, and takes as long."""
@@ -164,14 +164,14 @@ def test_a_schedule_is_handed_over(meaning: str, swap: bool) -> None:
     assert other.best is not None
     assert verify(other.best).ok
     assert other.best.finish_ticks == one.best.finish_ticks
-    assert one.folded.group.order == (2 if swap else 1)
+    assert one.quotient.group.order == (2 if swap else 1)
 
 
 def test_nothing_is_handed_over_between_folds_of_other_symmetries() -> None:
     """A search of the whole ring is no use to one of half of it."""
     alone = problem_of(ring(4), collectives.allreduce(4))
-    folded = alone.with_clauses(symmetry=((2, 3, 0, 1),))
-    one, other = searched(reduction_half(alone)), searched(spreading_half(folded))
+    reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
+    one, other = searched(reduction_half(alone)), searched(spreading_half(reduced))
     greedy(one, budget_s=0.0, max_runs=1)
     names = find_isomorphism(one.problem, other.problem)
     assert names is not None

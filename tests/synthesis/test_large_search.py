@@ -40,8 +40,8 @@ def problem_of(topology, name="allgather"):
 MESH = problem_of(topologies.mesh(8, 8))
 
 
-#: More than a thousand moves are many, so that tests need not be large.
-FEW = SearchParameters.from_dict({"choice": {"most_moves": 1000}})
+#: More than a thousand hops are many, so that tests need not be large.
+FEW = SearchParameters.from_dict({"choice": {"most_hops": 1000}})
 synthesize = partial(taccl.synthesize, parameters=FEW)
 
 
@@ -140,16 +140,16 @@ class TestChoice:
     """What runs, and why, is said with the figures."""
 
     def test_result_says_why(self):
-        """The number of moves, and what they are more than."""
+        """The number of hops, and what they are more than."""
         result = synthesize(MESH, backend="greedy")
-        assert "compiled list scheduler: about 1.4e+04 moves" in result.choice
+        assert "compiled list scheduler: about 1.4e+04 hops" in result.choice
         assert "more than the 1000" in result.choice
         assert result.choice in repr(result) and result.to_dict()["choice"] == result.choice
 
-    def test_few_moves_are_left_to_the_portfolio(self):
-        """Twelve chunks... over eight links: 32 moves."""
+    def test_few_hops_are_left_to_the_portfolio(self):
+        """Twelve chunks... over eight links: 32 hops."""
         result = synthesize(problem_of(topologies.ring(4)), time_limit_s=2)
-        assert result.choice == "the portfolio: 32 moves, at most 1000"
+        assert result.choice == "the portfolio: 32 hops, at most 1000"
 
     def test_named_solver_was_asked_for(self):
         """Nothing was chosen."""

@@ -11,9 +11,9 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
+from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
@@ -41,14 +41,14 @@ SEEDS = range(1, some(40, 160))
 QUARTER = tuple((r + 1) % 4 for r in range(4))
 
 
-def proven(problem: Problem, *, folded: bool = False) -> Schedule:
-    """What the job shop proves best with every move optional, the list scheduler's finish not given away."""
-    orbits = fold(problem, timing_group(problem) if folded else None)
-    found = list_schedule(orbits, critical_priorities(orbits))
+def proven(problem: Problem, *, reduced: bool = False) -> Schedule:
+    """What the job shop proves best with every hop optional, the list scheduler's finish not given away."""
+    quotient = take_quotient(problem, timing_group(problem) if reduced else None)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
     answer = jobshop.solve(
-        orbits,
-        optional=range(len(orbits.moves)),
+        quotient,
+        optional=range(len(quotient.hops)),
         required=(),
         upper_ticks=found.finish_ticks + 3,
         time_limit_s=20,
@@ -56,7 +56,7 @@ def proven(problem: Problem, *, folded: bool = False) -> Schedule:
     assert answer.status == "optimal"
     assert answer.schedule is not None
     assert answer.bound_ticks == answer.schedule.finish_ticks
-    return unfold(orbits, answer.schedule.sends, producer="job shop")
+    return expand(quotient, answer.schedule.sends, producer="job shop")
 
 
 def multicast() -> Topology:
@@ -171,7 +171,7 @@ def test_own_chunks_of_unlike_sizes() -> None:
 def test_folding_costs_nothing_where_the_best_has_the_symmetry() -> None:
     """Allgather on a ring: the best schedule that turns with it is as short as the best of all."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(QUARTER,))
-    assert proven(problem, folded=True).finish_ticks == optimal_ticks(problem)
+    assert proven(problem, reduced=True).finish_ticks == optimal_ticks(problem)
 
 
 def test_folding_has_a_price_where_the_best_lacks_the_symmetry() -> None:
@@ -181,7 +181,7 @@ def test_folding_has_a_price_where_the_best_lacks_the_symmetry() -> None:
     other way, the 8 + 8 hops load each of the 8 links with two, 4 us.
     """
     problem = problem_of(ring(4), collectives.alltoall(4), symmetry=(QUARTER,))
-    assert proven(problem, folded=True).finish_ticks == 6
+    assert proven(problem, reduced=True).finish_ticks == 6
     assert proven(problem).finish_ticks == 4
 
 

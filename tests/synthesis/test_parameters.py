@@ -30,9 +30,9 @@ def test_every_group_is_documented(group):
 def test_a_file_changes_what_it_names(tmp_path):
     """One number of one group; all else stays as it is."""
     path = tmp_path / "search.toml"
-    path.write_text("[portfolio]\njoint_moves = 100\n[list]\nnoises = [0, 0.5]\n")
+    path.write_text("[portfolio]\njoint_hops = 100\n[list]\nnoises = [0, 0.5]\n")
     loaded = SearchParameters.load(path)
-    assert loaded.to_dict() == {"portfolio": {"joint_moves": 100}, "list": {"noises": (0.0, 0.5)}}
+    assert loaded.to_dict() == {"portfolio": {"joint_hops": 100}, "list": {"noises": (0.0, 0.5)}}
     assert SearchParameters.from_dict(loaded.to_dict()) == loaded
 
 
@@ -40,8 +40,8 @@ def test_a_file_changes_what_it_names(tmp_path):
     ("text", "said"),
     [
         ("[portfolo]", "found 'portfolo'; did you mean 'portfolio'.*expected one of choice, budget"),
-        ("[portfolio]\njoint_move = 1", "portfolio: found 'joint_move'; did you mean 'joint_moves'"),
-        ("[portfolio]\njoint_moves = 1.5", "portfolio: joint_moves: found 1.5; expected a whole number"),
+        ("[portfolio]\njoint_hop = 1", "portfolio: found 'joint_hop'; did you mean 'joint_hops'"),
+        ("[portfolio]\njoint_hops = 1.5", "portfolio: joint_hops: found 1.5; expected a whole number"),
         ("[portfolio]\njoint_share = 1.5", "joint_share: found 1.5; expected a share, 0 to 1"),
         ("[portfolio]\njoint_share = -1", "joint_share: found -1; expected a finite number of at least 0"),
         ("[portfolio]\njoint_share = 'all'", "joint_share: found 'all'; expected a finite number"),
@@ -60,9 +60,9 @@ def test_what_does_not_fit_is_refused(text, said, tmp_path):
 
 def test_groups_check_what_they_are_made_of():
     """Made in Python, too, a constant has the kind of its default."""
-    assert PortfolioParameters(joint_moves=1e3).joint_moves == 1000
-    with pytest.raises(InputError, match="joint_moves: found -1; expected a whole number of at least 0"):
-        PortfolioParameters(joint_moves=-1)
+    assert PortfolioParameters(joint_hops=1e3).joint_hops == 1000
+    with pytest.raises(InputError, match="joint_hops: found -1; expected a whole number of at least 0"):
+        PortfolioParameters(joint_hops=-1)
     with pytest.raises(InputError, match="portfolio"):
         SearchParameters(portfolio=3)
 
@@ -74,8 +74,8 @@ def test_a_file_that_is_missing(tmp_path):
 
 
 def test_synthesize_obeys_them():
-    """With no moves that a model may have, the compiled search runs; by default the portfolio does."""
-    few = SearchParameters.from_dict({"choice": {"most_moves": 0, "few_moves": 0}})
+    """With no hops that a model may have, the compiled search runs; by default the portfolio does."""
+    few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
     assert taccl.synthesize(ring(), time_limit_s=2).choice.startswith("the portfolio")
     assert taccl.synthesize(ring(), time_limit_s=2, parameters=few).choice.startswith("the compiled")
 
@@ -83,7 +83,7 @@ def test_synthesize_obeys_them():
 @pytest.mark.slow
 def test_a_sweep_has_a_row_for_each(tmp_path):
     """The column says how they differ from the defaults, and each has a key of its own in the cache."""
-    few = SearchParameters.from_dict({"portfolio": {"joint_moves": 1}})
+    few = SearchParameters.from_dict({"portfolio": {"joint_hops": 1}})
     table = taccl.sweep(
         "ring:4",
         "allgather",
@@ -96,7 +96,7 @@ def test_a_sweep_has_a_row_for_each(tmp_path):
         full=True,
     )
     assert table["parameters"].isna().tolist() == [True, False]
-    assert table["parameters"][1] == '{"portfolio": {"joint_moves": 1}}'
+    assert table["parameters"][1] == '{"portfolio": {"joint_hops": 1}}'
     assert table["key"].nunique() == 2
     assert table["status"].str.startswith("proven").all()
 

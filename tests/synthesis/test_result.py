@@ -22,7 +22,7 @@ FIGURES = {
     "finish_us", "bound_us", "bound_limits", "gap", "algbw_gb_per_s", "busbw_gb_per_s", "backend", "verified",
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
-    "versions", "notes", "digest", "progress", "choice", "standing", "bound_of_every_cut_us",
+    "versions", "notes", "digest", "trace", "choice", "standing", "bound_of_every_cut_us",
     "launch_us", "predicted_us", "protocol",
 }  # fmt: skip
 

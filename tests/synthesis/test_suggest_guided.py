@@ -67,8 +67,8 @@ def test_stages_of_the_sketch_are_told_apart(result):
 
 def test_progress_never_gets_worse(result):
     """Over all parts, the best finish falls and time goes on."""
-    finishes = [m.finish_us for m in result.progress if m.finish_us is not None]
-    seconds = [m.seconds for m in result.progress]
+    finishes = [m.finish_us for m in result.trace if m.finish_us is not None]
+    seconds = [m.seconds for m in result.trace]
     assert finishes == sorted(finishes, reverse=True)
     assert seconds == sorted(seconds)
 

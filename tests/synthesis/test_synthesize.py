@@ -50,7 +50,7 @@ def small(collective="alltoall"):
 
 
 def large():
-    """432 moves and more rows than Gurobi's bundled licence admits: a ring of 12, no symmetry declared."""
+    """432 hops and more rows than Gurobi's bundled licence admits: a ring of 12, no symmetry declared."""
     return problem_of(ring(12), collectives.alltoall(12))
 
 
@@ -689,20 +689,20 @@ class TestBaselinesCompete:
         assert (search.best, search.stages) == (late, [])
 
 
-def test_with_little_time_many_moves_are_left_to_the_compiled_scheduler():
-    """400 chunks over 380 links are 152000 moves: more than 1 s is enough for, and not more than 60 s."""
+def test_with_little_time_many_hops_are_left_to_the_compiled_scheduler():
+    """400 chunks over 380 links are 152000 hops: more than 1 s is enough for, and not more than 60 s."""
     problem = problem_of(full(20), collectives.alltoall(20))
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=1)
     assert "the compiled list scheduler" in result.choice
     assert "more than the 100000 that models reach in" in result.choice
     assert choose(problem, "greedy", 60.0) == (
         False,
-        "the list scheduler: 152000 moves, at most 200000",
+        "the list scheduler: 152000 hops, at most 200000",
     )
 
 
 def test_with_little_time_small_chunks_are_still_merged():
-    """DGX-2 x2 with chunks of 1 KB has 33000 moves once folded, which two seconds are enough for."""
+    """DGX-2 x2 with chunks of 1 KB has 33000 hops once reduced, which two seconds are enough for."""
     sketch = taccl.load_sketch("dgx2/sk2")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.alltoall(topology.num_ranks))
@@ -711,7 +711,7 @@ def test_with_little_time_small_chunks_are_still_merged():
 
 @pytest.mark.slow
 def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
-    """One folded allgather, one choice, one bound, one search: so many modules have a function that runs.
+    """One reduced allgather, one choice, one bound, one search: so many modules have a function that runs.
 
     More of them is a second way of doing something that is done already. The limit is counted in CPU, as more is tried
     the longer it takes.

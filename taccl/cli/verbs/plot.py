@@ -55,7 +55,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
     import taccl.plot as plots
     from taccl.plot.gantt import draw_bars, rows_height
     from taccl.plot.layout import height_of
-    from taccl.plot.progress import draw_moments, moments_in
+    from taccl.plot.progress import draw_trace, trace_in
     from taccl.plot.style import figure, title_of
     from taccl.schedule.bars import bars_of
 
@@ -82,7 +82,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
         return plots.bandwidth(schedule, sizes=options.sizes, measured=measured, ax=figure(height=5.2))
     details = details_of(options.file)
     if options.what == "progress":
-        return draw_moments(moments_in(details), title_of(schedule.problem), ax=figure(height=4.0))
+        return draw_trace(trace_in(details), title_of(schedule.problem), ax=figure(height=4.0))
     by: Any = options.by or "link"
     bars = bars_of(schedule, by)
     ax = figure(height=rows_height(len(bars.rows)))

@@ -13,7 +13,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import Duration, checked
 from taccl.formats.files import check_writable, write_whole
 from taccl.html import as_html
-from taccl.plot.progress import moments_in
+from taccl.plot.progress import trace_in
 from taccl.plot.report import sections
 from taccl.plot.report.look import SCRIPT, STYLE
 from taccl.plot.report.parts import section
@@ -78,13 +78,11 @@ def report(
     if path is not None:
         check_writable(path, overwrite=overwrite)
     if isinstance(found, Result):
-        schedule, bound, details, moments = found.schedule, found.bound, found.to_dict(), found.progress
+        schedule, bound, details, trace = found.schedule, found.bound, found.to_dict(), found.trace
     else:
         schedule, details = found, details or {}
-        bound, moments = lower_bound(schedule.problem, budget_s=_BOUND_S), moments_in(details)
-    known = sections.Findings(
-        schedule, verify(schedule), bound, moments, details, command, budget_s, measured
-    )
+        bound, trace = lower_bound(schedule.problem, budget_s=_BOUND_S), trace_in(details)
+    known = sections.Findings(schedule, verify(schedule), bound, trace, details, command, budget_s, measured)
     contents = "".join(f'<a href="#{name}">{as_html(title)}</a>' for name, title in _CONTENTS.items())
     parts = (section(name, title, *getattr(sections, name)(known)) for name, title in _CONTENTS.items())
     it, judged = schedule.problem, known.verification

@@ -18,7 +18,7 @@ from taccl.errors import TacclError
 from taccl.html import as_html
 from taccl.plot.gantt import COPIES, MOST_SHAPES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
-from taccl.plot.progress import draw_moments
+from taccl.plot.progress import draw_trace
 from taccl.plot.report.parts import data, facts, fold_away, paragraph, picture, table
 from taccl.plot.sizes import NAMES_OF_BASELINES, bandwidth, bandwidths
 from taccl.plot.style import figure, title_of
@@ -26,7 +26,7 @@ from taccl.plot.topology import topology as draw_topology
 from taccl.schedule.bars import By, bars_of, busy_shares
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.result import Moment
+from taccl.synthesis.result import TraceEntry
 from taccl.units import format_count, format_gap, format_size, format_us
 
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
@@ -48,7 +48,7 @@ class Findings:
     schedule: Schedule | CompactSchedule
     verification: Verification
     bound: Certificate
-    moments: tuple[Moment, ...]
+    trace: tuple[TraceEntry, ...]
     details: Mapping[str, Any]
     command: str
     budget_s: float
@@ -303,9 +303,9 @@ def search(found: Findings) -> list[str]:
         parts.append(table(head, rows, numbers=(3, 4)))
     else:
         parts.append(paragraph("The file does not say how the schedule was found.", kind="note"))
-    if any(moment.finish_us is not None for moment in found.moments):
+    if any(entry.finish_us is not None for entry in found.trace):
         title = title_of(found.schedule.problem)
-        drawn = draw_moments(found.moments, title, ax=figure(width=9, height=3.6))
+        drawn = draw_trace(found.trace, title, ax=figure(width=9, height=3.6))
         parts.append(picture(drawn, "progress-picture", "best finish and bound over time"))
     return parts
 

@@ -27,7 +27,7 @@ from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
 from taccl.synthesis.halves import split
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.routing import RoutingModel
 from taccl.topology.topology import Link
 
@@ -206,12 +206,12 @@ def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
         if all(len(half.topology.links[e].srcs) == 1 for e in own_first):
             continue
         # A slack without end: no way is too long, as it is not known which are left.
-        orbits = fold(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
+        quotient = take_quotient(half.with_clauses(routing_slack=half.clauses.routing_slack + 10**6))
         # To a link of several sources a chunk goes on several ways, even if it has one destination.
-        orbits = replace(orbits, single_path=(False,) * half.collective.num_chunks)
-        longest = max((move.duration for move in orbits.moves), default=0)
-        upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(orbits.places)) + 1
-        model = RoutingModel(orbits, upper_ticks=upper).model.arrays()
+        quotient = replace(quotient, single_path=(False,) * half.collective.num_chunks)
+        longest = max((hop.duration for hop in quotient.hops), default=0)
+        upper = (longest + int(costs.link_alpha.max(initial=0))) * max(1, len(quotient.states)) + 1
+        model = RoutingModel(quotient, upper_ticks=upper).model.arrays()
         any_point = replace(model, cost=np.zeros_like(model.cost))
         answer = _solved(any_point, solver, max(0.0, deadline - time.monotonic()))
         if answer.status == "infeasible":

@@ -1,1 +1,1 @@
-"""The compiled list schedulers: problems with more moves than a model or the fold can hold."""
+"""The compiled list schedulers: problems with more hops than a model or the quotient can hold."""

@@ -1,1 +1,1 @@
-"""The published pipeline on the problem folded by its symmetry, and the same decisions as one job shop."""
+"""The published pipeline on the quotient by symmetry, and the same decisions as one job shop."""

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.greedy import ListSchedule, send_of
-from taccl.synthesis.paper.orbits import Held, Orbits
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.quotient import Held, Quotient
+from taccl.synthesis.paper.routing import needed_hops
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,28 +40,28 @@ TAGS = (
 class ContiguityModel:
     """The MILP of an ordering, and which variable is what.
 
-    - `schedule`: Its order is kept: of moves on each resource, and of chunks in each of its merged sends.
-      Moves that lead to no destination are left out.
-    - `start`, `arrival`: dict of move to variable.
-    - `begins` (dict of move to variable): u, for moves on merging links.
-    - `order` (tuple of move): The moves by start.
+    - `schedule`: Its order is kept: of hops on each resource, and of chunks in each of its merged sends.
+      Hops that lead to no destination are left out.
+    - `start`, `arrival`: dict of hop to variable.
+    - `begins` (dict of hop to variable): u, for hops on merging links.
+    - `order` (tuple of hop): The hops by start.
     """
 
-    def __init__(self, orbits: Orbits, schedule: ListSchedule) -> None:
-        needed = needed_moves(orbits, schedule)
-        self.orbits, self.upper = orbits, schedule.finish_ticks / orbits.problem.costs.ticks_per_us
+    def __init__(self, quotient: Quotient, schedule: ListSchedule) -> None:
+        needed = needed_hops(quotient, schedule)
+        self.quotient, self.upper = quotient, schedule.finish_ticks / quotient.problem.costs.ticks_per_us
         self.model = model = MilpModel()
         finish = model.add_variable(0, self.upper, cost=1.0)
-        self.order = tuple(m for send in schedule.sends for m in send.moves if m in needed)
+        self.order = tuple(m for send in schedule.sends for m in send.hops if m in needed)
         self.start = {m: model.add_variable(0, self.upper) for m in self.order}
         self.arrival = {m: model.add_variable(0, self.upper) for m in self.order}
-        merging = [m for m in self.order if orbits.merging[orbits.moves[m].link_orbit]]
+        merging = [m for m in self.order if quotient.merging[quotient.hops[m].link_orbit]]
         self.begins = {m: model.add_variable(0, 1, integer=True) for m in merging}
         self._availability()
         rows: dict[int, list[int]] = defaultdict(list)
         for m in self.order:
             self.add("finish", [(1.0, finish), (-1.0, self.arrival[m])])
-            rows[orbits.moves[m].link_orbit].append(m)
+            rows[quotient.hops[m].link_orbit].append(m)
         lanes = {link: _Lane(self, link, row) for link, row in sorted(rows.items())}
         self._resources(lanes, schedule)
 
@@ -73,22 +73,22 @@ class ContiguityModel:
         """A chunk is sent on after it arrived."""
         entered: dict[int, int] = {}
         for m in self.order:
-            for p in self.orbits.moves[m].dsts:
+            for p in self.quotient.hops[m].dsts:
                 entered.setdefault(p, m)
         for m in self.order:
-            for p in self.orbits.moves[m].srcs:
-                if not self.orbits.places[p].is_origin:
+            for p in self.quotient.hops[m].srcs:
+                if not self.quotient.states[p].is_origin:
                     self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entered[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
         """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""
         queues: dict[int, list[tuple[int, int, int, Held]]] = defaultdict(list)
         for number, send in enumerate(schedule.sends):
-            units = sum(self.orbits.moves[m].units for m in send.moves)
-            for held in self.orbits.holds[send.link]:
+            units = sum(self.quotient.hops[m].units for m in send.hops)
+            for held in self.quotient.holds[send.link]:
                 length = held.alpha + units * held.beta
                 begin = send.end_ticks - length if held.receives else send.start_ticks
-                queues[held.resource] += [(begin, number, m, held) for m in send.moves if m in self.start]
+                queues[held.resource] += [(begin, number, m, held) for m in send.hops if m in self.start]
         for _, queue in sorted(queues.items()):
             queue.sort(key=lambda each: each[:2])
             for (_, one, a, held_by_a), (_, other, b, held_by_b) in pairwise(queue):
@@ -103,17 +103,17 @@ class ContiguityModel:
 
 
 class _Lane:
-    """The moves of one link in order, when each is over, and when its holds begin and end."""
+    """The hops of one link in order, when each is over, and when its holds begin and end."""
 
     def __init__(self, whole: ContiguityModel, link: int, row: list[int]) -> None:
-        orbits, self.whole, self.row = whole.orbits, whole, row
-        costs, rep = orbits.problem.costs, orbits.link_rep[link]
+        quotient, self.whole, self.row = whole.quotient, whole, row
+        costs, rep = quotient.problem.costs, quotient.link_rep[link]
         self.per_us, self.upper = costs.ticks_per_us, whole.upper
-        self.merges = orbits.merging[link]
+        self.merges = quotient.merging[link]
         self.alpha = int(costs.link_alpha[rep]) / self.per_us
         self.beta = int(costs.link_beta[rep]) / self.per_us
-        self.units = {m: orbits.moves[m].units for m in row}
-        holds = orbits.holds[link]
+        self.units = {m: quotient.hops[m].units for m in row}
+        holds = quotient.holds[link]
         # The least time from the end of a batch to that of the next, had it no units.
         even = [alpha for alpha, beta in map(self.costs, holds) if beta == self.beta]
         self.done = self._cumulative("completion", self.alpha, self.beta, max(even, default=-self.upper))
@@ -126,18 +126,18 @@ class _Lane:
             if not held.receives
         }
         self.rest = self._rest() if any(held.receives for held in uneven) else {}
-        is_own = {m: orbits.moves[m].is_own for m in row if rep in orbits.problem.clauses.own_first}
+        is_own = {m: quotient.hops[m].is_own for m in row if rep in quotient.problem.clauses.own_first}
         if len(set(is_own.values())) > 1:
             self._own_first(is_own)
         if self.merges:
-            self._batches(is_own, orbits.problem.clauses.max_merge)
+            self._batches(is_own, quotient.problem.clauses.max_merge)
 
     def costs(self, held: Held) -> tuple[float, float]:
         """Alpha and beta of a hold, in us."""
         return held.alpha / self.per_us, held.beta / self.per_us
 
     def _cumulative(self, tag: str, alpha: float, beta: float, gap: float) -> dict[int, int]:
-        """Per move, alpha and beta times the units so far after the start of its batch."""
+        """Per hop, alpha and beta times the units so far after the start of its batch."""
         whole = self.whole
         so_far = {m: whole.model.add_variable(0, self.upper) for m in self.row}
         for m in self.row:
@@ -148,7 +148,7 @@ class _Lane:
         return so_far
 
     def _rest(self) -> dict[int, int]:
-        """Per move, at most the units from it to the end of its batch."""
+        """Per hop, at most the units from it to the end of its batch."""
         whole, total = self.whole, sum(self.units.values())
         rest = {m: whole.model.add_variable(0, total) for m in self.row}
         for m, after in self.neighbours():
@@ -159,11 +159,11 @@ class _Lane:
         return rest
 
     def neighbours(self) -> list[tuple[int, int]]:
-        """Moves that may be of one batch, the later one second."""
+        """Hops that may be of one batch, the later one second."""
         return list(pairwise(self.row)) if self.merges else []
 
     def hold_begin(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
-        """When a send takes a resource, of which m is the first move: terms and a constant."""
+        """When a send takes a resource, of which m is the first hop: terms and a constant."""
         alpha, beta = self.costs(held)
         terms = [(1.0, self.whole.start[m])]
         if not held.receives:
@@ -173,7 +173,7 @@ class _Lane:
         return terms, self.alpha - alpha + (self.beta - beta) * self.units[m]
 
     def hold_end(self, m: int, held: Held) -> tuple[list[tuple[float, int]], float]:
-        """When a send lets a resource go, of which m is the last move: terms and a constant."""
+        """When a send lets a resource go, of which m is the last hop: terms and a constant."""
         alpha, beta = self.costs(held)
         if held.receives:
             return [(1.0, self.done[m])], 0.0
@@ -193,7 +193,7 @@ class _Lane:
             self.whole.add("availability", row, latency)
 
     def _batches(self, is_own: Mapping[int, bool], max_merge: int) -> None:
-        """Moves of one batch share start and arrival."""
+        """Hops of one batch share start and arrival."""
         whole = self.whole
         start, arrival, begins = whole.start, whole.arrival, whole.begins
         whole.add("batch", [(1.0, begins[self.row[0]])], 1)
@@ -210,20 +210,20 @@ class _Lane:
 
 def merged(contiguity: ContiguityModel, values: NDArray[np.float64]) -> ListSchedule:
     """The sends that a solution of the MILP makes; their times are those of the solution, in whole ticks."""
-    orbits = contiguity.orbits
+    quotient = contiguity.quotient
     batches: list[list[int]] = []
     open_batch: dict[int, list[int]] = {}
     for m in contiguity.order:
-        link = orbits.moves[m].link_orbit
+        link = quotient.hops[m].link_orbit
         if m in contiguity.begins and values[contiguity.begins[m]] < 0.5:
             open_batch[link].append(m)
             continue
         open_batch[link] = [m]
         batches.append(open_batch[link])
-    per_us = orbits.problem.costs.ticks_per_us
+    per_us = quotient.problem.costs.ticks_per_us
     sends = [
-        send_of(orbits, moves, max(round(values[contiguity.start[m]] * per_us) for m in moves))
-        for moves in batches
+        send_of(quotient, hops, max(round(values[contiguity.start[m]] * per_us) for m in hops))
+        for hops in batches
     ]
     sends.sort(key=lambda send: send.start_ticks)
     return ListSchedule(tuple(sends), max(send.end_ticks for send in sends))

@@ -1,6 +1,6 @@
 """The job shop in CP-SAT, built from plain arrays and solved; runs in a worker process.
 
-An interval per move that is sent by itself, a row of batches per link that merges; see `jobshop`.
+An interval per hop that is sent by itself, a row of batches per link that merges; see `jobshop`.
 """
 
 from __future__ import annotations
@@ -53,37 +53,37 @@ class _Shop:
         self._route()
         if payload["least_hops"]:
             self._limit_hops()
-        moves_of_link: dict[int, list[int]] = defaultdict(list)
+        hops_of_link: dict[int, list[int]] = defaultdict(list)
         for m, link in enumerate(payload["link"]):
-            moves_of_link[link].append(m)
-        for link, moves in sorted(moves_of_link.items()):
+            hops_of_link[link].append(m)
+        for link, hops in sorted(hops_of_link.items()):
             if payload["merging"][link]:
-                self.batches[link] = _Batches(self, link, moves)
+                self.batches[link] = _Batches(self, link, hops)
             else:
-                for m in moves:
+                for m in hops:
                     self._single(m, link)
                 if payload["own_first"][link]:
-                    self._own_first(link, moves)
+                    self._own_first(link, hops)
         for used in self.intervals.values():
             model.add_no_overlap([interval for interval, _ in used])
             model.add(self.finish >= sum(load for _, load in used))
         model.minimize(self.finish)
 
-    def at(self, place: int) -> Any:
-        """When the chunk is at a place."""
-        if self.payload["is_origin"][place]:
+    def at(self, state: int) -> Any:
+        """When the chunk is at a state."""
+        if self.payload["is_origin"][state]:
             return 0
-        if place not in self.arrival:
-            head, upper = self.payload["head_ticks"][place], self.payload["upper"]
-            self.arrival[place] = self.model.new_int_var(min(head, upper), upper, "")
-            hinted = int(self.payload["hint_arrival"][place])
-            self.model.add_hint(self.arrival[place], hinted if hinted >= 0 else upper)
-            if self.payload["is_destination"][place]:
-                self.model.add(self.finish >= self.arrival[place])
-        return self.arrival[place]
+        if state not in self.arrival:
+            head, upper = self.payload["head_ticks"][state], self.payload["upper"]
+            self.arrival[state] = self.model.new_int_var(min(head, upper), upper, "")
+            hinted = int(self.payload["hint_arrival"][state])
+            self.model.add_hint(self.arrival[state], hinted if hinted >= 0 else upper)
+            if self.payload["is_destination"][state]:
+                self.model.add(self.finish >= self.arrival[state])
+        return self.arrival[state]
 
     def _route(self) -> None:
-        """Which moves are made: one into each destination, none out of a place that nothing enters."""
+        """Which hops are made: one into each destination, none out of a state that nothing enters."""
         payload, model = self.payload, self.model
         into: dict[int, list[int]] = defaultdict(list)
         out: dict[int, list[int]] = defaultdict(list)
@@ -115,7 +115,7 @@ class _Shop:
                         model.add_bool_or([*entering, each.negated()])
 
     def _limit_hops(self) -> None:
-        """How many links a chunk has passed at every place: one more than before the move that brings it."""
+        """How many links a chunk has passed at every state: one more than before the hop that brings it."""
         payload, model = self.payload, self.model
         passed = [
             0 if is_origin else model.new_int_var(min(least, most), max(least, most), "")
@@ -130,7 +130,7 @@ class _Shop:
                     self.only_if(model.add(passed[p] >= before + 1), self.brings.get((m, p), self.made[m]))
 
     def _brings(self, m: int, p: int, into: Sequence[int]) -> Any:
-        """Whether the chunk is at a place by this move: a multicast may also bring what nobody needs."""
+        """Whether the chunk is at a state by this hop: a multicast may also bring what nobody needs."""
         payload = self.payload
         if payload["is_origin"][p] or all(len(payload["dsts"][k]) == 1 for k in into):
             return self.made[m]
@@ -166,22 +166,22 @@ class _Shop:
             model.add_hint(made, hinted >= 0)
         model.add_hint(start, max(0, min(hinted, latest)))
 
-    def _own_first(self, link: int, moves: Sequence[int]) -> None:
+    def _own_first(self, link: int, hops: Sequence[int]) -> None:
         """Own chunks a latency before relayed ones."""
         payload = self.payload
-        for own, relayed in product(moves, moves):
+        for own, relayed in product(hops, hops):
             if payload["is_own"][own] and not payload["is_own"][relayed]:
                 apart = self.model.add(self.begin[relayed] >= self.begin[own] + payload["duration"][own])
                 self.only_if(apart, self.made[own], self.made[relayed])
 
     def read(self, value: Callable[[Any], int], objective: float, bound: float) -> dict[str, Any]:
-        """The moves that are made, when each starts, and which start together."""
-        moves, starts, together = [], [], []
+        """The hops that are made, when each starts, and which start together."""
+        hops, starts, together = [], [], []
         for m in range(self.count):
             if self.made[m] is not True and not value(self.made[m]):
                 continue
             link = self.payload["link"][m]
-            moves.append(int(self.payload["move"][m]))
+            hops.append(int(self.payload["hop"][m]))
             if link in self.batches:
                 begin, batch = self.batches[link].read(m, value)
                 starts.append(begin)
@@ -190,7 +190,7 @@ class _Shop:
                 starts.append(int(value(self.begin[m])))
                 together.append(m)
         return {
-            "move": np.array(moves, dtype=np.int64),
+            "hop": np.array(hops, dtype=np.int64),
             "start": np.array(starts, dtype=np.int64),
             "batch": np.array(together, dtype=np.int64),
             "finish": round(objective),
@@ -201,20 +201,20 @@ class _Shop:
 class _Batches:
     """The row of batches of one merging link: each a merged send, in order, used from the first on."""
 
-    def __init__(self, shop: _Shop, link: int, moves: Sequence[int]) -> None:
-        self.shop, self.link, self.moves = shop, link, moves
+    def __init__(self, shop: _Shop, link: int, hops: Sequence[int]) -> None:
+        self.shop, self.link, self.hops = shop, link, hops
         payload, model, upper = shop.payload, shop.model, shop.payload["upper"]
         self.alpha, self.beta = payload["link_alpha"][link], payload["link_beta"][link]
-        self.max_merge, count = payload["max_merge"], len(moves)
-        hinted = sorted({int(payload["hint_batch"][m]) for m in moves} - {-1}, key=self._hinted_start)
+        self.max_merge, count = payload["max_merge"], len(hops)
+        hinted = sorted({int(payload["hint_batch"][m]) for m in hops} - {-1}, key=self._hinted_start)
         rows = min(count, max(-(-count // self.max_merge) + 2, len(hinted)) if count > 10 else count)
-        total = sum(payload["units"][m] for m in moves)
+        total = sum(payload["units"][m] for m in hops)
         self.starts = [model.new_int_var(0, upper, "") for _ in range(rows)]
         self.ends = [model.new_int_var(0, upper, "") for _ in range(rows)]
         self.units = [model.new_int_var(0, total, "") for _ in range(rows)]
         self.used = [model.new_bool_var("") for _ in range(rows)]
-        self.chosen = {m: [model.new_bool_var("") for _ in range(rows)] for m in moves}
-        for m in moves:
+        self.chosen = {m: [model.new_bool_var("") for _ in range(rows)] for m in hops}
+        for m in hops:
             model.add(sum(self.chosen[m]) == (1 if shop.made[m] is True else shop.made[m]))
         for j in range(rows):
             self._one(j)
@@ -227,17 +227,17 @@ class _Batches:
 
     def _hinted_start(self, batch: int) -> int:
         payload = self.shop.payload
-        return min(int(payload["hint_start"][m]) for m in self.moves if payload["hint_batch"][m] == batch)
+        return min(int(payload["hint_start"][m]) for m in self.hops if payload["hint_batch"][m] == batch)
 
     def _one(self, j: int) -> None:
         """A batch lasts alpha plus beta for its chunks, there at its start and arriving at its end."""
         shop, payload, model = self.shop, self.shop.payload, self.shop.model
-        inside = [self.chosen[m][j] for m in self.moves]
+        inside = [self.chosen[m][j] for m in self.hops]
         model.add(sum(inside) <= self.max_merge * self.used[j])
         model.add(sum(inside) >= self.used[j])
-        model.add(self.units[j] == sum(payload["units"][m] * self.chosen[m][j] for m in self.moves))
+        model.add(self.units[j] == sum(payload["units"][m] * self.chosen[m][j] for m in self.hops))
         model.add(self.ends[j] == self.starts[j] + self.alpha * self.used[j] + self.beta * self.units[j])
-        for m in self.moves:
+        for m in self.hops:
             for p in payload["srcs"][m]:
                 if not payload["is_origin"][p]:
                     model.add(self.starts[j] >= shop.at(p)).only_enforce_if(self.chosen[m][j])
@@ -274,7 +274,7 @@ class _Batches:
         for j in range(1, len(later)):
             model.add_implication(later[j - 1], later[j])
         turn = model.new_int_var(0, payload["upper"], "")
-        for m in self.moves:
+        for m in self.hops:
             own = bool(payload["is_own"][m])
             for j, phase in enumerate(later):
                 model.add_implication(self.chosen[m][j], phase.negated() if own else phase)
@@ -288,7 +288,7 @@ class _Batches:
         row = {batch: j for j, batch in enumerate(hinted) if j < len(self.starts)}
         end = 0
         for j in range(len(self.starts)):
-            inside = [m for m in self.moves if row.get(int(payload["hint_batch"][m])) == j]
+            inside = [m for m in self.hops if row.get(int(payload["hint_batch"][m])) == j]
             begin = self._hinted_start(hinted[j]) if inside else end
             units = sum(payload["units"][m] for m in inside)
             end = begin + (self.alpha + self.beta * units if inside else 0)
@@ -296,15 +296,15 @@ class _Batches:
             model.add_hint(self.ends[j], end)
             model.add_hint(self.units[j], units)
             model.add_hint(self.used[j], bool(inside))
-            for m in self.moves:
+            for m in self.hops:
                 model.add_hint(self.chosen[m][j], m in inside)
-        for m in self.moves:
+        for m in self.hops:
             if self.shop.made[m] is not True:
                 model.add_hint(self.shop.made[m], int(payload["hint_batch"][m]) in row)
 
     def read(self, m: int, value: Callable[[Any], int]) -> tuple[int, int]:
-        """(start, batch) of a move that is made."""
+        """(start, batch) of a hop that is made."""
         for j, literal in enumerate(self.chosen[m]):
             if value(literal):
                 return int(value(self.starts[j])), j
-        raise AssertionError("a move that is made is in a batch")
+        raise AssertionError("a hop that is made is in a batch")

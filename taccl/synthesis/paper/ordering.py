@@ -9,88 +9,88 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from taccl.errors import InputError
-from taccl.synthesis.greedy import ListSchedule, Send, list_schedule, unfold
-from taccl.synthesis.paper.orbits import Move, Orbits
-from taccl.synthesis.paper.routing import refold
+from taccl.synthesis.greedy import ListSchedule, Send, expand, list_schedule
+from taccl.synthesis.paper.quotient import Hop, Quotient
+from taccl.synthesis.paper.routing import project
 
 
-def order(orbits: Orbits, rule: str = "longest-path-first") -> ListSchedule | None:
-    """The schedule of a routing's moves under an ordering rule.
+def order(quotient: Quotient, rule: str = "longest-path-first") -> ListSchedule | None:
+    """The schedule of a routing's hops under an ordering rule.
 
-    - `orbits`: Restricted to the moves of a routing.
+    - `quotient`: Restricted to the hops of a routing.
     - `rule`: One of `RULES`.
 
     Raises `InputError` if the rule is unknown.
     """
     if rule not in RULES:
         raise InputError(f"found {rule!r}; expected one of {', '.join(RULES)}", where="rule")
-    remaining = _remaining(orbits)
+    remaining = _remaining(quotient)
     longest = max(remaining, default=0)
     priorities = [
-        RULES[rule](orbits, move, left, longest) for move, left in zip(orbits.moves, remaining, strict=True)
+        RULES[rule](quotient, hop, left, longest) for hop, left in zip(quotient.hops, remaining, strict=True)
     ]
-    return list_schedule(orbits, priorities)
+    return list_schedule(quotient, priorities)
 
 
 def best_order(
-    orbits: Orbits, starts: Mapping[tuple[int, int], int] | None = None
+    quotient: Quotient, starts: Mapping[tuple[int, int], int] | None = None
 ) -> tuple[ListSchedule, str] | None:
     """The best schedule over all rules, and the rule that gave it; with `starts`, also in their order.
 
     - `starts` (mapping of (chunk, link) to ticks): When the routing model starts each send.
     """
-    tried = [(order(orbits, rule), rule) for rule in RULES]
+    tried = [(order(quotient, rule), rule) for rule in RULES]
     if starts is not None:
-        tried.append((_as_planned(orbits, starts), "as routed"))
+        tried.append((_as_planned(quotient, starts), "as routed"))
     found = [(schedule, rule) for schedule, rule in tried if schedule is not None]
     return min(found, key=lambda each: each[0].finish_ticks, default=None)
 
 
-def _as_planned(orbits: Orbits, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
-    """Each move by itself, in order of these starts, exactly timed; None if the order contradicts itself."""
+def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> ListSchedule | None:
+    """Each hop by itself, in order of these starts, exactly timed; None if the order contradicts itself."""
     sends = [
-        Send(move.link_orbit, (m,), start := starts[move.chunk, move.link], start + move.duration)
-        for m, move in enumerate(orbits.moves)
+        Send(hop.link_orbit, (m,), start := starts[hop.chunk, hop.link], start + hop.duration)
+        for m, hop in enumerate(quotient.hops)
     ]
     try:
-        return refold(orbits, unfold(orbits, sends, producer="as routed"))
+        return project(quotient, expand(quotient, sends, producer="as routed"))
     except ValueError:
         return None
 
 
-def _remaining(orbits: Orbits) -> list[int]:
-    """Per move, the longest way from its start to the last arrival that follows from it, in ticks."""
+def _remaining(quotient: Quotient) -> list[int]:
+    """Per hop, the longest way from its start to the last arrival that follows from it, in ticks."""
     heights: dict[int, int] = {}
-    pending = list(range(len(orbits.moves)))
+    pending = list(range(len(quotient.hops)))
     while pending:
         m = pending[-1]
-        after = {n for p in orbits.moves[m].dsts for n in orbits.places[p].moves_out}
+        after = {n for p in quotient.hops[m].dsts for n in quotient.states[p].hops_out}
         unknown = after - heights.keys() if m not in heights else ()
         if not unknown:
             longest = max((heights[n] for n in after), default=0)
-            heights[pending.pop()] = orbits.moves[m].duration + longest
+            heights[pending.pop()] = quotient.hops[m].duration + longest
         pending += unknown
-    return [heights[m] for m in range(len(orbits.moves))]
+    return [heights[m] for m in range(len(quotient.hops))]
 
 
-def _is_of_node(orbits: Orbits, move: Move) -> bool:
+def _is_of_node(quotient: Quotient, hop: Hop) -> bool:
     """Whether a chunk starts in the sender's node."""
-    topology, origins = orbits.problem.topology, orbits.problem.collective.chunks[move.chunk].origins
-    return topology.node_of_rank[topology.links[move.link].src] in {topology.node_of_rank[o] for o in origins}
+    topology, origins = quotient.problem.topology, quotient.problem.collective.chunks[hop.chunk].origins
+    return topology.node_of_rank[topology.links[hop.link].src] in {topology.node_of_rank[o] for o in origins}
 
 
-#: Ordering rules by name: a move's priority, from its remaining way and the longest of any.
-RULES: dict[str, Callable[[Orbits, Move, int, int], float]] = {
-    "longest-path-first": lambda orbits, move, remaining, longest: remaining,
+#: Ordering rules by name: a hop's priority, from its remaining way and the longest of any.
+RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
+    "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
     # Chunks that start at the sender first, or in its node, then by remaining way.
-    "own-chunk-first": lambda orbits, move, remaining, longest: remaining + longest * move.is_own,
-    "own-node-first": lambda orbits, move, remaining, longest: (
-        remaining + longest * _is_of_node(orbits, move)
+    "own-chunk-first": lambda quotient, hop, remaining, longest: remaining + longest * hop.is_own,
+    "own-node-first": lambda quotient, hop, remaining, longest: (
+        remaining + longest * _is_of_node(quotient, hop)
     ),
     # First come, first served.
-    "earliest-first": lambda orbits, move, remaining, longest: -orbits.earliest_start(move),
+    "earliest-first": lambda quotient, hop, remaining, longest: -quotient.earliest_start(hop),
     # As if scheduled backward from the last hops: by remaining way, ties by the latest to come.
-    "backward-from-last-hop": lambda orbits, move, remaining, longest: (
-        remaining + 1e-3 * orbits.earliest_start(move)
+    "backward-from-last-hop": lambda quotient, hop, remaining, longest: (
+        remaining + 1e-3 * quotient.earliest_start(hop)
     ),
 }

@@ -1,4 +1,4 @@
-"""Which part of a problem's symmetries may be folded in time.
+"""Which part of a problem's symmetries times may have, too.
 
 Several ranks behind one NIC take turns, so what one does the others cannot do at the same time.
 """
@@ -25,7 +25,7 @@ _MOST_KEPT = 2**25
 
 @cached
 def timing_group(problem: Problem) -> Symmetries:
-    """A part of a problem's group that may be folded in time: no link and its image hold one resource.
+    """A part of a problem's group that times may have: no link and its image hold one resource.
 
     Its order divides the size of every orbit of resources in use, so it is small however large the group is.
     """
@@ -49,7 +49,7 @@ def timing_group(problem: Problem) -> Symmetries:
     tried = min(_MOST_TRIED, _MOST_IMAGES // identity.size)
     free: list[NDArray[np.int32]] = []
 
-    def folding(candidates: Iterable[NDArray[np.int32]]) -> tuple[int, list[NDArray[np.int32]]]:
+    def largest(candidates: Iterable[NDArray[np.int32]]) -> tuple[int, list[NDArray[np.int32]]]:
         kept = identity
         steps: list[NDArray[np.int32]] = []
         for moves in filter(is_free, islice(candidates, len(group.generators) + tried)):
@@ -62,9 +62,9 @@ def timing_group(problem: Problem) -> Symmetries:
         return len(kept), steps
 
     # High orders first, as one symmetry is often enough; where they are not all, low orders first as well.
-    found = folding(_candidates(group, identity.size, divisor))
+    found = largest(_candidates(group, identity.size, divisor))
     if found[0] < most:
-        found = max(found, folding(free[::-1]), key=lambda each: each[0])
+        found = max(found, largest(free[::-1]), key=lambda each: each[0])
     return Symmetries(problem, tuple(_element(problem, moves) for moves in found[1]))
 
 
@@ -99,7 +99,7 @@ def _larger(
 ) -> NDArray[np.int32] | None:
     """The group that generators make of a smaller one, coset by coset (Dimino's algorithm).
 
-    None where it is none larger, where some of it may not be folded in time, or with more than `most`.
+    None where it is none larger, where times may not have some of it, or with more than `most`.
     """
     cosets, turns = [kept], [kept[0]]
     known = {row.tobytes() for row in kept}

@@ -276,17 +276,17 @@ class _Check:
         return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
 
     def _symmetry(self, name: str, without: Problem) -> ClauseReport:
-        """What an entry of the symmetry does: by how much it folds the model."""
+        """What an entry of the symmetry does: by how much it reduces the model."""
         entry = self.sketch.symmetry[int(name[9:-1])]
         said = f"offset {entry.offset} in groups of {entry.group} "
         dropped = [note for note in self.problem.notes if said in note]
         group, other = symmetry_group(self.problem), symmetry_group(without)
         if group.order is not None and group.order == other.order:
             return ClauseReport(name, "unused", dropped[0] if dropped else "the other symmetries contain it")
-        if group.order is None and _fold_alike(group, other):
-            return ClauseReport(name, "unused", "the other symmetries fold the model as much")
-        folds = " further" if other.order is None else f": {group} symmetries instead of {other}"
-        effect = f"folds the model{folds}; no schedule must obey it"
+        if group.order is None and _reduce_alike(group, other):
+            return ClauseReport(name, "unused", "the other symmetries reduce the model as much")
+        reduces = " further" if other.order is None else f": {group} symmetries instead of {other}"
+        effect = f"reduces the model{reduces}; no schedule must obey it"
         return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
 
     def hints(self) -> tuple[str, ...]:
@@ -296,7 +296,9 @@ class _Check:
 
         def adds(ranks: tuple[int, ...]) -> bool:
             more = plain.with_clauses(symmetry=(*self.problem.clauses.symmetry, ranks))
-            return not (group.has(ranks) or group.order is None and _fold_alike(group, symmetry_group(more)))
+            return not (
+                group.has(ranks) or group.order is None and _reduce_alike(group, symmetry_group(more))
+            )
 
         return tuple(
             f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
@@ -337,7 +339,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
     return sketch.model_copy(update=changes), places
 
 
-def _fold_alike(one: Symmetries, other: Symmetries) -> bool:
+def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
     """Whether two groups have the same orbits of chunks over links."""
     if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
         return False

@@ -73,7 +73,7 @@ def choose_with_sketches(
     if not problem.chunks_open:
         return problem, []
     whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
-    if problem.collective.is_met or effort(problem) > suggesting.most_moves:
+    if problem.collective.is_met or effort(problem) > suggesting.most_hops:
         return whole, []
     try:
         check_reachable(problem)
@@ -83,7 +83,7 @@ def choose_with_sketches(
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     best, best_us = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
-    late = effort(problem) * suggesting.suggest_s_per_move > until.left_s
+    late = effort(problem) * suggesting.suggest_s_per_hop > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
@@ -124,11 +124,11 @@ def _soonest(
     ranks, which merge chunks.
 
     The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
-    closer at what has few moves, and has nothing to compile first.
+    closer at what has few hops, and has nothing to compile first.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
-    compiles = max(efforts) > suggesting.few_moves and all(map(suits, problems.values()))
-    if compiles and sum(efforts) <= suggesting.most_moves:
+    compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
+    if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
     merging, merging_us = merged(best), math.inf
@@ -140,7 +140,7 @@ def _soonest(
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
                 found.append(schedule_large(problem, num_runs=1, seed=options.seed, deadline=until))
-            if not compiles or effort(problem) <= suggesting.few_moves:
+            if not compiles or effort(problem) <= suggesting.few_hops:
                 found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:

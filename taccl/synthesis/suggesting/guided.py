@@ -24,9 +24,9 @@ from taccl.synthesis.suggesting.suggest import suggest_for
 
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:
-    """Whether a problem has no sketch, and as many moves that one may help; and anything to send."""
+    """Whether a problem has no sketch, and as many hops that one may help; and anything to send."""
     suggesting = parameters.suggesting
-    is_between = suggesting.few_moves < effort(problem) <= suggesting.most_moves
+    is_between = suggesting.few_hops < effort(problem) <= suggesting.most_hops
     return is_between and _is_plain(problem) and not problem.collective.is_met
 
 
@@ -90,7 +90,7 @@ def search_guided(
 
     if not is_searched:
         first_s = suggesting.first_share * limit_s  # by whichever list scheduler is quick
-        if effort(problem) * suggesting.s_per_move <= first_s:
+        if effort(problem) * suggesting.s_per_hop <= first_s:
             with contextlib.suppress(OutOfTime):  # there is a schedule then
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
@@ -118,9 +118,9 @@ def search_guided(
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
-            if effort(problem) * suggesting.s_per_move <= left_s:
+            if effort(problem) * suggesting.s_per_hop <= left_s:
                 run(problem, left_s)
-            elif left_s >= suggesting.least_compiled_s:  # no time to fold
+            elif left_s >= suggesting.least_compiled_s:  # no time for a quotient
                 offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))

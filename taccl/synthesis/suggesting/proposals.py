@@ -132,7 +132,7 @@ def make_sketch(
 def fitting_shifts(
     problem: Problem, shifts: Sequence[Shift], *, deadline: Deadline = NEVER
 ) -> tuple[Shift, ...]:
-    """Shifts that the clauses and the collective have too, such that all of them fold times.
+    """Shifts that the clauses and the collective have too, all of which times may have.
 
     They move every rank (so that together they are no more than there are ranks), and no resource in use
     stays where it is: what ranks do alike they can then do at once. The longest blocks come first.
@@ -151,17 +151,17 @@ def fitting_shifts(
 def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
     """Whether the last of some symmetries is the problem's, and all move every rank and used resource."""
     topology, clauses, ranks = problem.topology, problem.clauses, permutations[-1]
-    links, folded = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
+    links, renamed = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
     if links is None or chunk_permutation(problem, ranks) is None:
         return False
     try:
         check_clauses(topology, clauses, ranks, links, label="", where="")
     except SketchError:
         return False
-    group = symmetry_group(folded)
+    group = symmetry_group(renamed)
     # Each rank has as many images as there are symmetries, so that none but the identity fixes it.
     moved = (np.bincount(group.ranks)[group.ranks] == group.order).all()
-    return bool(moved) and timing_group(folded).order == group.order
+    return bool(moved) and timing_group(renamed).order == group.order
 
 
 @cached

@@ -1,8 +1,8 @@
 """Sketches for those who have none: `suggest_sketches`.
 
 Every plan for who talks across nodes is tried with and without merging, and what is ahead then with other
-chunk partitionings. Each candidate is folded by its symmetry and scheduled by the list scheduler, and what
-comes out is verified; the proposals are those that finish first, with their bounds.
+chunk partitionings. The list scheduler takes the quotient of each by its symmetry, and what comes out is
+verified; the proposals are those that finish first, with their bounds.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class _Trials:
     def under(
         self, plan: Plan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
     ) -> tuple[Sketch, Problem]:
-        """The sketch of a plan with symmetries to fold by, and the problem under it."""
+        """The sketch of a plan with its symmetries, and the problem under it."""
         problem = self.cut(per_rank)
         sketch = make_sketch(problem, self.shape, plan, max_merge, shifts)
         sizes = problem.chunk_bytes[0] if len(set(problem.chunk_bytes)) == 1 else problem.chunk_bytes
@@ -236,7 +236,7 @@ class _Trials:
         return sketch, applied
 
     def take_first(self, ways: Sequence[tuple[Plan, int]], per_rank: int) -> None:
-        """The first way that leads somewhere, without symmetries to fold by; for which there was no time."""
+        """The first way that leads somewhere, without symmetries; for which there was no time."""
         for plan, max_merge in ways:
             with suppress(SketchError):  # a chunk has no way under this plan
                 sketch, applied = self.under(plan, max_merge, per_rank)
@@ -255,7 +255,7 @@ def quick_schedule(
 ) -> Schedule | CompactSchedule | None:
     """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
     suggesting, seed = options.parameters.suggesting, options.seed
-    if effort(problem) > suggesting.most_ranked_moves * timing_group(problem).counted:
+    if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
         return schedule_large(problem, num_runs=1, seed=seed, deadline=give_up) if suits(problem) else None
     search = Search(problem, replace(options, progress=None), give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
@@ -292,7 +292,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
     unmerged = sketch.merging.max == 1
     parts = [plan.why]
     if trials.fitting[plan.name]:
-        parts.append(f"{timing_group(problem)} symmetries fold the model")
+        parts.append(f"{timing_group(problem)} symmetries reduce the model")
     if unmerged and shape.num_nodes > 1:
         parts.append("sends do not wait to be merged")
     comments = {f"internode.{name}": text for name, text in plan.comments.items()}

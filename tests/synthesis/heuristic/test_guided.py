@@ -47,7 +47,7 @@ def test_shipped_sketches_are_obeyed(name, collective):
 
 @pytest.mark.slow
 def test_many_nodes_under_a_sketch():
-    """Eight DGX-2 with 606,208 moves: every rank receives each of 256 chunks but its own two, just once."""
+    """Eight DGX-2 with 606,208 hops: every rank receives each of 256 chunks but its own two, just once."""
     problem = under_sketch("dgx2/sk1", "allgather", nodes=8)
     assert effort(problem) == 606_208
     schedule = schedule_large(problem)

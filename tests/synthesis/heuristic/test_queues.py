@@ -241,17 +241,17 @@ def test_paths_are_none_without_time() -> None:
 
 
 def test_a_stopped_search_keeps_the_ways_it_has() -> None:
-    """However short the time, there are no paths, or a whole one for each of 4032 chunks that move."""
+    """However short the time, there are no paths, or a whole one for each of 4032 chunks that hop."""
     fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
     for milliseconds in (1, 3, 10, 30, 100):
         try:
             paths = find_paths(fabric, demand, Limits(Deadline.after(milliseconds / 1000)))
         except OutOfTime:
             continue
-        moves = demand.origin != demand.target
-        assert (np.diff(paths.hop_of) > 0).tolist() == moves.tolist()
-        last = paths.slot[paths.hop_of[1:][moves] - 1]
-        assert (fabric.dst[last] == demand.target[moves]).all()
+        hops = demand.origin != demand.target
+        assert (np.diff(paths.hop_of) > 0).tolist() == hops.tolist()
+        last = paths.slot[paths.hop_of[1:][hops] - 1]
+        assert (fabric.dst[last] == demand.target[hops]).all()
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.solvers.solver import solve
-from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, list_schedule, unfold
+from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.contiguity import TAGS, ContiguityModel, merged
-from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.quotient import take_quotient
+from taccl.synthesis.paper.routing import needed_hops
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
@@ -24,74 +24,75 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.problem import Problem
-    from taccl.synthesis.paper.orbits import Held, Orbits
+    from taccl.synthesis.paper.quotient import Held, Quotient
     from taccl.topology.topology import Topology
 
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
-def ordered(problem: Problem) -> tuple[Orbits, ListSchedule] | None:
-    """The list scheduler's order, of the moves that its own first schedule needs."""
-    orbits = fold(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+def ordered(problem: Problem) -> tuple[Quotient, ListSchedule] | None:
+    """The list scheduler's order, of the hops that its own first schedule needs."""
+    quotient = take_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     if found is None or not found.sends:
         return None
-    needed = needed_moves(orbits, found)
-    routed = orbits.restrict((orbits.moves[m].chunk, orbits.moves[m].link) for m in needed)
+    needed = needed_hops(quotient, found)
+    routed = quotient.restrict((quotient.hops[m].chunk, quotient.hops[m].link) for m in needed)
     again = list_schedule(routed, critical_priorities(routed))
     return None if again is None else (routed, again)
 
 
-def best_merging(orbits: Orbits, schedule: ListSchedule) -> int:
+def best_merging(quotient: Quotient, schedule: ListSchedule) -> int:
     """The least finish in ticks over all ways to merge neighbours on merging links."""
-    needed = needed_moves(orbits, schedule)
-    order = [m for send in schedule.sends for m in send.moves if m in needed]
+    needed = needed_hops(quotient, schedule)
+    order = [m for send in schedule.sends for m in send.hops if m in needed]
     rows: dict[int, list[int]] = defaultdict(list)
     for m in order:
-        if orbits.merging[orbits.moves[m].link_orbit]:
-            rows[orbits.moves[m].link_orbit].append(m)
+        if quotient.merging[quotient.hops[m].link_orbit]:
+            rows[quotient.hops[m].link_orbit].append(m)
     followers = [m for row in rows.values() for m in row[1:]]
     finishes = []
     for choice in itertools.product((False, True), repeat=len(followers)):
         joined = {m for m, joins in zip(followers, choice, strict=True) if joins}
-        finishes.append(_finish(orbits, schedule, order, joined))
+        finishes.append(_finish(quotient, schedule, order, joined))
     return min(finish for finish in finishes if finish is not None)
 
 
-def _finish(orbits: Orbits, schedule: ListSchedule, order: Sequence[int], joined: set[int]) -> int | None:
-    """The finish if these moves join the batch before them on their link; None if that cannot be."""
+def _finish(quotient: Quotient, schedule: ListSchedule, order: Sequence[int], joined: set[int]) -> int | None:
+    """The finish if these hops join the batch before them on their link; None if that cannot be."""
     batches: list[list[int]] = []
     batch_of: dict[int, int] = {}
     last: dict[int, int] = {}
     for m in order:
-        link = orbits.moves[m].link_orbit
+        link = quotient.hops[m].link_orbit
         if m in joined:
             batches[last[link]].append(m)
         else:
             last[link] = len(batches)
             batches.append([m])
         batch_of[m] = last[link]
-    clauses = orbits.problem.clauses
-    links = [orbits.moves[batch[0]].link_orbit for batch in batches]
-    own = [{orbits.moves[m].is_own for m in batch} for batch in batches]
-    own_first = [orbits.link_rep[link] in clauses.own_first for link in links]
+    clauses = quotient.problem.clauses
+    links = [quotient.hops[batch[0]].link_orbit for batch in batches]
+    own = [{quotient.hops[m].is_own for m in batch} for batch in batches]
+    own_first = [quotient.link_rep[link] in clauses.own_first for link in links]
     if any(
         len(batch) > clauses.max_merge or (first and len(kinds) > 1)
         for batch, first, kinds in zip(batches, own_first, own, strict=True)
     ):
         return None
-    units = [sum(orbits.moves[m].units for m in batch) for batch in batches]
+    units = [sum(quotient.hops[m].units for m in batch) for batch in batches]
     length = [
-        orbits.problem.costs.duration(orbits.link_rep[link], u) for link, u in zip(links, units, strict=True)
+        quotient.problem.costs.duration(quotient.link_rep[link], u)
+        for link, u in zip(links, units, strict=True)
     ]
     gaps: list[tuple[int, int, int]] = []  # the second starts at least so long after the first
     entered: dict[int, int] = {}
     for m in order:
         b = batch_of[m]
-        gaps += [(entered[p], b, length[entered[p]]) for p in orbits.moves[m].srcs if p in entered]
-        for p in orbits.moves[m].dsts:
+        gaps += [(entered[p], b, length[entered[p]]) for p in quotient.hops[m].srcs if p in entered]
+        for p in quotient.hops[m].dsts:
             entered.setdefault(p, b)
-    for queue in _queues(orbits, schedule).values():
+    for queue in _queues(quotient, schedule).values():
         turns: list[tuple[int, int, int]] = []  # batch, from when, until when
         for m, held in queue:
             b = batch_of.get(m, -1)
@@ -105,7 +106,7 @@ def _finish(orbits: Orbits, schedule: ListSchedule, order: Sequence[int], joined
             gaps.append((a, b, until - begin))
     for a, b in itertools.permutations(range(len(batches)), 2):
         if links[a] == links[b] and own_first[a] and own[a] == {True} and own[b] == {False}:
-            gaps.append((a, b, max(orbits.moves[m].duration for m in batches[a])))
+            gaps.append((a, b, max(quotient.hops[m].duration for m in batches[a])))
     start = [0] * len(batches)
     for _ in range(len(batches) + 1):
         late = [(a, b, gap) for a, b, gap in gaps if start[a] + gap > start[b]]
@@ -116,33 +117,33 @@ def _finish(orbits: Orbits, schedule: ListSchedule, order: Sequence[int], joined
     return None
 
 
-def _queues(orbits: Orbits, schedule: ListSchedule) -> dict[int, list[tuple[int, Held]]]:
-    """The moves that hold each resource, in the order in which the schedule's sends take it."""
+def _queues(quotient: Quotient, schedule: ListSchedule) -> dict[int, list[tuple[int, Held]]]:
+    """The hops that hold each resource, in the order in which the schedule's sends take it."""
     taken: dict[int, list[tuple[int, int, Held]]] = defaultdict(list)
     for index, send in enumerate(schedule.sends):
-        units = sum(orbits.moves[m].units for m in send.moves)
-        for held in orbits.holds[send.link]:
+        units = sum(quotient.hops[m].units for m in send.hops)
+        for held in quotient.holds[send.link]:
             late = send.end_ticks - held.alpha - held.beta * units
             taken[held.resource].append((late if held.receives else send.start_ticks, index, held))
     return {
         resource: [
             (m, held)
             for _, index, held in sorted(turns, key=lambda turn: turn[:2])
-            for m in schedule.sends[index].moves
+            for m in schedule.sends[index].hops
         ]
         for resource, turns in taken.items()
     }
 
 
-def merge(orbits: Orbits, schedule: ListSchedule, solver: str = "highs") -> tuple[ListSchedule, float]:
+def merge(quotient: Quotient, schedule: ListSchedule, solver: str = "highs") -> tuple[ListSchedule, float]:
     """What the MILP makes of an order, and its objective in ticks."""
-    contiguity = ContiguityModel(orbits, schedule)
+    contiguity = ContiguityModel(quotient, schedule)
     answer = solve(contiguity.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
     assert answer.values is not None
     assert answer.objective is not None
     found = merged(contiguity, answer.values)
-    return found, answer.objective * orbits.problem.costs.ticks_per_us
+    return found, answer.objective * quotient.problem.costs.ticks_per_us
 
 
 def line(
@@ -156,12 +157,12 @@ def line(
     return problem_of(builder.build(), custom(3, ways), **{"merging": frozenset({0}), **clauses})
 
 
-def counts(orbits: Orbits, found: ListSchedule, link: int = 0) -> list[int]:
+def counts(quotient: Quotient, found: ListSchedule, link: int = 0) -> list[int]:
     """How many chunks each send over a link carries, in order."""
-    return [len(send.moves) for send in found.sends if orbits.moves[send.moves[0]].link == link]
+    return [len(send.hops) for send in found.sends if quotient.hops[send.hops[0]].link == link]
 
 
-def given(problem: Problem) -> tuple[Orbits, ListSchedule]:
+def given(problem: Problem) -> tuple[Quotient, ListSchedule]:
     """The order of a problem that has one."""
     found = ordered(problem)
     assert found is not None
@@ -171,11 +172,11 @@ def given(problem: Problem) -> tuple[Orbits, ListSchedule]:
 @pytest.mark.parametrize(("max_merge", "finish"), [(2, 3 * 2 + 6), (3, 2 * 2 + 6), (6, 2 + 6)])
 def test_merging_saves_one_alpha_for_each_chunk_that_joins(max_merge: int, finish: int) -> None:
     """Six chunks of 1 us: alpha, 2 us, is paid once for every send of at most so many."""
-    orbits, order = given(line(6, max_merge=max_merge))
-    found, objective = merge(orbits, order)
+    quotient, order = given(line(6, max_merge=max_merge))
+    found, objective = merge(quotient, order)
     assert objective == pytest.approx(finish)
     assert found.finish_ticks == finish
-    assert max(counts(orbits, found)) <= max_merge
+    assert max(counts(quotient, found)) <= max_merge
 
 
 def test_chunks_that_have_far_to_go_do_not_wait_for_others() -> None:
@@ -183,28 +184,28 @@ def test_chunks_that_have_far_to_go_do_not_wait_for_others() -> None:
 
     Both in one send would be there at 3, and on at 3 + 4 + 4.
     """
-    orbits, order = given(line(2, alpha=1, onward=4, max_merge=2))
-    found, objective = merge(orbits, order)
+    quotient, order = given(line(2, alpha=1, onward=4, max_merge=2))
+    found, objective = merge(quotient, order)
     assert objective == pytest.approx(2 + 4 + 4)
-    assert counts(orbits, found) == [1, 1]
+    assert counts(quotient, found) == [1, 1]
 
 
 def test_the_order_need_not_merge_for_the_model_to() -> None:
     """Given two sends of a chunk each, 3 + 3 us, it makes one of 4 us."""
-    orbits, order = given(line(2, max_merge=2))
+    quotient, order = given(line(2, max_merge=2))
     (both,) = order.sends
-    apart = tuple(Send(both.link, (m,), 3 * i, 3 * i + 3) for i, m in enumerate(both.moves))
-    found, objective = merge(orbits, ListSchedule(apart, 6))
+    apart = tuple(Send(both.link, (m,), 3 * i, 3 * i + 3) for i, m in enumerate(both.hops))
+    found, objective = merge(quotient, ListSchedule(apart, 6))
     assert objective == pytest.approx(4)
-    assert counts(orbits, found) == [2]
+    assert counts(quotient, found) == [2]
 
 
 def test_links_that_do_not_merge_send_one_by_one() -> None:
     """Three chunks of 2 + 1 us."""
-    orbits, order = given(line(3, max_merge=3, merging=frozenset({1})))
-    found, objective = merge(orbits, order)
+    quotient, order = given(line(3, max_merge=3, merging=frozenset({1})))
+    found, objective = merge(quotient, order)
     assert objective == pytest.approx(9)
-    assert counts(orbits, found) == [1, 1, 1]
+    assert counts(quotient, found) == [1, 1, 1]
 
 
 def two_kinds(*, meaning: str = "occupies", **clauses: object) -> Problem:
@@ -221,11 +222,11 @@ def two_kinds(*, meaning: str = "occupies", **clauses: object) -> Problem:
 def test_own_and_relayed_chunks_never_share_a_send() -> None:
     """Own ones together, 6 us, then the relayed one, 5 us; without own-first all three go at 1, and are there at 8."""
     problem = two_kinds(own_first=frozenset({1}))
-    orbits, order = given(problem)
-    found, objective = merge(orbits, order)
+    quotient, order = given(problem)
+    found, objective = merge(quotient, order)
     assert objective == pytest.approx(11)
-    assert counts(orbits, found, link=1) == [2, 1]
-    assert verify(unfold(orbits, found.sends, producer="test")).ok
+    assert counts(quotient, found, link=1) == [2, 1]
+    assert verify(expand(quotient, found.sends, producer="test")).ok
     _, free = merge(*given(two_kinds()))
     assert free == pytest.approx(8)
 
@@ -249,19 +250,19 @@ def test_a_shared_resource_keeps_its_order() -> None:
     ways = [([0], [1]), ([0], [2]), ([0], [1])]
     topology = shared_nic(beta=1, held=1)
     problem = problem_of(topology, custom(3, ways), merging=frozenset({0, 1}), max_merge=2)
-    orbits, _ = given(problem)
-    of_chunk = {move.chunk: m for m, move in enumerate(orbits.moves)}
-    sends = (Send(orbits.moves[of_chunk[c]].link_orbit, (of_chunk[c],), 2 * c, 2 * c + 3) for c in range(3))
-    found, objective = merge(orbits, ListSchedule(tuple(sends), 7))
+    quotient, _ = given(problem)
+    of_chunk = {hop.chunk: m for m, hop in enumerate(quotient.hops)}
+    sends = (Send(quotient.hops[of_chunk[c]].link_orbit, (of_chunk[c],), 2 * c, 2 * c + 3) for c in range(3))
+    found, objective = merge(quotient, ListSchedule(tuple(sends), 7))
     assert objective == pytest.approx(7)
-    assert counts(orbits, found, link=0) == [1, 1]
+    assert counts(quotient, found, link=0) == [1, 1]
 
 
 def test_batches_of_a_pipelined_link_are_only_beta_apart() -> None:
     """Alpha 2, four chunks of 1 us, at most two a send: starts at 0 and 2, the last one ends at 2 + 4."""
-    orbits, order = given(line(4, max_merge=2, meaning="pipelined"))
+    quotient, order = given(line(4, max_merge=2, meaning="pipelined"))
     assert order.finish_ticks == 6
-    _, objective = merge(orbits, order)
+    _, objective = merge(quotient, order)
     assert objective == pytest.approx(6)
 
 
@@ -273,9 +274,9 @@ def test_a_merged_send_frees_a_fast_resource_early() -> None:
     ways = [([0], [1]), ([0], [1]), ([0], [2])]
     topology = shared_nic(beta=2, held=1)
     problem = problem_of(topology, custom(3, ways), merging=frozenset({0, 1}), max_merge=2)
-    orbits, order = given(problem)
-    assert best_merging(orbits, order) == order.finish_ticks == 7
-    _, objective = merge(orbits, order)
+    quotient, order = given(problem)
+    assert best_merging(quotient, order) == order.finish_ticks == 7
+    _, objective = merge(quotient, order)
     assert objective == pytest.approx(7)
 
 
@@ -291,31 +292,31 @@ def test_a_receiving_hold_begins_later_the_fuller_the_send() -> None:
         builder.add_hold(link, ingress, alpha_us=0, beta_us_per_mb=held, side="receive")
     ways = [([1], [2]), ([0], [2]), ([0], [2])]
     problem = problem_of(builder.build(), custom(3, ways), merging=frozenset({0}), max_merge=2)
-    orbits, _ = given(problem)
-    of_chunk = {move.chunk: m for m, move in enumerate(orbits.moves)}
+    quotient, _ = given(problem)
+    of_chunk = {hop.chunk: m for m, hop in enumerate(quotient.hops)}
     times = ((0, 0, 2), (1, 1, 3), (2, 3, 5))
-    sends = (Send(orbits.moves[of_chunk[c]].link_orbit, (of_chunk[c],), a, b) for c, a, b in times)
-    found, objective = merge(orbits, ListSchedule(tuple(sends), 5))
+    sends = (Send(quotient.hops[of_chunk[c]].link_orbit, (of_chunk[c],), a, b) for c, a, b in times)
+    found, objective = merge(quotient, ListSchedule(tuple(sends), 5))
     assert objective == pytest.approx(4)
-    assert counts(orbits, found, link=0) == [2]
+    assert counts(quotient, found, link=0) == [2]
 
 
 def test_relayed_chunks_wait_a_latency_on_links_that_do_not_merge() -> None:
     """Alpha 4 pipelines: own chunks at 0 and 1, the relayed one 5 us after the second, at 6; there at 11."""
     problem = two_kinds(meaning="pipelined", own_first=frozenset({1}), merging=frozenset())
-    orbits, order = given(problem)
-    found, objective = merge(orbits, order)
+    quotient, order = given(problem)
+    found, objective = merge(quotient, order)
     assert objective == pytest.approx(11)
-    assert verify(unfold(orbits, found.sends, producer="test")).ok
+    assert verify(expand(quotient, found.sends, producer="test")).ok
 
 
-def test_moves_that_lead_nowhere_do_not_count() -> None:
+def test_hops_that_lead_nowhere_do_not_count() -> None:
     """0 -> 1 takes 3 us; on to 2, which is made to want nothing, would take the chunk 1 more."""
-    orbits, order = given(line(1, onward=1))
-    places = tuple(replace(place, is_destination=place.rank == 1) for place in orbits.places)
-    found, objective = merge(replace(orbits, places=places), replace(order, finish_ticks=3))
+    quotient, order = given(line(1, onward=1))
+    states = tuple(replace(state, is_destination=state.rank == 1) for state in quotient.states)
+    found, objective = merge(replace(quotient, states=states), replace(order, finish_ticks=3))
     assert objective == pytest.approx(3)
-    assert counts(orbits, found) == [1]
+    assert counts(quotient, found) == [1]
     assert len(order.sends) == 2
 
 
@@ -327,10 +328,10 @@ def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
         found = ordered(random_problem(seed))
         if found is None:
             continue
-        orbits, order = found
-        after, objective = merge(orbits, order)
-        assert objective == pytest.approx(best_merging(orbits, order), abs=1e-3), seed
-        whole = unfold(orbits, after.sends, producer="test")
+        quotient, order = found
+        after, objective = merge(quotient, order)
+        assert objective == pytest.approx(best_merging(quotient, order), abs=1e-3), seed
+        whole = expand(quotient, after.sends, producer="test")
         assert verify(whole).ok, seed
         assert whole.finish_ticks <= round(objective), seed
         compared += 1
@@ -357,9 +358,9 @@ def test_random_orders_merge_as_well_as_any_way_to_merge_them() -> None:
 )
 def test_all_solvers_prove_one_objective(problem: Problem) -> None:
     """HiGHS, SCIP, CBC, Gurobi and CP-SAT on the same model."""
-    orbits, order = given(problem)
-    expected = best_merging(orbits, order)
-    assert {solver: merge(orbits, order, solver)[1] for solver in SOLVERS} == pytest.approx(
+    quotient, order = given(problem)
+    expected = best_merging(quotient, order)
+    assert {solver: merge(quotient, order, solver)[1] for solver in SOLVERS} == pytest.approx(
         dict.fromkeys(SOLVERS, expected), abs=1e-4
     )
 
@@ -367,5 +368,5 @@ def test_all_solvers_prove_one_objective(problem: Problem) -> None:
 def test_every_tag_has_rows() -> None:
     """On an order that has everything in it; no row has another tag."""
     two_each = collectives.allgather(4, chunks_per_rank=2)
-    orbits, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))
-    assert set(ContiguityModel(orbits, order).model.tags) == set(TAGS)
+    quotient, order = given(problem_of(two_nodes(), two_each, merging=frozenset({4, 5, 6}), max_merge=2))
+    assert set(ContiguityModel(quotient, order).model.tags) == set(TAGS)

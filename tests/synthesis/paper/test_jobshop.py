@@ -10,8 +10,8 @@ import pytest
 from taccl import collectives
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.paper import jobshop
-from taccl.synthesis.paper.orbits import Orbits, fold
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.quotient import Quotient, take_quotient
+from taccl.synthesis.paper.routing import needed_hops
 from taccl.topology.topology import TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from taccl.synthesis.paper.jobshop import JobShopAnswer
 
 
-def orbits_of(problem: Problem) -> Orbits:
-    """Not folded."""
-    return fold(problem)
+def orbits_of(problem: Problem) -> Quotient:
+    """The problem itself."""
+    return take_quotient(problem)
 
 
-def listed(orbits: Orbits, *, backward: bool = False) -> ListSchedule:
+def listed(quotient: Quotient, *, backward: bool = False) -> ListSchedule:
     """A schedule to start from; `backward`, with the priorities turned round."""
     sign = -1 if backward else 1
-    found = list_schedule(orbits, [sign * p for p in critical_priorities(orbits)])
+    found = list_schedule(quotient, [sign * p for p in critical_priorities(quotient)])
     assert found is not None
     return found
 
 
-def solved(orbits: Orbits, upper: int, **options: Any) -> JobShopAnswer:
-    """With every move optional, unless the options say otherwise."""
-    moves = {"optional": range(len(orbits.moves)), "required": (), "time_limit_s": 20.0}
-    return jobshop.solve(orbits, upper_ticks=upper, **(moves | options))
+def solved(quotient: Quotient, upper: int, **options: Any) -> JobShopAnswer:
+    """With every hop optional, unless the options say otherwise."""
+    hops = {"optional": range(len(quotient.hops)), "required": (), "time_limit_s": 20.0}
+    return jobshop.solve(quotient, upper_ticks=upper, **(hops | options))
 
 
-def late(problem: Problem) -> Orbits:
-    """The fold; its list schedule by backward priorities takes 6, the best one 4."""
-    orbits = orbits_of(problem)
-    assert listed(orbits, backward=True).finish_ticks == 6
-    return orbits
+def late(problem: Problem) -> Quotient:
+    """The quotient; its list schedule by backward priorities takes 6, the best one 4."""
+    quotient = orbits_of(problem)
+    assert listed(quotient, backward=True).finish_ticks == 6
+    return quotient
 
 
 def two_hops() -> Problem:
@@ -56,8 +56,8 @@ def two_hops() -> Problem:
 
 def test_a_hint_is_improved_on() -> None:
     """From 6 to the optimum."""
-    orbits = late(two_hops())
-    answer = solved(orbits, 6, hint=listed(orbits, backward=True))
+    quotient = late(two_hops())
+    answer = solved(quotient, 6, hint=listed(quotient, backward=True))
     assert (answer.status, answer.bound_ticks) == ("optimal", 4)
     assert answer.schedule is not None
     assert answer.schedule.finish_ticks == 4
@@ -65,20 +65,20 @@ def test_a_hint_is_improved_on() -> None:
 
 def test_a_hint_that_does_not_fit_does_no_harm() -> None:
     """It finishes at 6, at most 4 is asked for."""
-    orbits = late(two_hops())
-    answer = solved(orbits, 4, hint=listed(orbits, backward=True))
+    quotient = late(two_hops())
+    answer = solved(quotient, 4, hint=listed(quotient, backward=True))
     assert answer.schedule is not None
     assert answer.schedule.finish_ticks == 4
 
 
-def test_a_hint_may_make_moves_that_are_not_given() -> None:
-    """A schedule of all chunks, while only chunk 0's moves are to be timed."""
-    orbits = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
-    hint = listed(orbits)
-    needed = [m for send in hint.sends for m in send.moves]
-    answer = solved(orbits, hint.finish_ticks, optional=(), required=needed, hint=hint)
+def test_a_hint_may_make_hops_that_are_not_given() -> None:
+    """A schedule of all chunks, while only chunk 0's hops are to be timed."""
+    quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
+    hint = listed(quotient)
+    needed = [m for send in hint.sends for m in send.hops]
+    answer = solved(quotient, hint.finish_ticks, optional=(), required=needed, hint=hint)
     assert answer.schedule is not None
-    assert sorted(m for send in answer.schedule.sends for m in send.moves) == sorted(needed)
+    assert sorted(m for send in answer.schedule.sends for m in send.hops) == sorted(needed)
 
 
 def test_no_schedule_is_shorter_than_the_best() -> None:
@@ -102,16 +102,16 @@ def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
     assert answer.schedule.finish_ticks == 4
 
 
-def heavy() -> tuple[Orbits, ListSchedule]:
-    """Far too much for some seconds: alltoall on a ring of 12, not folded."""
-    orbits = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
-    return orbits, listed(orbits)
+def heavy() -> tuple[Quotient, ListSchedule]:
+    """Far too much for some seconds: alltoall on a ring of 12, without symmetry."""
+    quotient = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
+    return quotient, listed(quotient)
 
 
 def test_a_time_limit_is_kept() -> None:
     """What is not proven in time is not called optimal; whatever schedule there is comes with a bound."""
-    orbits, hint = heavy()
-    answer = solved(orbits, hint.finish_ticks, hint=hint, time_limit_s=0.3)
+    quotient, hint = heavy()
+    answer = solved(quotient, hint.finish_ticks, hint=hint, time_limit_s=0.3)
     assert answer.status in ("feasible", "no-solution")
     assert answer.seconds < 10
     assert (answer.schedule is None) == (answer.status == "no-solution")
@@ -119,20 +119,22 @@ def test_a_time_limit_is_kept() -> None:
 
 
 def test_what_was_found_by_the_time_limit_is_returned() -> None:
-    """All moves of a known schedule, so that there is something to find, but too little time to prove it."""
-    orbits, hint = heavy()
-    needed = needed_moves(orbits, hint)
-    answer = solved(orbits, 2 * hint.finish_ticks, optional=(), required=needed, hint=hint, time_limit_s=5.0)
+    """All hops of a known schedule, so that there is something to find, but too little time to prove it."""
+    quotient, hint = heavy()
+    needed = needed_hops(quotient, hint)
+    answer = solved(
+        quotient, 2 * hint.finish_ticks, optional=(), required=needed, hint=hint, time_limit_s=5.0
+    )
     assert answer.status in ("feasible", "optimal")
     assert answer.schedule is not None
-    assert sum(len(send.moves) for send in answer.schedule.sends) == len(needed)
+    assert sum(len(send.hops) for send in answer.schedule.sends) == len(needed)
     assert answer.schedule.finish_ticks <= hint.finish_ticks
 
 
 def test_progress_tells_of_every_better_schedule() -> None:
     """Each with its finish, the last one the answer's."""
-    orbits, news = late(two_hops()), []
-    answer = solved(orbits, 6, hint=listed(orbits, backward=True), on_progress=news.append)
+    quotient, news = late(two_hops()), []
+    answer = solved(quotient, 6, hint=listed(quotient, backward=True), on_progress=news.append)
     assert answer.schedule is not None
     finishes = [each["finish"] for each in news]
     assert finishes == sorted(finishes, reverse=True)
@@ -141,51 +143,49 @@ def test_progress_tells_of_every_better_schedule() -> None:
 
 def test_the_same_seed_gives_the_same_schedule() -> None:
     """On one thread."""
-    orbits = orbits_of(problem_of(ring(4), collectives.allgather(4)))
-    one, same = (solved(orbits, 6, seed=3, threads=1) for _ in range(2))
+    quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    one, same = (solved(quotient, 6, seed=3, threads=1) for _ in range(2))
     assert one.schedule == same.schedule
 
 
-def moves_of(answer: JobShopAnswer) -> list[int]:
-    """The moves that are made."""
+def hops_of(answer: JobShopAnswer) -> list[int]:
+    """The hops that are made."""
     assert answer.schedule is not None
-    return sorted(m for send in answer.schedule.sends for m in send.moves)
+    return sorted(m for send in answer.schedule.sends for m in send.hops)
 
 
-def test_optional_moves_are_made_as_needed() -> None:
-    """A broadcast to three others takes three of the nine moves."""
-    orbits = orbits_of(problem_of(full(4), collectives.broadcast(4)))
-    assert len(orbits.moves) == 9
-    assert len(moves_of(solved(orbits, 1))) == 3
+def test_optional_hops_are_made_as_needed() -> None:
+    """A broadcast to three others takes three of the nine hops."""
+    quotient = orbits_of(problem_of(full(4), collectives.broadcast(4)))
+    assert len(quotient.hops) == 9
+    assert len(hops_of(solved(quotient, 1))) == 3
 
 
-def test_required_moves_are_made() -> None:
+def test_required_hops_are_made() -> None:
     """Even a longer way: 1 by 0 and 2 by 1 is asked for, though 0 sends to both in 1 us."""
-    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
-    ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(orbits.moves)}
-    number = {place.rank: p for p, place in enumerate(orbits.places)}
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(quotient.hops)}
+    number = {state.rank: p for p, state in enumerate(quotient.states)}
     ways = [ends[number[0], number[1]], ends[number[1], number[2]]]
-    answer = solved(orbits, 3, optional=(), required=ways)
-    assert moves_of(answer) == sorted(ways)
+    answer = solved(quotient, 3, optional=(), required=ways)
+    assert hops_of(answer) == sorted(ways)
     assert answer.bound_ticks == 2
 
 
-def test_moves_that_are_not_given_are_not_made() -> None:
+def test_hops_that_are_not_given_are_not_made() -> None:
     """Without 0 -> 1, a broadcast on a full graph goes by 2."""
-    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
-    links = orbits.problem.topology.links
-    left = [
-        m for m, move in enumerate(orbits.moves) if (links[move.link].src, links[move.link].dst) != (0, 1)
-    ]
-    answer = solved(orbits, 3, optional=left)
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    links = quotient.problem.topology.links
+    left = [m for m, hop in enumerate(quotient.hops) if (links[hop.link].src, links[hop.link].dst) != (0, 1)]
+    answer = solved(quotient, 3, optional=left)
     assert answer.bound_ticks == 2
-    assert set(moves_of(answer)) <= set(left)
+    assert set(hops_of(answer)) <= set(left)
 
 
 def test_a_destination_that_nothing_enters_is_infeasible() -> None:
-    """No move is given at all."""
-    orbits = orbits_of(problem_of(full(3), collectives.broadcast(3)))
-    assert solved(orbits, 5, optional=()).status == "infeasible"
+    """No hop is given at all."""
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    assert solved(quotient, 5, optional=()).status == "infeasible"
 
 
 def test_one_send_carries_what_it_was_given_together() -> None:
@@ -196,7 +196,7 @@ def test_one_send_carries_what_it_was_given_together() -> None:
     answer = solved(orbits_of(problem), 9)
     assert answer.schedule is not None
     (send,) = answer.schedule.sends
-    assert (len(send.moves), send.start_ticks, send.end_ticks) == (3, 0, 5)
+    assert (len(send.hops), send.start_ticks, send.end_ticks) == (3, 0, 5)
 
 
 @pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
@@ -211,10 +211,10 @@ def test_own_chunks_go_first(merging: frozenset[int]) -> None:
         max_merge=2,
         own_first=frozenset({0}),
     )
-    orbits = orbits_of(problem)
-    own, relayed = orbits.moves
-    orbits = replace(orbits, moves=(own, replace(relayed, is_own=False)))
-    answer = solved(orbits, 10, optional=(), required=(0, 1))
+    quotient = orbits_of(problem)
+    own, relayed = quotient.hops
+    quotient = replace(quotient, hops=(own, replace(relayed, is_own=False)))
+    answer = solved(quotient, 10, optional=(), required=(0, 1))
     assert answer.schedule is not None
-    assert [send.moves for send in answer.schedule.sends] == [(0,), (1,)]
+    assert [send.hops for send in answer.schedule.sends] == [(0,), (1,)]
     assert answer.bound_ticks == 6

@@ -1,4 +1,4 @@
-"""Ordering rules: each gives a schedule of a routing's moves."""
+"""Ordering rules: each gives a schedule of a routing's hops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.sketch.group import symmetry_group
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.paper.orbits import Orbits, fold
+from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.ordering import RULES, best_order, order
-from taccl.synthesis.paper.routing import needed_moves
+from taccl.synthesis.paper.quotient import Quotient, take_quotient
+from taccl.synthesis.paper.routing import needed_hops
 from taccl.topology.topology import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
 
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 
-def tree() -> Orbits:
+def tree() -> Quotient:
     """Allgather on a ring of 4 in which every chunk goes round one way."""
     topology = ring(4)
     problem = problem_of(topology, collectives.allgather(4))
     onward = {e for e, link in enumerate(topology.links) if link.dst == (link.src + 1) % 4}
-    return fold(problem, symmetry_group(problem)).restrict(
+    return take_quotient(problem, symmetry_group(problem)).restrict(
         (c, e) for c in range(4) for e in onward if topology.links[e].dst != c
     )
 
 
-def routed(problem: Problem) -> Orbits:
-    """The fold with the moves that the list scheduler makes."""
-    orbits = fold(problem, symmetry_group(problem))
-    found = list_schedule(orbits, critical_priorities(orbits))
+def routed(problem: Problem) -> Quotient:
+    """The quotient with the hops that the list scheduler makes."""
+    quotient = take_quotient(problem, symmetry_group(problem))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    needed = needed_moves(orbits, found)
-    return orbits.restrict((orbits.moves[m].chunk, orbits.moves[m].link) for m in needed)
+    needed = needed_hops(quotient, found)
+    return quotient.restrict((quotient.hops[m].chunk, quotient.hops[m].link) for m in needed)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
     """Three hops of 2 us; no two chunks ever want one link at once."""
-    orbits = tree()
-    found = order(orbits, rule)
+    quotient = tree()
+    found = order(quotient, rule)
     assert found is not None
-    schedule = unfold(orbits, found.sends, producer=rule)
+    schedule = expand(quotient, found.sends, producer=rule)
     assert verify(schedule).ok
     assert schedule.finish_ticks == 6
 
@@ -54,10 +54,10 @@ def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_obeys_own_first(rule: str) -> None:
     """Where the sketch orders chunks the rule does not."""
-    orbits = routed(relayed())
-    found = order(orbits, rule)
+    quotient = routed(relayed())
+    found = order(quotient, rule)
     assert found is not None
-    assert verify(unfold(orbits, found.sends, producer=rule)).ok
+    assert verify(expand(quotient, found.sends, producer=rule)).ok
 
 
 def test_an_unknown_rule_is_refused() -> None:
@@ -69,12 +69,12 @@ def test_an_unknown_rule_is_refused() -> None:
 def test_the_best_rule_is_no_worse_than_any() -> None:
     """Over all rules, on links that merge."""
     problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
-    orbits = routed(problem)
-    best = best_order(orbits)
+    quotient = routed(problem)
+    best = best_order(quotient)
     assert best is not None
     assert best[1] in RULES
     for rule in RULES:
-        found = order(orbits, rule)
+        found = order(quotient, rule)
         assert found is None or best[0].finish_ticks <= found.finish_ticks
 
 
@@ -85,13 +85,13 @@ def line(rule: str) -> list[int]:
     builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=5)
     builder.add_link(3, 0, alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(builder.build(), custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
-    found = order(fold(problem, symmetry_group(problem)), rule)
+    found = order(take_quotient(problem, symmetry_group(problem)), rule)
     assert found is not None
     return [
-        move
+        hop
         for send in found.sends
         if send.link == 0
-        for move in (fold(problem, symmetry_group(problem)).moves[m].chunk for m in send.moves)
+        for hop in (take_quotient(problem, symmetry_group(problem)).hops[m].chunk for m in send.hops)
     ]
 
 
@@ -112,13 +112,13 @@ def test_own_chunk_first_prefers_what_starts_here() -> None:
 
 @pytest.mark.slow
 def test_a_way_of_many_ranks_is_no_recursion() -> None:
-    """A chunk goes round 1,200 ranks one way: the last of its moves comes last, by any rule."""
+    """A chunk goes round 1,200 ranks one way: the last of its hops comes last, by any rule."""
     builder = TopologyBuilder("one way", [0] * 1200)
     for rank in range(1199):
         builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(builder.build(), custom(1200, [([0], [1199])]))
-    orbits = fold(problem, symmetry_group(problem))
+    quotient = take_quotient(problem, symmetry_group(problem))
     for rule in RULES:
-        found = order(orbits, rule)
+        found = order(quotient, rule)
         assert found is not None
         assert found.finish_ticks == 1199

@@ -16,9 +16,9 @@ from taccl.sketch.group import symmetry_group
 from taccl.sketch.reachability import check_reachable
 from taccl.solvers.scaling import to_whole_numbers
 from taccl.solvers.solver import solve
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.paper.orbits import fold
-from taccl.synthesis.paper.routing import RoutingModel, needed_moves, routing_hint, routing_of
+from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.paper.quotient import take_quotient
+from taccl.synthesis.paper.routing import RoutingModel, needed_hops, routing_hint, routing_of
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import cases as seeds
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.solvers.solver import Solution
     from taccl.synthesis.greedy import ListSchedule
-    from taccl.synthesis.paper.orbits import Orbits
+    from taccl.synthesis.paper.quotient import Quotient
 
 SOLVERS = ("highs", "scip", "cbc", "gurobi", "cpsat")
 
 
-def built(problem: Problem) -> tuple[Orbits, RoutingModel, ListSchedule]:
-    """The fold, its model, and the schedule that bounds it."""
-    orbits = fold(problem, symmetry_group(problem))
-    found = list_schedule(orbits, critical_priorities(orbits))
+def built(problem: Problem) -> tuple[Quotient, RoutingModel, ListSchedule]:
+    """The quotient, its model, and the schedule that bounds it."""
+    quotient = take_quotient(problem, symmetry_group(problem))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    return orbits, RoutingModel(orbits, upper_ticks=found.finish_ticks), found
+    return quotient, RoutingModel(quotient, upper_ticks=found.finish_ticks), found
 
 
 def solved(problem: Problem, solver: str = "highs") -> tuple[list[tuple[int, int]], Solution]:
     """The (chunk, link) pairs, and the solution."""
-    orbits, model, _ = built(problem)
+    quotient, model, _ = built(problem)
     answer = solve(model.model, solver, time_limit_s=20)
     assert answer.status == "optimal"
     assert answer.values is not None
@@ -203,18 +203,18 @@ def test_without_link_use_only_time_counts() -> None:
 def test_a_hint_is_a_point_of_the_model() -> None:
     """What the list scheduler made breaks no row, whichever clauses the sketch has."""
     for name, problem in cases().items():
-        orbits, model, found = built(problem)
+        quotient, model, found = built(problem)
         hint = routing_hint(model, found)
         assert hint is not None, name
         arrays = model.model.arrays()
         assert not arrays.violations(hint, 1e-6), name
 
 
-def test_needed_moves_leave_out_what_leads_nowhere() -> None:
-    """A broadcast needs one move into each of the other ranks."""
+def test_needed_hops_leave_out_what_leads_nowhere() -> None:
+    """A broadcast needs one hop into each of the other ranks."""
     problem = problem_of(full(4), collectives.broadcast(4))
-    orbits, _, found = built(problem)
-    assert len(needed_moves(orbits, found)) == 3
+    quotient, _, found = built(problem)
+    assert len(needed_hops(quotient, found)) == 3
 
 
 def test_a_symmetric_routing_names_all_members() -> None:
@@ -225,13 +225,13 @@ def test_a_symmetric_routing_names_all_members() -> None:
 
 
 def test_a_solved_routing_can_be_scheduled() -> None:
-    """Its moves alone suffice."""
+    """Its hops alone suffice."""
     problem = cases()["alltoall"]
     pairs, _ = solved(problem)
-    orbits = fold(problem, symmetry_group(problem)).restrict(pairs)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = take_quotient(problem, symmetry_group(problem)).restrict(pairs)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    assert unfold(orbits, found.sends, producer="test").finish_ticks == found.finish_ticks
+    assert expand(quotient, found.sends, producer="test").finish_ticks == found.finish_ticks
 
 
 def coming_back() -> Problem:
@@ -251,7 +251,7 @@ def test_a_multicast_may_come_to_where_the_chunk_is() -> None:
     assert optimal_ticks(problem) == 3 * problem.costs.ticks_per_us
 
 
-def test_a_place_takes_its_chunk_from_one_multicast() -> None:
+def test_a_state_takes_its_chunk_from_one_multicast() -> None:
     """Rank 1 needs the chunk from its own link at 1 us, to send it on; the multicast of 5 us is for rank 2."""
     builder = TopologyBuilder("early", [0] * 4)
     for src, dst, us in ((0, 1, 1), (0, (1, 2), 5), (1, 3, 4)):
@@ -313,15 +313,15 @@ def test_links_of_several_ends_leave_a_relaxation() -> None:
             best = optimal_ticks(problem, max_states=3000)
         except (TopologyError, TooLarge):
             continue
-        orbits = fold(problem)
-        model = RoutingModel(orbits, upper_ticks=best)
+        quotient = take_quotient(problem)
+        model = RoutingModel(quotient, upper_ticks=best)
         answer = solve(model.model, "highs", time_limit_s=20)
         assert answer.status == "optimal", seed
         assert answer.objective is not None
         assert answer.objective <= best / problem.costs.ticks_per_us + 1e-6, seed
-        found = list_schedule(orbits, critical_priorities(orbits))
+        found = list_schedule(quotient, critical_priorities(quotient))
         assert found is not None, seed
-        model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
+        model = RoutingModel(quotient, upper_ticks=found.finish_ticks)
         hint = routing_hint(model, found)
         assert hint is not None
         assert not model.model.arrays().violations(hint, 1e-6), seed
@@ -371,15 +371,15 @@ def test_a_relayed_chunk_waits_for_no_merged_send() -> None:
 
     A hint that says so is a point of the model.
     """
-    orbits, model, found = built(behind_own_chunks(3, 1, alpha=2))
-    over = [(len(send.moves), send.start_ticks) for send in found.sends if send.link == 1]
+    quotient, model, found = built(behind_own_chunks(3, 1, alpha=2))
+    over = [(len(send.hops), send.start_ticks) for send in found.sends if send.link == 1]
     assert over == [(2, 0), (1, 5)]
     hint = routing_hint(model, found)
     assert hint is not None
     assert not model.model.arrays().violations(hint, 1e-6)
 
 
-def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
+def test_two_resources_that_ask_the_same_of_two_hops_ask_once() -> None:
     """0 -> 1 -> 2 -> 3: the first and the last link hold A and B, either order with the same gaps on both.
 
     One binary says who goes first, and a schedule is a point of the model.
@@ -392,9 +392,9 @@ def test_two_resources_that_ask_the_same_of_two_moves_ask_once() -> None:
         builder.add_hold(link, resource, alpha_us=alpha, beta_us_per_mb=beta, side="receive")
     collective = custom(4, [([0], [0, 1, 3])])
     problem = problem_of(builder.build(), collective, merging=frozenset({0}), max_merge=3)
-    orbits, _, found = built(problem)
-    every = range(orbits.num_resources)
-    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=every)
+    quotient, _, found = built(problem)
+    every = range(quotient.num_resources)
+    model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=every)
     hint = routing_hint(model, found)
     assert hint is not None
     assert len(model.goes_first) == 1
@@ -409,13 +409,13 @@ def test_schedules_are_points_of_the_model() -> None:
         summed = random_problem(seed, combining=True)
         halves = (reduction_half(summed), spreading_half(summed))
         for problem in (random_problem(seed), *halves, *copying_problems(seed)):
-            orbits = fold(problem, timing_group(problem))
+            quotient = take_quotient(problem, timing_group(problem))
             for noise in (0.0, 2.0, 8.0):
-                priorities = critical_priorities(orbits, noise=noise, seed=seed)
-                found = list_schedule(orbits, priorities)
+                priorities = critical_priorities(quotient, noise=noise, seed=seed)
+                found = list_schedule(quotient, priorities)
                 assert found is not None, seed
-                for sequenced in ((), range(orbits.num_resources)):
-                    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=sequenced)
+                for sequenced in ((), range(quotient.num_resources)):
+                    model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=sequenced)
                     hint = routing_hint(model, found)
                     assert hint is not None, seed
                     assert not model.model.arrays().violations(hint, 1e-6), (seed, sequenced)
@@ -425,10 +425,10 @@ def test_schedules_are_points_of_the_model() -> None:
 def test_cbc_out_of_time_says_so(started: bool) -> None:
     """CBC neither dies nor calls a model infeasible where time is up at its root, with or without a start."""
     problem = problem_of(topologies.hypercube(4), collectives.allgather(16), routing_slack=0)
-    orbits = fold(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = take_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    model = RoutingModel(orbits, upper_ticks=found.finish_ticks)
+    model = RoutingModel(quotient, upper_ticks=found.finish_ticks)
     hint = routing_hint(model, found) if started else None
     limits = [0.02 + 0.04 * i for i in range(10)]
     answers = [solve(model.model, "cbc", time_limit_s=limit, hint=hint) for limit in limits]
@@ -436,11 +436,11 @@ def test_cbc_out_of_time_says_so(started: bool) -> None:
 
 
 def in_order(problem: Problem, solver: str = "highs") -> float:
-    """The least T of the routing model with an order on every resource, in ticks, on a fold by no symmetry."""
-    orbits = fold(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    """The least T of the routing model with an order on every resource, in ticks, on a quotient by no symmetry."""
+    quotient = take_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    model = RoutingModel(orbits, upper_ticks=found.finish_ticks, sequenced=range(orbits.num_resources))
+    model = RoutingModel(quotient, upper_ticks=found.finish_ticks, sequenced=range(quotient.num_resources))
     answer = solve(model.model, solver, time_limit_s=20, hint=routing_hint(model, found))
     assert answer.status == "optimal"
     assert answer.objective is not None
@@ -507,9 +507,9 @@ def test_every_number_is_a_fraction_that_scales() -> None:
     """Loads that members share and that merged sends spread are divided once, so CP-SAT has them exactly."""
     sketch = load_sketch("dgx2/sk1")
     problem = sketch.apply(sketch.topology(), collectives.allgather(32))
-    orbits = fold(problem, symmetry_group(problem))
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = take_quotient(problem, symmetry_group(problem))
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    assert any(orbits.merging)
-    model = RoutingModel(orbits, upper_ticks=found.finish_ticks).model
+    assert any(quotient.merging)
+    model = RoutingModel(quotient, upper_ticks=found.finish_ticks).model
     assert to_whole_numbers(model.arrays()).grid > 1

@@ -1,8 +1,10 @@
-"""The problem folded by its symmetry: a move per orbit of (chunk, link), a place per orbit of (chunk, rank).
+"""The quotient of a problem by its symmetry.
 
-Routing, ordering, contiguity, the list scheduler and the job shop all work on `Orbits`. With the trivial
-group it is the problem itself. A *place* is a chunk at a rank; a *move* takes a chunk over a link, from
-places to places. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
+It has a hop per orbit of (chunk, link), and a chunk-rank state per orbit of (chunk, rank).
+
+Routing, ordering, contiguity, the list scheduler and the job shop all work on `Quotient`. With the trivial
+group it is the problem itself. A *state* is a chunk at a rank, a *hop* takes a chunk over a link, from
+states to states. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChunkState:
     """An orbit of chunks at ranks.
 
     - `chunk`, `rank`: Of the representative.
@@ -50,20 +52,20 @@ class Place:
     head_ticks: int
     is_origin: bool
     is_destination: bool
-    moves_in: tuple[int, ...] = ()
-    moves_out: tuple[int, ...] = ()
+    hops_in: tuple[int, ...] = ()
+    hops_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Hop:
     """An orbit of chunks over links.
 
-    - `chunk`, `link`: Of a member whose link represents its orbit, so that moves of one link orbit can merge.
-    - `srcs`, `dsts`: Places. A destination that holds the chunk from the start is left out.
+    - `chunk`, `link`: Of a member whose link represents its orbit, so that hops of one link orbit can merge.
+    - `srcs`, `dsts`: States. A destination that holds the chunk from the start is left out.
     - `units`, `duration`: Of a send of its own, in ticks.
-    - `tail_ticks`: The longest shortest way that is left, from the end of the move, to a destination that the
-      move is on a shortest way to; -1 where it is on none.
-    - `after_ticks`: The shortest way that is left, from the end of the move, to the nearest destination.
+    - `tail_ticks`: The longest shortest way that is left, from the end of the hop, to a destination that the
+      hop is on a shortest way to; -1 where it is on none.
+    - `after_ticks`: The shortest way that is left, from the end of the hop, to the nearest destination.
     - `is_own`: Whether the chunk starts at the link's sender (for links on which own chunks go first).
     - `enters`: Where the link joins nodes and the chunk has more than one destination: the number of the
       orbit of (chunk, node) that it enters; -1 elsewhere.
@@ -85,41 +87,41 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Hops:
-    """How many links a chunk may pass; of each place the fewest to it, and from it to a destination."""
+class HopLimit:
+    """How many links a chunk may pass; of each state the fewest to it, and from it to a destination."""
 
     limit: int
     least: list[int]
     left: list[int]
     starts_anew: frozenset[int]
 
-    def after(self, m: int, move: Move, passed: Sequence[int]) -> int:
-        """How many links the chunk has passed after a move, from how many it had at every place."""
-        return 1 if m in self.starts_anew else 1 + max(passed[p] for p in move.srcs)
+    def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
+        """How many links the chunk has passed after a hop, from how many it had at every state."""
+        return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
-        """Whether a chunk that comes to a place after so many links may still get to a destination."""
+        """Whether a chunk that comes to a state after so many links may still get to a destination."""
         return after + self.left[p] <= self.limit
 
-    def is_near(self, m: int, move: Move) -> bool:
-        """Whether a chunk that passes as few links as it can may still get to a destination after a move."""
-        after = self.after(m, move, self.least)
-        return any(self.leads_on(after, p) for p in move.dsts)
+    def is_near(self, m: int, hop: Hop) -> bool:
+        """Whether a chunk that passes as few links as it can may still get to a destination after a hop."""
+        after = self.after(m, hop, self.least)
+        return any(self.leads_on(after, p) for p in hop.dsts)
 
-    def is_shortest(self, m: int, move: Move, *, alone: bool) -> bool:
-        """Whether a move is on a path of the fewest links; `alone`: of a chunk with one destination.
+    def is_shortest(self, m: int, hop: Hop, *, alone: bool) -> bool:
+        """Whether a hop is on a path of the fewest links; `alone`: of a chunk with one destination.
 
-        Following such moves alone a chunk never comes too far to go on.
+        Following such hops alone a chunk never comes too far to go on.
         """
         if alone:
-            return all(self.left[a] == 1 + min(self.left[p] for p in move.dsts) for a in move.srcs)
-        after = self.after(m, move, self.least)
-        return any(self.least[p] == after for p in move.dsts)
+            return all(self.left[a] == 1 + min(self.left[p] for p in hop.dsts) for a in hop.srcs)
+        after = self.after(m, hop, self.least)
+        return any(self.least[p] == after for p in hop.dsts)
 
 
 @dataclass(frozen=True)
-class Orbits:
-    """A problem folded by a group; see `fold`.
+class Quotient:
+    """A problem as its group leaves it; see `take_quotient`.
 
     - `link_rep`, (num_link_orbits,) tuple of int: The representative of every orbit of links.
     - `num_resources`: Orbits of resources.
@@ -129,8 +131,8 @@ class Orbits:
 
     problem: Problem
     group: Symmetries
-    places: tuple[Place, ...]
-    moves: tuple[Move, ...]
+    states: tuple[ChunkState, ...]
+    hops: tuple[Hop, ...]
     link_rep: tuple[int, ...]
     holds: tuple[tuple[Held, ...], ...]
     num_resources: int
@@ -146,44 +148,44 @@ class Orbits:
 
     @cached_property
     def num_entries(self) -> int:
-        """Orbits of (chunk, node) that moves enter."""
-        return 1 + max((move.enters for move in self.moves), default=-1)
+        """Orbits of (chunk, node) that hops enter."""
+        return 1 + max((hop.enters for hop in self.hops), default=-1)
 
     @cached_property
-    def moves_of_link(self) -> tuple[tuple[int, ...], ...]:
-        """The moves over every orbit of links."""
-        moves: list[list[int]] = [[] for _ in self.link_rep]
-        for m, move in enumerate(self.moves):
-            moves[move.link_orbit].append(m)
-        return tuple(tuple(each) for each in moves)
+    def hops_of_link(self) -> tuple[tuple[int, ...], ...]:
+        """The hops over every orbit of links."""
+        hops: list[list[int]] = [[] for _ in self.link_rep]
+        for m, hop in enumerate(self.hops):
+            hops[hop.link_orbit].append(m)
+        return tuple(tuple(each) for each in hops)
 
     @cached_property
-    def hops(self) -> Hops | None:
+    def hop_limit(self) -> HopLimit | None:
         """How many links chunks may pass where the problem limits that; else None."""
         limit = self.problem.clauses.path_limit
         if limit is None:
             return None
         never = limit + 1
-        least = [0 if place.is_origin else never for place in self.places]
-        left = [0 if place.is_destination else never for place in self.places]
-        hops = Hops(limit, least, left, self._starts_anew)
+        least = [0 if state.is_origin else never for state in self.states]
+        left = [0 if state.is_destination else never for state in self.states]
+        limits = HopLimit(limit, least, left, self._starts_anew)
         for _ in range(limit):
             known = [*least, *left]
-            for m, move in enumerate(self.moves):
-                after, ahead = hops.after(m, move, least), min([left[p] for p in move.dsts], default=never)
-                for p in move.dsts:
+            for m, hop in enumerate(self.hops):
+                after, ahead = limits.after(m, hop, least), min([left[p] for p in hop.dsts], default=never)
+                for p in hop.dsts:
                     least[p] = min(least[p], after)
-                for p in move.srcs:
+                for p in hop.srcs:
                     left[p] = min(left[p], 0 if m in self._starts_anew else 1 + ahead)
             if [*least, *left] == known:
                 break
-        return hops
+        return limits
 
     @cached_property
     def _starts_anew(self) -> frozenset[int]:
-        """Moves of derived chunks from where they are made, which is the place of what they are made from."""
+        """Hops of derived chunks from where they are made, which is the state of what they are made from."""
         derives = bool(self.problem.collective.derivations)
-        return frozenset(m for m, move in enumerate(self.moves) if derives and move.is_own)
+        return frozenset(m for m, hop in enumerate(self.hops) if derives and hop.is_own)
 
     @cached_property
     def links_of_resource(self) -> tuple[tuple[int, ...], ...]:
@@ -194,33 +196,35 @@ class Orbits:
                 links[held.resource].append(link)
         return tuple(tuple(dict.fromkeys(each)) for each in links)
 
-    def earliest_start(self, move: Move) -> int:
+    def earliest_start(self, hop: Hop) -> int:
         """The first moment at which all sources may have the chunk, in ticks."""
-        return max(self.places[p].head_ticks for p in move.srcs)
+        return max(self.states[p].head_ticks for p in hop.srcs)
 
-    def members(self, move: int) -> list[tuple[int, int]]:
-        """The (chunk, link) pairs of a move, one per member of its orbit."""
-        return [pair for (pair,) in self.group.sends([(self.moves[move].chunk, self.moves[move].link)])]
+    def members(self, hop: int) -> list[tuple[int, int]]:
+        """The (chunk, link) pairs of a hop, one per member of its orbit."""
+        return [pair for (pair,) in self.group.sends([(self.hops[hop].chunk, self.hops[hop].link)])]
 
-    def num_members(self, move: int) -> int:
-        """How many members a move has."""
-        size = self._chunk_orbit_size[int(self.group.chunks[self.moves[move].chunk])]
-        return size * len(self.moves[move].links)
+    def num_members(self, hop: int) -> int:
+        """How many members a hop has."""
+        size = self._chunk_orbit_size[int(self.group.chunks[self.hops[hop].chunk])]
+        return size * len(self.hops[hop].links)
 
     @cached_property
     def _chunk_orbit_size(self) -> Counter[int]:
         return Counter(self.group.chunks.tolist())
 
-    def restrict(self, moves: Iterable[tuple[int, int]]) -> Orbits:
-        """The same fold with only the moves whose representative is among the (chunk, link) pairs."""
-        wanted = set(moves)
-        return _with_moves(self, [m for m in self.moves if (m.chunk, m.link) in wanted])
+    def restrict(self, hops: Iterable[tuple[int, int]]) -> Quotient:
+        """The same quotient with only the hops whose representative is among the (chunk, link) pairs."""
+        wanted = set(hops)
+        return _with_hops(self, [m for m in self.hops if (m.chunk, m.link) in wanted])
 
 
-def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER) -> Orbits:
-    """Fold a problem by a group of its symmetries; by none, it is the problem itself.
+def take_quotient(
+    problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER
+) -> Quotient:
+    """The quotient of a problem by a group of its symmetries; by none, the problem itself.
 
-    Moves are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
+    Hops are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
     destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
     whose both ends lie on such ways. Raises `OutOfTime` if it is time to give up.
     """
@@ -229,18 +233,18 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
     link_reps, link_number = np.unique(group.links, return_inverse=True)
     resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
     link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
-    alias, node, link_rep = _derived_places(problem), topology.node_of_rank, group.links.tolist()
+    alias, node, link_rep = _derived_states(problem), topology.node_of_rank, group.links.tolist()
     distances = Distances(problem)
     entries: dict[tuple[int, int], int] = {}
-    places: dict[tuple[int, int], tuple[int, bool, bool]] = {}
+    states: dict[tuple[int, int], tuple[int, bool, bool]] = {}
 
-    def place(c: int, r: int) -> tuple[int, int]:
+    def state(c: int, r: int) -> tuple[int, int]:
         c, r = alias.get((c, r), (c, r)) if alias else (c, r)
         r = ranks[r]
-        if (c, r) not in places:
+        if (c, r) not in states:
             data = collective.chunks[c]
-            head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no move leads there
-            places[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in data.destinations)
+            head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no hop leads there
+            states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in data.destinations)
         return c, r
 
     made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
@@ -263,7 +267,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
             ends, enters = topology.links[e], -1
             if len(targets) > 1 and node[ends.dst] not in homes and topology.is_internode(e):
                 enters = entries.setdefault((c, nodes[node[ends.dst]]), len(entries))
-            move = dict(
+            hop = dict(
                 chunk=turned[e],
                 link=link_rep[e],
                 link_orbit=link_orbit[e],
@@ -275,18 +279,18 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
                 enters=enters,
                 links=tuple(alike[e]),
             )
-            srcs = [place(c, r) for r in ends.srcs]
-            dsts = [place(c, r) for r in ends.dsts if r not in origins]
-            made.append((move, srcs, dsts))
+            srcs = [state(c, r) for r in ends.srcs]
+            dsts = [state(c, r) for r in ends.dsts if r not in origins]
+            made.append((hop, srcs, dsts))
         for r in collective.chunks[c].destinations:
-            place(c, r)
-    names = sorted(places)
+            state(c, r)
+    names = sorted(states)
     number = {name: i for i, name in enumerate(names)}
 
     def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(number[at] for at in ends))
 
-    moves = [Move(srcs=numbers(srcs), dsts=numbers(dsts), **move) for move, srcs, dsts in made]
+    hops = [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in made]
     # Where a link has several sources a chunk comes to it along several paths.
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     joined = any(len(topology.links[e].srcs) > 1 for e in wide)
@@ -294,11 +298,11 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
         for c, data in enumerate(collective.chunks)
     )
-    empty = Orbits(
+    empty = Quotient(
         problem=problem,
         group=group,
-        places=tuple(Place(c, r, *places[c, r]) for c, r in names),
-        moves=(),
+        states=tuple(ChunkState(c, r, *states[c, r]) for c, r in names),
+        hops=(),
         link_rep=tuple(link_reps.tolist()),
         holds=tuple(_held_by_links(problem, resource_number, link_reps)),
         num_resources=len(resource_reps),
@@ -306,7 +310,7 @@ def fold(problem: Problem, group: Symmetries | None = None, *, give_up: Deadline
         link_orbit=link_orbit,
         resource_orbit=resource_orbit,
     )
-    return _with_moves(empty, moves)
+    return _with_hops(empty, hops)
 
 
 def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
@@ -320,20 +324,20 @@ def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
     return nodes
 
 
-def _with_moves(orbits: Orbits, moves: Sequence[Move]) -> Orbits:
-    """The fold with these moves, places knowing which of them enter and leave."""
+def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
+    """The quotient with these hops, states knowing which of them enter and leave."""
     into: dict[int, list[int]] = defaultdict(list)
     out: dict[int, list[int]] = defaultdict(list)
-    for m, move in enumerate(moves):
-        for p in move.dsts:
+    for m, hop in enumerate(hops):
+        for p in hop.dsts:
             into[p].append(m)
-        for p in move.srcs:
+        for p in hop.srcs:
             out[p].append(m)
-    places = tuple(
-        replace(place, moves_in=tuple(into[i]), moves_out=tuple(out[i]))
-        for i, place in enumerate(orbits.places)
+    states = tuple(
+        replace(state, hops_in=tuple(into[i]), hops_out=tuple(out[i]))
+        for i, state in enumerate(quotient.states)
     )
-    return replace(orbits, places=places, moves=tuple(moves))
+    return replace(quotient, states=states, hops=tuple(hops))
 
 
 def _held_by_links(
@@ -342,16 +346,16 @@ def _held_by_links(
     """What a send over each of some links holds."""
     costs, columns = problem.costs, hold_columns(problem.topology)
     counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
-    place, hold = columns.of_sends(links)
+    at, hold = columns.of_sends(links)
     held = (resource_orbit[columns.resource], costs.hold_alpha, costs.hold_beta, columns.receives)
     rows = zip(*(each[hold].tolist() for each in held), strict=True)
-    for i, (resource, alpha, beta, receives) in zip(place.tolist(), rows, strict=True):
+    for i, (resource, alpha, beta, receives) in zip(at.tolist(), rows, strict=True):
         counts[i][resource, alpha, beta, receives] += 1
     return [tuple(Held(*key, count) for key, count in each.items()) for each in counts]
 
 
-def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
-    """A derived chunk is where its source is: (chunk, rank) -> the underived place behind it."""
+def _derived_states(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
+    """A derived chunk is where its source is: (chunk, rank) -> the underived state behind it."""
     source = {(d.chunk, d.rank): (d.source, d.rank) for d in problem.collective.derivations}
     alias = {}
     for key in source:
@@ -365,7 +369,7 @@ def _derived_places(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
 def _useful_links(
     problem: Problem, c: int, distances: Distances, durations: NDArray[np.int64]
 ) -> list[tuple[int, int, int]]:
-    """(link, tail, after) of the links worth considering for a chunk; see `Move` for the two times."""
+    """(link, tail, after) of the links worth considering for a chunk; see `Hop` for the two times."""
     topology = problem.topology
     origins = distances.origins(c)
     destinations = [r for r in problem.collective.chunks[c].destinations if r not in origins]

@@ -1,4 +1,4 @@
-"""The fold: how much symmetry saves, what may not be folded in time, and which ways are kept."""
+"""The quotient: how much symmetry saves, which symmetries times may have, and which ways are kept."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.symmetry import offset_permutation
 from taccl.sketch.upstream import load_problem
-from taccl.synthesis.greedy import critical_priorities, list_schedule, unfold
-from taccl.synthesis.paper.orbits import fold
+from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.search import Options, Search
 from taccl.topology import machines
@@ -32,42 +32,42 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from taccl.problem import Problem
-    from taccl.synthesis.paper.orbits import Orbits
+    from taccl.synthesis.paper.quotient import Quotient
     from taccl.topology.topology import Topology
 
 ROTATION = tuple((r + 1) % 4 for r in range(4))
 
 
-def folded(problem: Problem) -> Orbits:
-    """Folded as far as times allow."""
-    return fold(problem, timing_group(problem))
+def timing_quotient(problem: Problem) -> Quotient:
+    """By the symmetries that times may have."""
+    return take_quotient(problem, timing_group(problem))
 
 
-def test_without_symmetry_every_chunk_and_link_is_a_move() -> None:
-    """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 places."""
-    orbits = folded(problem_of(full(3), collectives.allgather(3)))
-    assert orbits.group.order == 1
-    assert len(orbits.moves) == 3 * 4
-    assert len(orbits.places) == 3 * 3
-    assert (orbits.num_resources, len(orbits.link_rep)) == (6, 6)
+def test_without_symmetry_every_chunk_and_link_is_a_hop() -> None:
+    """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 states."""
+    quotient = timing_quotient(problem_of(full(3), collectives.allgather(3)))
+    assert quotient.group.order == 1
+    assert len(quotient.hops) == 3 * 4
+    assert len(quotient.states) == 3 * 3
+    assert (quotient.num_resources, len(quotient.link_rep)) == (6, 6)
 
 
-def test_a_rotation_folds_all_chunks_into_one() -> None:
-    """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 places, 2 links."""
-    orbits = folded(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
-    assert orbits.group.order == 4
-    assert (len(orbits.moves), len(orbits.places), len(orbits.link_rep)) == (6, 4, 2)
-    assert all(len(orbits.members(m)) == 4 for m in range(6))
+def test_a_rotation_makes_all_chunks_one() -> None:
+    """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 states, 2 links."""
+    quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert quotient.group.order == 4
+    assert (len(quotient.hops), len(quotient.states), len(quotient.link_rep)) == (6, 4, 2)
+    assert all(len(quotient.members(m)) == 4 for m in range(6))
 
 
-def test_moves_over_one_orbit_of_links_share_its_representative() -> None:
+def test_hops_over_one_orbit_of_links_share_its_representative() -> None:
     """So that they can merge."""
-    orbits = folded(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
-    assert {move.link for move in orbits.moves} == set(orbits.link_rep)
+    quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert {hop.link for hop in quotient.hops} == set(quotient.link_rep)
 
 
 @pytest.mark.parametrize(
-    ("sketch", "topology", "size", "moves"),
+    ("sketch", "topology", "size", "hops"),
     [
         ("hub-n1", "hub-64KB", 2, 2 * 1 // 2),  # chunks * links that do not lead home // elements
         # Rank 0's chunk: 0->1, 0->3, 2->3 and 3->2, but neither 1->0, home, nor 2->1, back.
@@ -79,51 +79,49 @@ def test_moves_over_one_orbit_of_links_share_its_representative() -> None:
         ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),
     ],
 )
-def test_our_sketches_fold(sketch: str, topology: str, size: int, moves: int) -> None:
-    """All the symmetry that our files name is used in time: so many elements, so many moves, by hand."""
+def test_our_sketches_fold(sketch: str, topology: str, size: int, hops: int) -> None:
+    """All the symmetry that our files name is used in time: so many elements, so many hops, by hand."""
     folder = OURS / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
-    orbits = folded(problem)
-    assert (orbits.group.order, len(orbits.moves)) == (size, moves)
+    quotient = timing_quotient(problem)
+    assert (quotient.group.order, len(quotient.hops)) == (size, hops)
 
 
 @pytest.mark.parametrize(
-    ("sketch", "topology", "size", "moves"),
+    ("sketch", "topology", "size", "hops"),
     [
         ("sk1-ndv2-n1", "topo-ndv2-1MB", 1, 224), ("sk1-ndv2-n2", "topo-ndv2-1MB", 2, 488),
         ("sk1-dgx2-n1", "topo-dgx2-1MB", 8, 450), ("sk1-dgx2-n2", "topo-dgx2-1MB", 16, 1864),
         ("sk2-dgx2-n2", "topo-dgx2-1KB", 16, 932),
     ],
 )  # fmt: skip
-def test_published_sketches_fold(
-    shared_data: Path, sketch: str, topology: str, size: int, moves: int
-) -> None:
-    """All the symmetry that the sketches name is used in time: so many elements, so many moves."""
+def test_published_sketches_fold(shared_data: Path, sketch: str, topology: str, size: int, hops: int) -> None:
+    """All the symmetry that the sketches name is used in time: so many elements, so many hops."""
     folder = shared_data / "upstream-taccl"
     problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
-    orbits = folded(problem)
-    assert (orbits.group.order, len(orbits.moves)) == (size, moves)
+    quotient = timing_quotient(problem)
+    assert (quotient.group.order, len(quotient.hops)) == (size, hops)
 
 
 def test_the_shipped_dgx2_sketch_folds_sixteenfold() -> None:
     """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
 
     A chunk spreads over the 16 * 15 links of its node's switch but the 15 that lead home, crosses over the one
-    connection of its relay (direct crossing), and spreads over all 16 * 15 of the other node: 466 moves.
+    connection of its relay (direct crossing), and spreads over all 16 * 15 of the other node: 466 hops.
     """
     topology, collective = machines.dgx2(nodes=2), collectives.allgather(32, chunks_per_rank=2)
-    orbits = folded(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
-    assert orbits.group.order == 16
-    assert len(orbits.moves) == 64 // 16 * (225 + 1 + 240) == 1864
+    quotient = timing_quotient(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
+    assert quotient.group.order == 16
+    assert len(quotient.hops) == 64 // 16 * (225 + 1 + 240) == 1864
 
 
 def test_an_unfolded_schedule_verifies() -> None:
-    """What is scheduled on the fold is a schedule of the whole, with the fold's finish."""
+    """What is scheduled on the quotient is a schedule of the whole, with the quotient's finish."""
     problem = problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,))
-    orbits = folded(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    quotient = timing_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
-    whole = unfold(orbits, found.sends, producer="test")
+    whole = expand(quotient, found.sends, producer="test")
     assert verify(whole).ok
     assert whole.finish_ticks == found.finish_ticks == 4
     assert len(whole) == 12
@@ -174,44 +172,43 @@ def symmetric(seed: int) -> Problem:
 @pytest.mark.slow
 @pytest.mark.fuzz
 def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
-    """Its moves, places and their ends are the orbits that one finds by trying every product of generators."""
-    for seed in cases("folds by generators", few=15, many=400):
+    """Its hops, states and their ends are the orbits that one finds by trying every product of generators."""
+    for seed in cases("quotients by generators", few=15, many=400):
         problem = symmetric(seed)
         group = symmetry_group(problem)
         elements = listed((g.ranks, g.chunks, g.links) for g in group.generators)
-        plain, whole = fold(problem), fold(problem, group)
+        plain, whole = take_quotient(problem), take_quotient(problem, group)
         assert group.order == len({ranks for ranks, _, _ in elements})
         sends = {
-            (move.chunk, move.link): {(chunks[move.chunk], links[move.link]) for _, chunks, links in elements}
-            for move in plain.moves
+            (hop.chunk, hop.link): {(chunks[hop.chunk], links[hop.link]) for _, chunks, links in elements}
+            for hop in plain.hops
         }
         names = {
-            (place.chunk, place.rank): min((chunks[place.chunk], r[place.rank]) for r, chunks, _ in elements)
-            for place in plain.places
+            (state.chunk, state.rank): min((chunks[state.chunk], r[state.rank]) for r, chunks, _ in elements)
+            for state in plain.states
         }
-        assert {(place.chunk, place.rank) for place in whole.places} == set(names.values())
-        assert {frozenset(whole.members(m)) for m in range(len(whole.moves))} == set(
+        assert {(state.chunk, state.rank) for state in whole.states} == set(names.values())
+        assert {frozenset(whole.members(m)) for m in range(len(whole.hops))} == set(
             map(frozenset, sends.values())
         )
-        assert len(whole.moves) == len(set(map(frozenset, sends.values())))
-        for m, move in enumerate(whole.moves):
-            members = sends[move.chunk, move.link]
+        assert len(whole.hops) == len(set(map(frozenset, sends.values())))
+        for m, hop in enumerate(whole.hops):
+            members = sends[hop.chunk, hop.link]
             first = min(e for _, e in members)
-            assert (move.chunk, move.link) == min((c, e) for c, e in members if e == first)
+            assert (hop.chunk, hop.link) == min((c, e) for c, e in members if e == first)
             assert whole.num_members(m) == len(members)
             row = min(c for c, _ in members)
-            assert list(move.links) == sorted(e for c, e in members if c == row)
+            assert list(hop.links) == sorted(e for c, e in members if c == row)
         ends = {
-            (move.chunk, move.link): [
-                {names[plain.places[p].chunk, plain.places[p].rank] for p in each}
-                for each in (move.srcs, move.dsts)
+            (hop.chunk, hop.link): [
+                {names[plain.states[p].chunk, plain.states[p].rank] for p in each}
+                for each in (hop.srcs, hop.dsts)
             ]
-            for move in plain.moves
+            for hop in plain.hops
         }
-        for move in whole.moves:
-            assert ends[move.chunk, move.link] == [
-                {(whole.places[p].chunk, whole.places[p].rank) for p in each}
-                for each in (move.srcs, move.dsts)
+        for hop in whole.hops:
+            assert ends[hop.chunk, hop.link] == [
+                {(whole.states[p].chunk, whole.states[p].rank) for p in each} for each in (hop.srcs, hop.dsts)
             ]
 
 
@@ -219,32 +216,32 @@ def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
 @pytest.mark.fuzz
 def test_what_is_folded_in_time_never_clashes() -> None:
     """No link shares a resource with its image under any product, and what is scheduled so verifies."""
-    for seed in cases("folds in time", few=15, many=400):
+    for seed in cases("quotients of times", few=15, many=400):
         problem = symmetric(seed)
-        orbits = folded(problem)
+        quotient = timing_quotient(problem)
         held = [{hold.resource for hold in holds} for holds in problem.topology.holds_of_link]
-        generators = [(g.ranks, g.links) for g in orbits.group.generators]
+        generators = [(g.ranks, g.links) for g in quotient.group.generators]
         for ranks, links in listed(generators) if generators else ():
             moved = ranks != tuple(range(len(ranks)))
             assert not moved or all(held[e].isdisjoint(held[links[e]]) for e in problem.links_allowed)
-        found = list_schedule(orbits, critical_priorities(orbits))
+        found = list_schedule(quotient, critical_priorities(quotient))
         assert found is not None
-        whole = unfold(orbits, found.sends, producer="test")
+        whole = expand(quotient, found.sends, producer="test")
         assert verify(whole).ok
         assert whole.finish_ticks <= found.finish_ticks
 
 
 def test_more_symmetries_than_memory_holds() -> None:
-    """All 24! renamings of 24 ranks fold an alltoall to five moves, and 24 of them fold it in time.
+    """All 24! renamings of 24 ranks reduce an alltoall to five hops; times may have 24 of them.
 
     A chunk goes from its sender to its receiver or to another, from another to its receiver, from its receiver
     to another, and between others.
     """
     rotation, swap = offset_permutation(24, 1, 24), (1, 0, *range(2, 24))
     problem = problem_of(full(24), collectives.alltoall(24), symmetry=(swap, rotation))
-    whole = fold(problem, symmetry_group(problem))
+    whole = take_quotient(problem, symmetry_group(problem))
     assert whole.group.order is None
-    assert sorted(whole.num_members(m) for m in range(len(whole.moves))) == [
+    assert sorted(whole.num_members(m) for m in range(len(whole.hops))) == [
         24 * 23,
         *[24 * 23 * 22] * 3,
         24 * 23 * 22 * 21,
@@ -274,22 +271,22 @@ def test_several_symmetries_fold_in_little_memory(
     symmetry = tuple(offset_permutation(num_ranks, *each) for each in offsets)
     problem = problem_of(topology, collectives.allgather(num_ranks), symmetry=symmetry)
     tracemalloc.start()
-    orbits = folded(problem)
-    whole = fold(problem, symmetry_group(problem))
+    quotient = timing_quotient(problem)
+    whole = take_quotient(problem, symmetry_group(problem))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert (whole.group.order, orbits.group.order) == (order, in_time)
+    assert (whole.group.order, quotient.group.order) == (order, in_time)
     assert most < 64 * 2**20
 
 
 def test_where_time_is_short_routes_fold_as_times_do() -> None:
-    """What folds times is at hand already; the stage that routes says what was left out."""
+    """The symmetries of times are at hand already; the stage that routes says what was left out."""
     problem = problem_of(full(4), collectives.allgather(4), symmetry=(ROTATION, (1, 0, 2, 3)))
     late, early = (Search(problem, Options(), Deadline.after(left)) for left in (0, 60))
-    assert late.routing_fold is late.folded
-    assert late.unfolded == "folded by 12 of the symmetries, as time is short"
-    assert early.routing_fold.group.order == 24
-    assert early.unfolded == ""
+    assert late.routing_quotient is late.quotient
+    assert late.less_symmetric == "12 of the symmetries, as time is short"
+    assert early.routing_quotient.group.order == 24
+    assert early.less_symmetric == ""
 
 
 def shared(*, half_duplex: bool = False) -> Problem:
@@ -315,15 +312,15 @@ def test_a_fixed_resource_is_not_folded_in_time(half_duplex: bool) -> None:
     group = symmetry_group(problem)
     assert group.order == 2
     assert timing_group(problem).order == 1
-    assert len(fold(problem, group).moves) == 1
-    orbits = folded(problem)
-    found = list_schedule(orbits, critical_priorities(orbits))
+    assert len(take_quotient(problem, group).hops) == 1
+    quotient = timing_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
     assert found is not None
     assert found.finish_ticks == 2
 
 
 def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
-    """Without the links that hold the NIC, the mirror folds."""
+    """Without the links that hold the NIC, times may have the mirror."""
     builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
     nic = builder.add_resource("NIC")
     for src, dst in ((0, 1), (1, 0), (0, 2), (1, 3)):
@@ -338,10 +335,10 @@ def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
     assert timing_group(inside).order == 2
 
 
-def test_only_the_part_that_acts_freely_is_folded() -> None:
+def test_only_the_part_that_acts_freely_is_taken() -> None:
     """Four ranks in a ring with a port that ranks 0 and 2 share, 1 and 3 likewise: a half turn fixes both.
 
-    A turn by one swaps the ports, but its square is the half turn: nothing is left to fold with.
+    A turn by one swaps the ports, but its square is the half turn: nothing is left.
     """
     builder = TopologyBuilder("ports", [0] * 4)
     ports = [builder.add_resource("even"), builder.add_resource("odd")]
@@ -356,15 +353,15 @@ def test_only_the_part_that_acts_freely_is_folded() -> None:
 def test_one_destination_makes_a_single_path() -> None:
     """A destination that has the chunk from the start does not count."""
     ways = [([0], [2]), ([0], [0, 2]), ([0], [1, 2])]
-    assert folded(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
+    assert timing_quotient(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
 
 
-def near_tie(slack: Fraction) -> Orbits:
+def near_tie(slack: Fraction) -> Quotient:
     """0 -> 1 in 46 us, or by rank 2 in 23.3 + 23.3."""
     builder = TopologyBuilder("near tie", [0] * 3)
     for src, dst, beta in ((0, 1, 46), (0, 2, "23.3"), (2, 1, "23.3")):
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
-    return folded(problem_of(builder.build(), custom(3, [([0], [1])]), routing_slack=slack))
+    return timing_quotient(problem_of(builder.build(), custom(3, [([0], [1])]), routing_slack=slack))
 
 
 @pytest.mark.parametrize(
@@ -372,41 +369,43 @@ def near_tie(slack: Fraction) -> Orbits:
 )
 def test_slack_keeps_near_ties(slack: Fraction, links: set[int]) -> None:
     """46.6 is 1.3 % above 46: a slack of 1 % keeps one way, one of 10 % both."""
-    assert {move.link for move in near_tie(slack).moves} == links
+    assert {hop.link for hop in near_tie(slack).hops} == links
 
 
 def test_exact_ties_need_no_slack() -> None:
     """Both ways round a ring of 4 to the rank opposite."""
-    orbits = folded(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
-    assert len(orbits.moves) == 4
+    quotient = timing_quotient(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
+    assert len(quotient.hops) == 4
 
 
-def test_moves_know_how_far_it_still_is() -> None:
+def test_hops_know_how_far_it_still_is() -> None:
     """On a ring of 5 with 2 us a hop, the first hop of a broadcast has one more hop of 2 us behind it."""
     topology = ring(5)
-    orbits = folded(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
-    tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in orbits.moves}
+    quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
+    tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in quotient.hops}
     assert (tails[0, 1], tails[1, 2]) == (2, 0)
 
 
-def test_restricting_keeps_only_the_given_moves() -> None:
-    """Places stay; moves are renumbered, and places know only those."""
-    orbits = folded(problem_of(full(3), collectives.broadcast(3)))
-    part = orbits.restrict([(0, 0)])
-    assert [(m.chunk, m.link) for m in part.moves] == [(0, 0)]
-    assert len(part.places) == len(orbits.places)
-    assert sum(len(p.moves_in) for p in part.places) == 1
+def test_restricting_keeps_only_the_given_hops() -> None:
+    """States stay; hops are renumbered, and states know only those."""
+    quotient = timing_quotient(problem_of(full(3), collectives.broadcast(3)))
+    part = quotient.restrict([(0, 0)])
+    assert [(m.chunk, m.link) for m in part.hops] == [(0, 0)]
+    assert len(part.states) == len(quotient.states)
+    assert sum(len(p.hops_in) for p in part.states) == 1
 
 
-def test_derived_chunks_share_the_place_of_their_source() -> None:
+def test_derived_chunks_share_the_state_of_their_source() -> None:
     """Scan on 3 ranks: prefix 0 at rank 1 is where prefix 1 starts; the last prefix is nowhere sent."""
-    orbits = folded(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
-    sources = {move.chunk: orbits.places[move.srcs[0]] for move in orbits.moves}
+    quotient = timing_quotient(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
+    sources = {hop.chunk: quotient.states[hop.srcs[0]] for hop in quotient.hops}
     assert (sources[1].chunk, sources[1].rank) == (0, 1)
     assert not sources[1].is_origin
 
 
-def test_a_sketch_link_is_no_move() -> None:
+def test_a_sketch_link_is_no_hop() -> None:
     """Links that the sketch forbids carry nothing."""
-    orbits = folded(problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4})))
-    assert {move.link for move in orbits.moves} == {0, 1, 2, 4}
+    quotient = timing_quotient(
+        problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))
+    )
+    assert {hop.link for hop in quotient.hops} == {0, 1, 2, 4}
