@@ -21,8 +21,8 @@ from taccl.deadline import NEVER, Deadline
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.halves import Half, join, split
+from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked
 from taccl.synthesis.heuristic.fabric import problem_arrays
-from taccl.synthesis.heuristic.guided import is_guided, spread_guided
 from taccl.synthesis.heuristic.improvement import (
     compile_improvement,
     improve_schedule,
@@ -145,8 +145,8 @@ def _searched(half: Half, behind: int, limit_s: float, limits: Limits) -> Compac
         return CompactSchedule(problem, nothing, nothing, nothing, "greedy")
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
-        if is_guided(problem):
-            return _compact(problem, spread_guided(problem, fabric, demand, limits))
+        if has_chunk_masks(problem):
+            return _compact(problem, spread_masked(problem, fabric, demand, limits))
         found = spread(fabric, demand, limits)
         schedule = _compact(problem, found)
         is_open = limits.num_runs is None and found.finish_ticks > limits.target_ticks

@@ -18,7 +18,7 @@ from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.problem import Problem
-from taccl.synthesis.heuristic.guided import is_guided
+from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
 
@@ -218,7 +218,7 @@ class _Half:
         elif all(len(to) == self.num_ranks for to in destinations):
             self.num_sends = max(0, arrivals - sum(map(len, origins)))
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
-        self.guided = is_guided(problem)
+        self.masked = has_chunk_masks(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
         holds = hold_columns(topology)
         late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
@@ -241,8 +241,8 @@ class _Half:
         """Bytes at the peak of the list scheduler."""
         fabric = 400 * self.num_links + 100 * self.num_chunks
         num_kept = 0 if spilled else 2 if keeps_best else 1
-        if self.to_one or self.guided:
-            trees = 8 * self.num_chunks if self.guided else 4 * _NUM_TREES * self.num_trees
+        if self.to_one or self.masked:
+            trees = 8 * self.num_chunks if self.masked else 4 * _NUM_TREES * self.num_trees
             hop_bytes = _HOP_BYTES + _SENT_BYTES * num_kept
             return fabric + trees * self.num_ranks + hop_bytes * self.num_sends
         bits = self.num_chunks * self.num_ranks // 8

@@ -4,7 +4,7 @@ It chooses the search, has it run, and returns the best schedule, verified, with
 
 - the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `taccl.synthesis.stages`;
 - the **compiled search**, where there are more hops than models reach: `taccl.synthesis.large_search`;
-- either of them under the best sketches that are suggested: `taccl.synthesis.suggesting.guided`.
+- either of them under the best sketches that are suggested: `taccl.synthesis.suggesting.sketched_search`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Result, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
-from taccl.synthesis.suggesting.guided import check_proposal, is_unguided, search_guided
+from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_us

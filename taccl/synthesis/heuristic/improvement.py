@@ -26,7 +26,7 @@ from taccl.schedule.combine import reduction_half, reverse
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
-from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, State, Trees, Work
+from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, SearchState, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -281,13 +281,13 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     )  # fmt: skip
 
 
-def _state(arcs: Arcs, num_trees: int, most_holds: int) -> State:
+def _state(arcs: Arcs, num_trees: int, most_holds: int) -> SearchState:
     num_sends = num_trees * arcs.num_ranks
     held = np.bincount(arcs.resource, minlength=1)
     row_of = np.concatenate(([0], np.cumsum(np.minimum(held * num_trees, most_holds))))
     none, num_resources = np.full((num_trees, arcs.num_ranks), -1), len(held)
     by_send = ("link", "kind", "carries", "units", "start", "end", "order", "spare")
-    return State(
+    return SearchState(
         root=np.full(num_trees, -1),
         way=none,
         send=none.copy(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import compiled, inner
-from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, Rules, State, Work, draw, mark
+from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, Rules, SearchState, Work, draw, mark
 from taccl.synthesis.heuristic.recreate_kernel import at_root, recreate
 from taccl.synthesis.heuristic.ruin_kernel import ruin
 from taccl.synthesis.heuristic.timing_kernel import retime
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 @compiled
-def improve(w: Work, states: tuple[State, State, State], rules: Rules, counts: Ints, signal: Ints) -> int:
+def improve(
+    w: Work, states: tuple[SearchState, SearchState, SearchState], rules: Rules, counts: Ints, signal: Ints
+) -> int:
     """Better schedules by ruin and recreate; the finish of the best in ticks, -1 where there is none.
 
     - `states`, (now, kept, best): Routes and starts are those of a schedule in `now`, or of a part of one,
@@ -72,7 +74,7 @@ def improve(w: Work, states: tuple[State, State, State], rules: Rules, counts: I
 
 
 @inner
-def _settle(w: Work, now: State) -> bool:
+def _settle(w: Work, now: SearchState) -> bool:
     """Work out the finish where sends are as they were inserted; False if they must be timed again."""
     trees, room = w.trees, w.room
     first = last = 0
@@ -92,7 +94,7 @@ def _settle(w: Work, now: State) -> bool:
 
 
 @inner
-def _copy(w: Work, a: State, b: State, whole: bool) -> None:
+def _copy(w: Work, a: SearchState, b: SearchState, whole: bool) -> None:
     """Make the second state like the first: all of it, or where only ruined trees have other routes."""
     for i in range(len(a.root) if whole else w.room.queue[0]):
         t = i if whole else w.room.ruined[i]
@@ -130,7 +132,7 @@ def _copy_part(a: Ints, b: Ints, first: int, last: int) -> None:
 
 
 @inner
-def _value(now: State, rules: Rules) -> float:
+def _value(now: SearchState, rules: Rules) -> float:
     """What to compare schedules by: the finish, and then how late sends end on the whole."""
     finish = max(1.0, float(now.size[2]))
     late = 0.0  # mostly of the last few: schedules that finish alike differ in how much is left to be mended

@@ -70,8 +70,8 @@ class Calendar(NamedTuple):
     send: Ints
 
 
-class State(NamedTuple):
-    """Routes and sends."""
+class SearchState(NamedTuple):
+    """Routes and sends: of the incumbent, of what the search goes on from, and of what it makes of that."""
 
     root: Ints  # where trees with a partner grow from; -1 for others
     way: Ints  # by tree and rank: the link by which the tree reaches the rank; -1 for none
@@ -161,7 +161,7 @@ def mark(room: Room, t: int) -> None:
 
 
 @inner
-def reaches(w: Work, now: State, t: int, r: int, d: int) -> bool:
+def reaches(w: Work, now: SearchState, t: int, r: int, d: int) -> bool:
     """Whether a tree goes straight from rank r to rank d."""
     e = now.way[t, d]
     return bool(e >= 0 and w.arcs.tail[w.trees.kind[t] * w.arcs.num_links + e] == r)

@@ -6,14 +6,14 @@ import numpy as np
 
 from taccl.kernels import inner
 from taccl.synthesis.heuristic.events import pop, push, tidy
-from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, State, Work, draw, reaches
+from taccl.synthesis.heuristic.improvement_state import FAR, NEVER, NONE, SearchState, Work, draw, reaches
 from taccl.synthesis.heuristic.timing_kernel import book, book_anew, charge, nearest
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @inner
-def recreate(w: Work, now: State) -> bool:
+def recreate(w: Work, now: SearchState) -> bool:
     """Complete all ruined trees, in random order; False where there is no way."""
     arcs, room = w.arcs, w.room
     count = room.queue[0]
@@ -51,7 +51,7 @@ def recreate(w: Work, now: State) -> bool:
 
 
 @inner
-def _pivot(w: Work, now: State, t: int) -> int:
+def _pivot(w: Work, now: SearchState, t: int) -> int:
     """When a tree's root has what spreads from there, or must have what comes together there."""
     if w.trees.partner[t] < 0:
         return 0 if w.trees.kind[t] == 0 else now.size[2]
@@ -60,7 +60,7 @@ def _pivot(w: Work, now: State, t: int) -> int:
 
 
 @inner
-def at_root(w: Work, now: State, t: int) -> int:
+def at_root(w: Work, now: SearchState, t: int) -> int:
     """When the last contribution is at a tree's root, or the first copy leaves it; -/+ `NEVER` if none."""
     at = -NEVER if w.trees.kind[t] == 1 else NEVER
     for d in range(w.arcs.num_ranks):
@@ -71,7 +71,7 @@ def at_root(w: Work, now: State, t: int) -> int:
 
 
 @inner
-def _grow(w: Work, now: State, t: int, noise: int) -> bool:
+def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
     """Reach all targets of a tree, the cheapest first; False where there is no way."""
     arcs, trees, room = w.arcs, w.trees, w.room
     n, k = arcs.num_ranks, trees.kind[t]
@@ -156,7 +156,7 @@ def _grow(w: Work, now: State, t: int, noise: int) -> bool:
 
 
 @inner
-def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
+def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
     """What it costs to reach the heads of an arc: time, and a price for what it holds.
 
     When they are reached is written to `reach`, and the send that is joined for it, -1 for one of its own.
@@ -201,7 +201,7 @@ def _cost(w: Work, now: State, t: int, a: int, noise: int) -> float:
 
 
 @inner
-def _attach(w: Work, now: State, t: int, r: int) -> tuple[int, int]:
+def _attach(w: Work, now: SearchState, t: int, r: int) -> tuple[int, int]:
     """Book the sends on the way to a rank; how many targets they reach, and how many ranks (in `queue`)."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     k, units = trees.kind[t], trees.units[t]

@@ -20,10 +20,10 @@ from taccl.synthesis.heuristic.limits import Limits, counting
 from taccl.synthesis.heuristic.router_kernel import (
     LOST,
     STOP,
+    CongestionPrices,
     Nets,
     Paths,
-    Prices,
-    Routing,
+    RoutingState,
     choose,
     list_paths,
     list_trees,
@@ -86,7 +86,7 @@ def find_trees(
                     left -= len(chunks)
                     order = rng.permutation(chunks)
                     order = order[nets.target_of[order] < nets.target_of[order + 1]]
-                    prices = Prices(exponent, parameters.tree_weight, cost, peak)
+                    prices = CongestionPrices(exponent, parameters.tree_weight, cost, peak)
                     with counting(deadline, signal, "", len(chunks), len(chunks), left):
                         is_done = route(some, nets, state, prices, order, signal)
                     _raise_if_lost(signal)
@@ -135,7 +135,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             ahead = sum(took_ns[k + 1 :]) + sending
             weight = parameters.path_weight if k else 0.0
             with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
-                prices = Prices(exponent, weight, 0.0, peak)
+                prices = CongestionPrices(exponent, weight, 0.0, peak)
                 route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
             for i, power in enumerate(choices):
                 order = np.lexsort((rng.random(len(paths.units)), -paths.units))
@@ -143,7 +143,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
                 step = hop_ns * (k + 2)
                 behind = ahead + step * (len(choices) - i - 1)
                 with counting(deadline, signal, again, len(order), step, behind):
-                    prices = Prices(power, parameters.path_weight, 0.0, peak)
+                    prices = CongestionPrices(power, parameters.path_weight, 0.0, peak)
                     found = paths._replace(way=paths.way[: k + 1])
                     chosen = choose(fabric, groups, state, found, prices, order, signal)
                 _raise_if_lost(signal)
@@ -186,7 +186,7 @@ def _rows_per_hop(fabric: Fabric) -> float:
     return 1 + len(fabric.hold_resource) / max(1, fabric.num_slots)
 
 
-def _peak(state: Routing) -> float:
+def _peak(state: RoutingState) -> float:
     """Ticks for which the busiest link or resource is taken."""
     return float(max(state.load.max(initial=0.0), state.resource_load.max(initial=0.0)))
 
@@ -245,10 +245,10 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
     return groups, paths
 
 
-def _routing(fabric: Fabric, way: Int32s) -> Routing:
+def _routing(fabric: Fabric, way: Int32s) -> RoutingState:
     """Nothing loaded, and room for a search of so many nets."""
     num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
-    return Routing(
+    return RoutingState(
         way=way,
         load=np.zeros(fabric.num_slots),
         resource_load=np.zeros(fabric.num_resources),

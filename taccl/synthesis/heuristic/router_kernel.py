@@ -43,7 +43,7 @@ class Nets(NamedTuple):
     target: Int32s  # none of them an origin
 
 
-class Prices(NamedTuple):
+class CongestionPrices(NamedTuple):
     """What a send costs: its time, and a price for what it takes, the more the more that is loaded."""
 
     exponent: int  # the price rises by the 2 ** exponent-th power of the load
@@ -52,7 +52,7 @@ class Prices(NamedTuple):
     most: float  # ticks that count as the highest load, unless there is more; 0.0 for the highest so far
 
 
-class Routing(NamedTuple):
+class RoutingState(NamedTuple):
     """Trees found so far, the load they make, and room for the search."""
 
     way: Int32s  # by net and rank: the slot by which the net's tree reaches the rank; -1 for none
@@ -84,7 +84,9 @@ class Paths(NamedTuple):
 
 
 @compiled
-def route(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, order: Ints, signal: Ints) -> bool:
+def route(
+    fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, order: Ints, signal: Ints
+) -> bool:
     """Route nets anew, in the order given; whether all were. What is left keeps the trees that it has."""
     most = max(prices.most, 1.0)
     _price_all(s, prices, most)
@@ -111,7 +113,13 @@ def route(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, order: Ints, s
 
 @compiled
 def choose(
-    fabric: Fabric, groups: Nets, s: Routing, paths: Paths, prices: Prices, order: Ints, signal: Ints
+    fabric: Fabric,
+    groups: Nets,
+    s: RoutingState,
+    paths: Paths,
+    prices: CongestionPrices,
+    order: Ints,
+    signal: Ints,
 ) -> bool:
     """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
 
@@ -191,7 +199,7 @@ def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int3
 
 
 @inner
-def _price(prices: Prices, load: float, most: float) -> float:
+def _price(prices: CongestionPrices, load: float, most: float) -> float:
     """What a tick costs beyond its time."""
     x = load / most
     for _ in range(prices.exponent):
@@ -200,7 +208,7 @@ def _price(prices: Prices, load: float, most: float) -> float:
 
 
 @inner
-def _price_all(s: Routing, prices: Prices, most: float) -> None:
+def _price_all(s: RoutingState, prices: CongestionPrices, most: float) -> None:
     for e in range(len(s.load)):
         s.price[e] = _price(prices, s.load[e], most)
     for q in range(len(s.resource_load)):
@@ -209,7 +217,7 @@ def _price_all(s: Routing, prices: Prices, most: float) -> None:
 
 @inner
 def _load_tree(
-    fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int, sign: float, most: float
+    fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int, sign: float, most: float
 ) -> float:
     """Put the load of a net's tree on the fabric, or take it off; the most that any of it has then."""
     highest = 0.0
@@ -225,7 +233,7 @@ def _load_tree(
 
 
 @inner
-def _load_path(fabric: Fabric, s: Routing, paths: Paths, c: int, sign: float) -> float:
+def _load_path(fabric: Fabric, s: RoutingState, paths: Paths, c: int, sign: float) -> float:
     """Put the load of a chunk on its path, or take it off; the most that any of it has then."""
     highest = 0.0
     k, g = paths.tree[c], paths.group[c]
@@ -237,7 +245,7 @@ def _load_path(fabric: Fabric, s: Routing, paths: Paths, c: int, sign: float) ->
 
 
 @inner
-def _load(fabric: Fabric, s: Routing, e: int, size: int, sign: float) -> float:
+def _load(fabric: Fabric, s: RoutingState, e: int, size: int, sign: float) -> float:
     """Put the load of a send on a link and its resources, or take it off; the most that any has then."""
     s.load[e] = max(0.0, s.load[e] + sign * (fabric.own_alpha[e] + size * fabric.own_beta[e]))
     highest = s.load[e]
@@ -251,7 +259,14 @@ def _load(fabric: Fabric, s: Routing, e: int, size: int, sign: float) -> float:
 
 @inner
 def _path_cost(
-    fabric: Fabric, groups: Nets, s: Routing, paths: Paths, prices: Prices, c: int, k: int, most: float
+    fabric: Fabric,
+    groups: Nets,
+    s: RoutingState,
+    paths: Paths,
+    prices: CongestionPrices,
+    c: int,
+    k: int,
+    most: float,
 ) -> float:
     """What the path of a chunk by a tree costs, its own load on it counted in; never, if there is none."""
     g, r, size = paths.group[c], paths.target[c], paths.units[c]
@@ -274,7 +289,7 @@ def _path_cost(
 
 
 @inner
-def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> bool:
+def _grow(fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, c: int) -> bool:
     """Find one net's tree; whether it reaches all its targets."""
     size = nets.units[c]
     for r in range(len(s.cost)):
@@ -335,7 +350,7 @@ def _grow(fabric: Fabric, nets: Nets, s: Routing, prices: Prices, c: int) -> boo
 
 
 @inner
-def _attach(fabric: Fabric, s: Routing, c: int, r: int, size: int) -> tuple[int, int]:
+def _attach(fabric: Fabric, s: RoutingState, c: int, r: int, size: int) -> tuple[int, int]:
     """Put a rank, and all on the way to it, into the tree; how many targets and ranks these are.
 
     `path` is set to them, and then to the rank of the tree that they branch off from.

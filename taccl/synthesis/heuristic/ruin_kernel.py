@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.improvement_state import NONE, Rules, State, Work, draw, mark, reaches
+from taccl.synthesis.heuristic.improvement_state import NONE, Rules, SearchState, Work, draw, mark, reaches
 from taccl.synthesis.heuristic.timing_kernel import book_anew, charge, first_from, unbook
 
 # In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
 
 
 @inner
-def ruin(w: Work, now: State, rules: Rules) -> None:
+def ruin(w: Work, now: SearchState, rules: Rules) -> None:
     """Take out the routes of some chunks: on a critical chain, next to one another on a resource, or any."""
     arcs, calendar, room = w.arcs, now.calendar, w.room
     room.is_ruined[:] = False
@@ -47,7 +47,7 @@ def ruin(w: Work, now: State, rules: Rules) -> None:
 
 
 @inner
-def _critical(w: Work, now: State) -> int:
+def _critical(w: Work, now: SearchState) -> int:
     """A chain of sends that hold one another up to the finish, into `chain`; how many."""
     room = w.room
     size = now.size[0]
@@ -69,7 +69,7 @@ def _critical(w: Work, now: State) -> int:
 
 
 @inner
-def _held_up_by(w: Work, now: State, m: int) -> int:
+def _held_up_by(w: Work, now: SearchState, m: int) -> int:
     """A send that ends, or lets go of a resource, when send m starts or takes it; -1 if there is none."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]
@@ -107,7 +107,7 @@ def _held_up_by(w: Work, now: State, m: int) -> int:
 
 
 @inner
-def _into(w: Work, now: State, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
+def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
     """One of the contributions that come to a rank at a moment."""
     for d in range(w.arcs.num_ranks):
         if reaches(w, now, t, r, d) and now.end[now.send[t, d]] == at:
@@ -118,7 +118,7 @@ def _into(w: Work, now: State, t: int, r: int, at: int, seen: int, found: int) -
 
 
 @inner
-def _ruin_send(w: Work, now: State, m: int, whole: bool) -> int:
+def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
     """Take out one of a send's chunks with all that its tree reaches from there on, or all of its tree.
 
     How many routes that takes out is returned; 1 where there is nothing to take out.
@@ -152,7 +152,7 @@ def _ruin_send(w: Work, now: State, m: int, whole: bool) -> int:
 
 
 @inner
-def _num_sent(w: Work, now: State, t: int, r: int) -> int:
+def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
     """How many ranks a tree reaches straight from a rank."""
     found = 0
     for d in range(w.arcs.num_ranks):
@@ -161,7 +161,7 @@ def _num_sent(w: Work, now: State, t: int, r: int) -> int:
 
 
 @inner
-def _cut(w: Work, now: State, t: int, m: int) -> int:
+def _cut(w: Work, now: SearchState, t: int, m: int) -> int:
     """Take a tree's send out and all beyond it, or (-1) all of the tree; how many sends."""
     arcs, room = w.arcs, w.room
     size = gone = 0
@@ -185,7 +185,7 @@ def _cut(w: Work, now: State, t: int, m: int) -> int:
 
 
 @inner
-def _take_out(w: Work, now: State, t: int, m: int) -> None:
+def _take_out(w: Work, now: SearchState, t: int, m: int) -> None:
     """Take a tree's chunk out of a send, and the send itself if it carries nothing else."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     e, k = now.link[m], now.kind[m]

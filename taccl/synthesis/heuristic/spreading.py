@@ -18,7 +18,7 @@ from taccl.synthesis.heuristic.events import STUCK, Timeline, run_events
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
 from taccl.synthesis.heuristic.queues import send_along_trees, send_queued, travel_ticks
 from taccl.synthesis.heuristic.router import find_trees, search_steps
-from taccl.synthesis.heuristic.spreading_kernel import State, mark_needed, spread_chunks
+from taccl.synthesis.heuristic.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand
 
 def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
-    state: State
+    state: SpreadingState
 
     def begin() -> tuple[int, Callable[[Timeline, int], int]]:
         nonlocal state
@@ -133,7 +133,7 @@ def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Send
     return Sends(chunk, found.link[keep], start, int(end.max(initial=0)))
 
 
-def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> State:
+def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> SpreadingState:
     """The state before anything is sent."""
     num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
     chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
@@ -159,7 +159,7 @@ def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> State:
         np.add.at(copies, (component[-1][demand.origin], chunk), 1)
     # Turns begin anywhere, unless the seed is 0.
     turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
-    return State(
+    return SpreadingState(
         units=demand.units,
         log_of=log_of,
         log=log,

@@ -35,7 +35,7 @@ _CHUNK_BITS = 32
 _NONE = -1
 
 
-class State(NamedTuple):
+class SpreadingState(NamedTuple):
     """What changes while chunks spread; all of it is used up.
 
     Sets of chunks are bits, by rank, or by class and component. An empty first axis of `held` switches the
@@ -66,7 +66,7 @@ class State(NamedTuple):
 
 @compiled
 def spread_chunks(
-    fabric: Fabric, s: State, in_turn: bool, theta: float, now: events.Timeline, limit: int
+    fabric: Fabric, s: SpreadingState, in_turn: bool, theta: float, now: events.Timeline, limit: int
 ) -> int:
     """Spread every chunk to the ranks that want it; the finish in ticks, or why there is none.
 
@@ -155,7 +155,7 @@ def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: 
 
 
 @inner
-def _look_at(s: State, now: events.Timeline, d: int) -> None:
+def _look_at(s: SpreadingState, now: events.Timeline, d: int) -> None:
     """Put a rank on the list of those with links to look at."""
     if not s.is_active[d]:
         s.is_active[d] = True
@@ -166,7 +166,7 @@ def _look_at(s: State, now: events.Timeline, d: int) -> None:
 @inner
 def _ask(
     fabric: Fabric,
-    s: State,
+    s: SpreadingState,
     now: events.Timeline,
     begin: int,
     end: int,
@@ -203,7 +203,7 @@ def _ask(
 
 
 @inner
-def _neediest_first(s: State, now: events.Timeline) -> None:
+def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
     """Put those that miss the most first among the ranks with links to look at."""
     for i in range(1, now.scalar[events.NUM_ACTIVE]):
         d = s.active[i]
@@ -215,7 +215,7 @@ def _neediest_first(s: State, now: events.Timeline) -> None:
 
 
 @inner
-def _is_behind(fabric: Fabric, s: State, e: int, d: int, k: int, theta: float) -> bool:
+def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float) -> bool:
     """Whether a slow link may bring a rank what its component has: fast links would take too long for it."""
     claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
     behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
@@ -225,7 +225,7 @@ def _is_behind(fabric: Fabric, s: State, e: int, d: int, k: int, theta: float) -
 
 
 @inner
-def _find(fabric: Fabric, s: State, e: int, d: int, k: int, is_fresh: bool) -> int:
+def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
     """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none.
 
     A fresh one is not in its destination's component yet.
@@ -251,7 +251,7 @@ def _find(fabric: Fabric, s: State, e: int, d: int, k: int, is_fresh: bool) -> i
 
 
 @inner
-def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int:
+def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: int) -> int:
     """The rarest chunk from place p of its source's log on that a link may bring; of several the last.
 
     Unless `where` is -1, that component is not to have it.
@@ -271,7 +271,7 @@ def _rarest(fabric: Fabric, s: State, e: int, p: int, k: int, where: int) -> int
 
 
 @inner
-def _claim(fabric: Fabric, s: State, d: int, c: int) -> None:
+def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
     """Have a rank, and its components, expect a chunk."""
     s.claimed[d, c >> 3] |= 1 << (c & 7)
     s.missing[d] -= 1
@@ -287,7 +287,7 @@ def _claim(fabric: Fabric, s: State, d: int, c: int) -> None:
 
 
 @inner
-def _happen(fabric: Fabric, s: State, now: events.Timeline, event: int, time: int) -> None:
+def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int, time: int) -> None:
     """One event: a resource is free, a link is, or a chunk arrives."""
     num_groups = len(fabric.group_lead)
     if event < num_groups:
@@ -318,7 +318,7 @@ def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
 
 
 @inner
-def _arm(fabric: Fabric, s: State, now: events.Timeline, e: int, time: int) -> None:
+def _arm(fabric: Fabric, s: SpreadingState, now: events.Timeline, e: int, time: int) -> None:
     """Have a link looked at, if it is free and its destination misses anything."""
     if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
         s.armed[e] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from taccl.kernels import inner
-from taccl.synthesis.heuristic.improvement_state import NEVER, Arcs, Calendar, Room, State, Work
+from taccl.synthesis.heuristic.improvement_state import NEVER, Arcs, Calendar, Room, SearchState, Work
 
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Ints
@@ -37,7 +37,7 @@ def book(arcs: Arcs, calendar: Calendar, e: int, units: int, start: int, m: int,
 
 
 @inner
-def book_anew(w: Work, now: State, m: int) -> None:
+def book_anew(w: Work, now: SearchState, m: int) -> None:
     """Enter a send that carries more or less than before; note if that needs all to be timed again."""
     arcs, e = w.arcs, now.link[m]
     unbook(arcs, now.calendar, e, m)
@@ -75,7 +75,7 @@ def unbook(arcs: Arcs, calendar: Calendar, e: int, m: int) -> None:
 
 
 @inner
-def charge(arcs: Arcs, now: State, e: int, units: int, sign: int) -> None:
+def charge(arcs: Arcs, now: SearchState, e: int, units: int, sign: int) -> None:
     for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
         now.load[arcs.resource[h]] += sign * (arcs.hold_alpha[h] + units * arcs.hold_beta[h])
 
@@ -129,7 +129,7 @@ def first_from(times: Ints, low: int, top: int, at: int) -> int:
 
 
 @inner
-def retime(w: Work, now: State, passes: int) -> None:
+def retime(w: Work, now: SearchState, passes: int) -> None:
     """Time all sends forwards, then backwards and forwards again while that makes the finish earlier.
 
     Serial schedule generation in the order of the starts, each send inserted as early as may be; then as
@@ -149,7 +149,7 @@ def retime(w: Work, now: State, passes: int) -> None:
 
 
 @inner
-def _reverse(now: State) -> None:
+def _reverse(now: SearchState) -> None:
     """Turn the order of sends round, which is about theirs when time runs the other way."""
     last = now.size[0] - 1
     for i in range((last + 1) // 2):
@@ -157,7 +157,7 @@ def _reverse(now: State) -> None:
 
 
 @inner
-def _sort(now: State, room: Room, mirrored: bool) -> None:
+def _sort(now: SearchState, room: Room, mirrored: bool) -> None:
     """Put sends in order of their starts, or of their ends from the last on; leave out those not in use.
 
     Runs of sends are merged, ever longer ones, unless they are in order already: most of them are.
@@ -193,7 +193,7 @@ def _sort(now: State, room: Room, mirrored: bool) -> None:
 
 
 @inner
-def _place(w: Work, now: State, mirrored: bool) -> None:
+def _place(w: Work, now: SearchState, mirrored: bool) -> None:
     """Insert all sends in order, each as early as may be; `mirrored`, time runs backwards meanwhile."""
     arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
     num_links, count = arcs.num_links, now.size[0]

@@ -41,7 +41,7 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NodeShape:
     """What of a topology matters for a sketch."""
 
     num_nodes: int
@@ -64,7 +64,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InternodePlan:
     """Who talks across nodes: fields of ``[internode]``, what speaks for them, and what to write beside."""
 
     name: str
@@ -73,7 +73,7 @@ class Plan:
     comments: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
+def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> NodeShape:
     """What a topology looks like to a person who writes a sketch.
 
     Raises `TopologyError` if nodes differ in their number of ranks, a link has several ends, or there is only
@@ -96,7 +96,7 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
         (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
         key=lambda link: link.alpha_us + link.beta_us_per_mb,
     )
-    return Shape(
+    return NodeShape(
         num_nodes=topology.num_nodes,
         ranks_per_node=sizes[0],
         switches=_switches(topology),
@@ -110,24 +110,24 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> Shape:
     )
 
 
-def relay_plans(shape: Shape) -> Iterator[Plan]:
+def relay_plans(shape: NodeShape) -> Iterator[InternodePlan]:
     """Plans for a topology, each of them possible on its links; the freest last."""
     if shape.num_nodes == 1:
-        yield Plan("one-node", "there is one node, so nobody relays")
+        yield InternodePlan("one-node", "there is one node, so nobody relays")
         return
     local = range(shape.ranks_per_node)
     count = len(shape.egress)
     busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
     if all((r, r) in shape.joined for r in local):
         number = "Local rank i to local rank i of every other node."
-        yield Plan(
+        yield InternodePlan(
             "own-chunks",
             "every rank sends its own chunks to the rank with its number, once for each node: "
             f"{busy}, and no chunk crosses twice",
             {"connections": "direct-map", "relays": {r: (r,) for r in local}},
             {"connections": number, "relays": "Nobody relays: a sender carries no chunks but its own."},
         )
-        yield Plan(
+        yield InternodePlan(
             "same-number",
             f"every rank sends to the rank with its number, whosever chunk it is: {busy}",
             {"connections": "direct-map"},
@@ -137,10 +137,12 @@ def relay_plans(shape: Shape) -> Iterator[Plan]:
         yield from _one_for_each_nic(shape, busy)
     elif count < shape.ranks_per_node:
         yield from _nearest_sender(shape)
-    yield Plan("free", "any rank may send any chunk over any link; the search decides which NICs are used")
+    yield InternodePlan(
+        "free", "any rank may send any chunk over any link; the search decides which NICs are used"
+    )
 
 
-def _one_for_each_nic(shape: Shape, busy: str) -> Iterator[Plan]:
+def _one_for_each_nic(shape: NodeShape, busy: str) -> Iterator[InternodePlan]:
     """One sender and one receiver for every NIC, so that a rank's links carry one direction each."""
     if not set(shape.egress) <= set(shape.ingress):
         return
@@ -155,7 +157,7 @@ def _one_for_each_nic(shape: Shape, busy: str) -> Iterator[Plan]:
             pairs, key=lambda pair: (max(apart[r][pair[0]] for r in group), -pair[0], apart[pair[0]][pair[1]])
         )
         connections[sender], relays[sender] = (receiver,), group
-    yield Plan(
+    yield InternodePlan(
         "relays",
         f"{len(shape.egress[0])} ranks share a NIC: one of them sends for all and another receives, so that "
         f"neither end's links carry both directions, and {busy}",
@@ -167,7 +169,7 @@ def _one_for_each_nic(shape: Shape, busy: str) -> Iterator[Plan]:
     )
 
 
-def _nearest_sender(shape: Shape) -> Iterator[Plan]:
+def _nearest_sender(shape: NodeShape) -> Iterator[InternodePlan]:
     """Only some ranks are linked across: each of the others has its chunks carried by the nearest."""
     senders = sorted({sender for sender, _ in shape.joined})
     carried: dict[int, list[int]] = defaultdict(list)
@@ -179,7 +181,7 @@ def _nearest_sender(shape: Shape) -> Iterator[Plan]:
         nearest = min(reachable, key=lambda s: (apart[s], len(carried[s]), abs(s - rank), s))
         carried[nearest].append(rank)
     connections = {s: tuple(sorted(r for sender, r in shape.joined if sender == s)) for s in senders}
-    yield Plan(
+    yield InternodePlan(
         "relays",
         f"not all ranks are linked across nodes ({len(senders)} of {shape.ranks_per_node}): each of these "
         "carries its own chunks and those of the ranks nearest to it",

@@ -33,7 +33,7 @@ from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.plans import Plan, Shape, Shift, find_shape, relay_plans
+from taccl.synthesis.suggesting.plans import InternodePlan, NodeShape, Shift, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
@@ -174,7 +174,7 @@ class _Candidate:
     """A sketch that was tried, what it was made of, and what it led to."""
 
     sketch: Sketch
-    plan: Plan
+    plan: InternodePlan
     schedule: Schedule | CompactSchedule
 
     @property
@@ -189,14 +189,14 @@ class _Trials:
     """Candidates for the problems of one topology and collective, one problem per partitioning."""
 
     cut: Callable[[int], Problem]
-    shape: Shape
+    shape: NodeShape
     options: Options
     deadline: Deadline
     give_up: Deadline
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
-    def attempt(self, plan: Plan, max_merge: int, per_rank: int) -> float:
+    def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int) -> float:
         """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
         until = (
             self.deadline if self.found else self.give_up
@@ -217,14 +217,14 @@ class _Trials:
             return math.inf
         return self.take(sketch, plan, schedule)
 
-    def take(self, sketch: Sketch, plan: Plan, schedule: Schedule | CompactSchedule) -> float:
+    def take(self, sketch: Sketch, plan: InternodePlan, schedule: Schedule | CompactSchedule) -> float:
         """Verify a schedule under a sketch, and keep both; its finish."""
         verify(schedule).raise_if_failed()
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
 
     def under(
-        self, plan: Plan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
+        self, plan: InternodePlan, max_merge: int, per_rank: int, shifts: Sequence[Shift] = ()
     ) -> tuple[Sketch, Problem]:
         """The sketch of a plan with its symmetries, and the problem under it."""
         problem = self.cut(per_rank)
@@ -235,7 +235,7 @@ class _Trials:
         check_reachable(applied)
         return sketch, applied
 
-    def take_first(self, ways: Sequence[tuple[Plan, int]], per_rank: int) -> None:
+    def take_first(self, ways: Sequence[tuple[InternodePlan, int]], per_rank: int) -> None:
         """The first way that leads somewhere, without symmetries; for which there was no time."""
         for plan, max_merge in ways:
             with suppress(SketchError):  # a chunk has no way under this plan
@@ -264,7 +264,7 @@ def quick_schedule(
 
 
 def _try_partitions(
-    trials: _Trials, counts: Sequence[int], plan: Plan, max_merge: int, start: int, best_us: float
+    trials: _Trials, counts: Sequence[int], plan: InternodePlan, max_merge: int, start: int, best_us: float
 ) -> None:
     """Try a plan with more chunks per rank, or, where that does not help, with fewer, while it does."""
     counts, first_us = sorted(counts), best_us

@@ -22,7 +22,7 @@ from taccl.schedule.pattern import ClassTicks
 _RANDOM_MASK = (1 << 31) - 1
 
 
-class Server(NamedTuple):
+class LinkClasses(NamedTuple):
     """Classes of links as servers.
 
     - `latency`: (num_classes,) int64.
@@ -40,12 +40,12 @@ class Server(NamedTuple):
     free: NDArray[np.int64]
 
 
-def make_server(ticks: ClassTicks) -> Server:
+def make_link_classes(ticks: ClassTicks) -> LinkClasses:
     """Classes of links as servers, all free."""
     counts = [len(holds) for holds in ticks.holds]
     rows = np.array([row for holds in ticks.holds for row in holds], dtype=np.int64).reshape(-1, 3)
     resource, length, lead = (np.ascontiguousarray(column) for column in rows.T)
-    return Server(
+    return LinkClasses(
         np.array(ticks.latency),
         np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         resource,
@@ -56,22 +56,22 @@ def make_server(ticks: ClassTicks) -> Server:
 
 
 @inner(allocates=True)
-def _free_at(server: Server, g: int) -> int:
+def _free_at(classes: LinkClasses, g: int) -> int:
     """When a class can next start a send."""
     at = 0
-    for h in range(server.hold_of[g], server.hold_of[g + 1]):
-        at = max(at, server.free[server.resource[h]] - server.lead[h])
+    for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
+        at = max(at, classes.free[classes.resource[h]] - classes.lead[h])
     return at
 
 
 @inner(allocates=True)
-def _take(server: Server, g: int, time: int) -> None:
+def _take(classes: LinkClasses, g: int, time: int) -> None:
     """Hold the resources of a class for a send that starts now."""
-    for h in range(server.hold_of[g], server.hold_of[g + 1]):
-        server.free[server.resource[h]] = time + server.lead[h] + server.length[h]
+    for h in range(classes.hold_of[g], classes.hold_of[g + 1]):
+        classes.free[classes.resource[h]] = time + classes.lead[h] + classes.length[h]
 
 
-class Spread(NamedTuple):
+class OffsetTree(NamedTuple):
     """A tree over all offsets, and when it is complete, in ticks; -1 where it never is.
 
     Node ``item * num_places + offset`` stands for an item at an offset. Node ``sequence[n]`` is the n-th that
@@ -88,13 +88,13 @@ class Spread(NamedTuple):
 
 @compiled(allocates=True)
 def spread_offsets(
-    server: Server,
+    classes: LinkClasses,
     steps: NDArray[np.int32],
     first_in: NDArray[np.int32],
     num_items: int,
     random: int,
     deadline: int,
-) -> Spread:
+) -> OffsetTree:
     """A tree that brings every item to every offset.
 
     - `steps`, (num_places, num_classes) int32: Where the link of every class leads from every offset.
@@ -130,8 +130,8 @@ def spread_offsets(
                 asked[i], asked[j] = asked[j], asked[i]
         for i in range(num_classes):
             g = asked[i]
-            ends = time + server.latency[g]
-            if ends > deadline or _free_at(server, g) > time:
+            ends = time + classes.latency[g]
+            if ends > deadline or _free_at(classes, g) > time:
                 continue
             found = -1
             source = -1
@@ -156,7 +156,7 @@ def spread_offsets(
                 place[g] = p
             if found < 0:
                 continue
-            _take(server, g, time)
+            _take(classes, g, time)
             taken[found] = g
             parent[found] = source
             start[found] = time
@@ -174,23 +174,23 @@ def spread_offsets(
                 for other in range(num_classes):
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
-            return Spread(finish, sequence, parent, taken, start)
+            return OffsetTree(finish, sequence, parent, taken, start)
         # The next moment at which anything can change: an arrival, or a class with offers that is free again.
         later = -1
         for g in range(num_classes):
             if head[g] >= 0:
-                at = start[head[g]] + server.latency[g]
+                at = start[head[g]] + classes.latency[g]
                 if later < 0 or at < later:
                     later = at
             if place[g] < num_log:
-                at = _free_at(server, g)
+                at = _free_at(classes, g)
                 if at > time and (later < 0 or at < later):
                     later = at
         if later < 0:
-            return Spread(-1, sequence, parent, taken, start)
+            return OffsetTree(-1, sequence, parent, taken, start)
         time = later
         for g in range(num_classes):
-            while head[g] >= 0 and start[head[g]] + server.latency[g] == time:
+            while head[g] >= 0 and start[head[g]] + classes.latency[g] == time:
                 node = head[g]
                 log[num_log] = node
                 num_log += 1
@@ -199,7 +199,7 @@ def spread_offsets(
 
 @compiled(allocates=True)
 def route_offsets(
-    server: Server,
+    classes: LinkClasses,
     path_of: NDArray[np.int64],
     path: NDArray[np.int16],
     left: NDArray[np.int64],
@@ -212,7 +212,7 @@ def route_offsets(
     - `left`, (num_hops,) int64: What goes first: the time from the start of a hop to the end of its path.
     - `start`, (num_hops,) int64: Room: on return when every hop starts.
     """
-    num_classes = len(server.latency)
+    num_classes = len(classes.latency)
     num_items = len(path_of) - 1
     ready = [[(0, 0)] for _ in range(num_classes)]
     for queue in ready:
@@ -236,18 +236,18 @@ def route_offsets(
         for g in range(num_classes):
             if not ready[g]:
                 continue
-            if _free_at(server, g) > time:
+            if _free_at(classes, g) > time:
                 continue
             hop = heapq.heappop(ready[g])[1]
-            _take(server, g, time)
+            _take(classes, g, time)
             start[hop] = time
-            end = time + server.latency[g]
+            end = time + classes.latency[g]
             finish = max(finish, end)
             if not last[hop]:
                 heapq.heappush(events, (end, hop + 1))
         for g in range(num_classes):
             if ready[g]:
-                at = _free_at(server, g)
+                at = _free_at(classes, g)
                 if at > time:
                     heapq.heappush(events, (at, -1))
     return finish

@@ -20,7 +20,7 @@ _BYTES_PER_HOP = 150
 
 def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:
     """Every offset its own path; paths are columns of hops, one item after another."""
-    from taccl.synthesis.symmetric.offset_kernel import make_server, route_offsets
+    from taccl.synthesis.symmetric.offset_kernel import make_link_classes, route_offsets
 
     link_class, path_of = _paths(translations, pieces, most_hops)
     num_items = len(path_of) - 1
@@ -29,7 +29,7 @@ def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_ho
     item = np.repeat(np.arange(num_items), np.diff(path_of))
     left = done[path_of[item + 1]] - done[:-1]
     start = np.empty(len(link_class), dtype=np.int64)
-    route_offsets(make_server(ticks), path_of, link_class, left, start)
+    route_offsets(make_link_classes(ticks), path_of, link_class, left, start)
     src, dst = _places(translations, link_class, path_of, item)
     return Pattern.sorted(item, src, dst, link_class, start, np.zeros(len(item), dtype=bool))
 

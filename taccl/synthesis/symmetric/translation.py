@@ -113,7 +113,7 @@ def _tree(
     symmetric: SymmetricParameters,
 ) -> tuple[Pattern, int]:
     """The tree over all offsets that finishes first, and when; a run that meets the goal is the last."""
-    from taccl.synthesis.symmetric.offset_kernel import Spread, make_server, spread_offsets
+    from taccl.synthesis.symmetric.offset_kernel import OffsetTree, make_link_classes, spread_offsets
 
     num_ranks, num_classes = translations.num_ranks, len(classes)
     places = np.arange(num_ranks, dtype=np.int64)
@@ -130,10 +130,10 @@ def _tree(
     restarts = min(symmetric.restarts, symmetric.restart_rows // nodes)
     runs = [(kind, -1) for kind in kinds]
     runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
-    best: Spread | None = None
+    best: OffsetTree | None = None
     for kind, order in runs:
         deadline = _NO_DEADLINE if best is None else best.finish - 1
-        found = spread_offsets(make_server(ticks), steps, kind, pieces, order, deadline)
+        found = spread_offsets(make_link_classes(ticks), steps, kind, pieces, order, deadline)
         best = found if found.finish >= 0 else best
         if best is found and best.finish <= goal:
             break

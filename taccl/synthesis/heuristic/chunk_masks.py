@@ -20,12 +20,12 @@ from taccl.synthesis.heuristic.queues import send_along_trees
 from taccl.synthesis.heuristic.router import Routes, find_trees
 
 
-def is_guided(problem: Problem) -> bool:
+def has_chunk_masks(problem: Problem) -> bool:
     """Whether a sketch says of single chunks which links may carry them, or when."""
     return bool(problem.clauses.said("chunk", "group", "path", "order"))
 
 
-def spread_guided(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
+def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
     """The best schedule of several along trees over the links that are open to each chunk.
 
     - `problem`: One whose chunks spread; `fabric` and `demand` are its arrays.

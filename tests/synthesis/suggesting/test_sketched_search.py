@@ -6,7 +6,7 @@ import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.synthesis.suggesting.guided import is_unguided
+from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.topology.topology import TopologyBuilder
 
 pytestmark = pytest.mark.slow  # `result` is a search of two seconds
