@@ -31,7 +31,7 @@ from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.fuzzing import MANY, cases
-from tests.synthesis.test_explain import random_sketch
+from tests.synthesis.explaining.test_explain import random_sketch
 
 if TYPE_CHECKING:
     from taccl.collective import Collective
