@@ -364,7 +364,7 @@ def test_a_search_that_is_compiled_says_over_which_paths_it_goes() -> None:
     problem = make_problem(
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
     )
-    nothing = taccl.SearchParameters.from_dict({"choice": {"most_moves": 0, "few_moves": 0}})
+    nothing = taccl.SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
     found = taccl.synthesize(problem, time_limit_s=2, parameters=nothing)
     assert found.choice.startswith("the compiled list scheduler, over paths of the fewest links:")
     assert verify(found.schedule).ok
