@@ -51,7 +51,7 @@ from taccl.placement.measuring import probe as probe
 from taccl.placement.placement import Placement as Placement
 from taccl.placement.probe import Probe as Probe
 from taccl.placement.reorder import reorder as reorder
-from taccl.plot.report.page import report as report
+from taccl.plot.report import report as report
 from taccl.problem import Problem as Problem
 from taccl.problem import alltoallv_problem as alltoallv_problem
 from taccl.problem import make_problem as make_problem

@@ -79,6 +79,25 @@ class Bandwidths:
     undefined: Mapping[str, str] = field(default_factory=dict)
     measured: tuple[tuple[int, float], ...] = ()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: GB/s by size, and how many times the best baseline the schedule comes to."""
+        from taccl.html import card, table
+
+        bound = "bound, sketch aside" if self.bound_under_sketch else "bound"
+        lines = {"this schedule": self.schedule, bound: self.bound}
+        lines |= {"bound under the sketch": self.bound_under_sketch} if self.bound_under_sketch else {}
+        lines |= {NAMES_OF_BASELINES[name]: rates for name, rates in self.baselines.items()}
+        rows = []
+        for at, best in enumerate(self.best_baseline):
+            rates = [line[at] for line in lines.values()]
+            times = f"{rates[0] / best[1]:.2f}x" if best and rates[0] else ""
+            cells = ("" if rate is None else f"{rate:.4g}" for rate in rates)
+            rows.append((format_size(self.sizes_bytes[at]), *cells, times))
+        head = ("size", *lines, "over the best baseline")
+        undefined = [f"{NAMES_OF_BASELINES[name]}: {why}" for name, why in self.undefined.items()]
+        title = f"bus bandwidth of {self.problem.title} in GB/s"
+        return card(title, table(head, rows), notes=undefined)
+
     @property
     def best_baseline(self) -> tuple[tuple[str, float] | None, ...]:
         """Name and bus bandwidth of the fastest baseline at each size."""
@@ -205,7 +224,7 @@ def bandwidths(
     every = usual_sizes(problem.size_bytes) if sizes is None else tuple(sorted(set(map(parse_size, sizes))))
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")
-    points = _measured(problem, measured)
+    points = measured_points(problem, measured)
     rates = tuple(simulate(own, size=size).predicted_busbw_gb_per_s for size in every)
     free = without_sketch(problem)
     baselines: dict[str, tuple[float | None, ...]] = {}
@@ -228,7 +247,7 @@ def bandwidths(
     return Bandwidths(problem, every, rates, at_most, under, baselines, undefined, points)
 
 
-def _measured(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:
+def measured_points(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:
     """The sizes and bus bandwidths of logs."""
     points: list[tuple[int, float]] = []
     ranks, nodes, name = problem.topology.num_ranks, problem.topology.num_nodes, problem.collective.name

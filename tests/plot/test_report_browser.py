@@ -1,4 +1,4 @@
-"""The report in a real browser: no complaint in its console, and what its script makes of the page."""
+"""The report in a real browser: no complaint in its console, and nothing that could run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the pat
 
 
 def opened(page: str, folder) -> tuple[str, list[str]]:
-    """The document after its scripts ran, and what the console says."""
+    """The document as the browser has it, and what the console says."""
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     done = subprocess.run(
@@ -53,33 +53,20 @@ def test_the_page_opens_without_a_complaint(hostile, tmp_path):
     page = taccl.report(hostile, budget_s=1e-9)
     document, console = opened(page, tmp_path)
     assert console == []
-    assert 'data-ready="yes"' in document
-    bars = int(re.search(r'data-bars="(\d+)"', document)[1])
-    assert bars == sum(
-        len(members)
-        for groups in _pictures(document).values()
-        for members in groups.values()
-    )  # fmt: skip
-    assert bars > 0
+    assert document.count("</title></path>") >= 3 * hostile.schedule.num_sends
     assert len(re.findall(r"<section id=", document)) == 9
     assert format_us(hostile.finish_us) in document
-    assert document.count("<script") == 2
+    assert "<script" not in document
     assert "<img" not in document
     assert "&lt;img src=x onerror=alert(1)&gt;" in document
-    assert len(re.findall(r'<button[^>]*aria-pressed="true"', document)) == 1
+    assert document.count("<details open") == 1
 
 
 @pytest.mark.slow
 def test_a_script_that_got_in_would_not_run(found, tmp_path):
-    """The policy admits the page's own script only; the browser says that it refused the other."""
+    """The policy admits no script; the browser says that it refused one."""
     page = taccl.report(found, budget_s=1e-9)
     page = page.replace("<main>", "<main><script>document.title = 'taken'</script>")
     document, console = opened(page, tmp_path)
     assert "<title>taken</title>" not in document
     assert any("Content Security Policy" in line for line in console)
-
-
-def _pictures(document: str) -> dict:
-    import json
-
-    return json.loads(re.search(r'id="sends">(.*?)</script>', document)[1])["pictures"]

@@ -1,0 +1,292 @@
+"""A report: one page in HTML about a schedule, which needs no other file and asks nothing of any server.
+
+It puts together what notebooks show of each thing, and pictures. There is no script: what a bar of a picture
+says is its title, which browsers show under the pointer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.every_cut import bound_rows, standing
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
+from taccl.arguments import Duration, checked
+from taccl.errors import TacclError
+from taccl.formats.files import check_writable, write_whole
+from taccl.html import as_html, facts, table
+from taccl.names import first_of, listed, shown, shown_lines
+from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
+from taccl.plot.layout import height_of
+from taccl.plot.progress import draw_trace, trace_in
+from taccl.plot.sizes import bandwidth, bandwidths, measured_points
+from taccl.plot.style import drawing, figure, render, title_of
+from taccl.plot.topology import topology as draw_topology
+from taccl.schedule.bars import Bars, By, bars_of
+from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.result import Result
+from taccl.units import format_count, format_gap, format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_VIEWS: tuple[By, ...] = ("rank", "link", "resource")
+_MOST_VIOLATIONS = 50
+_MOST_TRANSFERS = 300
+#: Replaying more transfers than this takes too long for a page.
+_MOST_REPLAYED = 20_000
+#: Drawing more takes too much memory.
+_MOST_DRAWN = 1_000_000
+#: Certificates of larger problems are not checked again: that takes as long as finding them.
+_MOST_CHECKED = 20_000
+#: Seconds for the bound of a schedule that comes without one.
+_BOUND_S = 5.0
+_TAG = re.compile(r"<[^>]*>")
+_PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
+_REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
+#: Nothing may be fetched and no script may run, whatever a file has in it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
+h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
+h1, p, td { overflow-wrap: anywhere; }
+nav a { margin-right: 14px; } pre, figure { overflow-x: auto; } pre { font-size: 13px; }
+figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
+"""
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+@checked
+@drawing
+def report(
+    found: Result | Schedule | CompactSchedule,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    overwrite: bool = False,
+    details: Mapping[str, Any] | None = None,
+    command: str = "",
+    budget_s: Duration = 30.0,
+    measured: Sequence[str] = (),
+) -> str:
+    """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
+
+    Everything is worked out anew: a schedule that breaks rules gets a page that says which.
+
+    Parameters
+    ----------
+    found : Result, Schedule or CompactSchedule
+    path : path, optional
+        Where the page is written, whole or not at all.
+    overwrite : bool
+        Whether a file of that name may be replaced.
+    details : mapping, optional
+        How a schedule was found, as `Result.to_dict` has it and files keep it; a result says so itself.
+    command : str
+        What was typed to make the page.
+    budget_s : float
+        When baselines are left out that are not timed yet.
+    measured : sequence of str
+        Files of logs (see `taccl.fit`), set beside the bandwidths over size.
+
+    Returns
+    -------
+    str
+        HTML. Of a very large schedule pictures are left out, and the page says so.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written.
+    """
+    if path is not None:
+        check_writable(path, overwrite=overwrite)
+    if isinstance(found, Result):
+        schedule, bound, details, trace = found.schedule, found.bound, found.to_dict(), found.trace
+    else:
+        schedule, details = found, details or {}
+        bound, trace = lower_bound(schedule.problem, budget_s=_BOUND_S), trace_in(details)
+    problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
+    measured_points(problem, measured)  # which complains of logs that cannot be used
+    whole: Any = schedule
+    if isinstance(schedule, CompactSchedule) and count <= _MOST_DRAWN:  # of more nothing is drawn or replayed
+        whole = schedule.expand()
+
+    def unless(most: int, done: str, make: Callable[[], str]) -> str:
+        """A piece of the page, or why it is left out."""
+        if count > most:
+            said = f"the schedule has {count} transfers, and is {done} up to {most}"
+            return _paragraph(f"left out: {said}")
+        try:
+            return make()
+        except TacclError as error:
+            return _paragraph(f"left out: {error}")
+
+    def sizes() -> str:
+        rates = bandwidths(whole, budget_s=budget_s, measured=measured)
+        drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
+        return _picture(drawn, "bandwidth-picture") + rates._repr_html_()
+
+    def load() -> str:
+        on = problem.topology
+        drawn = draw_topology(on, whole, ax=figure(width=9, height=height_of(on)))
+        return _picture(drawn, "topology-picture")
+
+    best, checked = standing(bound, schedule.finish), ""
+    if count <= _MOST_CHECKED and bound.witness:
+        holds = "it holds" if bound.check() else "the witness does not prove the bound"
+        checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
+    violations = listed(judged.violations, most=_MOST_VIOLATIONS)
+    figures = [
+        ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
+        ("violations", format_count(len(judged.violations), "violation") if violations else ""),
+        ("finish", schedule.timing),
+        ("bandwidth", schedule.bandwidth_text),
+        *bound_rows(bound),
+        ("gap", format_gap(bound.gap(schedule.finish)) + (f" ({best})" if best else "")),
+        ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
+        ("redundant", str(judged.num_redundant or "")),
+        ("digest", schedule.digest()),
+    ]
+    clauses = problem.clauses
+    said = [each.reads(getattr(clauses, each.field)) for each in clauses.said() if each.reads is not None]
+    progress = ""
+    if any(entry.finish_us is not None for entry in trace):
+        drawn = draw_trace(trace, title_of(problem), ax=figure(width=9, height=3.6))
+        progress = _picture(drawn, "progress-picture")
+    contents = {
+        "verification": ("Verification", facts(figures) + _lines("\n".join(violations))),
+        "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
+        "timeline": ("Timeline", unless(_MOST_DRAWN, "drawn", lambda: _timeline(whole, bound.bound_us))),
+        "load": ("Load", unless(_MOST_DRAWN, "drawn", load)
+                 + unless(_MOST_REPLAYED, "replayed", lambda: _lines(simulate(whole).table(limit=12)))),
+        "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", sizes)),
+        "search": ("Search", _search(details, schedule.producer) + progress),
+        "problem": ("Problem and sketch",
+                    problem._repr_html_() + facts(said) + problem.topology._repr_html_()),
+        "transfers": ("Transfers", _lines(schedule.table(limit=_MOST_TRANSFERS))),
+        "versions": ("Versions and command", _versions(details, command)),
+    }  # fmt: skip
+    links = "\n".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in contents.items())
+    parts = [
+        f'<section id="{name}"><h2>{title}</h2>\n{part}</section>\n'
+        for name, (title, part) in contents.items()
+    ]
+    page = _PAGE.format(
+        policy=escape(_POLICY), style=_STYLE, title=as_html(title_of(problem)),
+        body="".join((f"<nav>{links}</nav>\n", *parts)),
+    )  # fmt: skip
+    if path is not None:
+        write_whole(path, page, overwrite=overwrite)
+    return page
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{as_html(text)}</p>" if text else ""
+
+
+def _lines(text: str) -> str:
+    return f"<pre>{escape(shown_lines(text))}</pre>" if text else ""
+
+
+def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
+    """A picture as SVG within the page.
+
+    - `name`: Sets its identifiers apart from those of other pictures.
+    - `texts`: Of groups of shapes, what each shape says under the pointer.
+    """
+    svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
+    for group, some in (texts or {}).items():
+        begin, before, rest = svg.partition(f'<g id="{group}">')
+        shapes, after, end = rest.partition("</g>")
+        if shapes.count("<path ") == len(some):  # not of shapes that are one image
+            titles = iter(some)
+            shapes = re.sub(
+                r"(<path [^>]*)/>", lambda path: f"{path[1]}><title>{as_html(next(titles))}</title></path>",
+                shapes,
+            )  # fmt: skip
+        svg = begin + before + shapes + after + end
+    apart = _TAG.sub(lambda tag: _REFERENCE.sub(rf"\g<1>{name}-", tag[0]), svg)
+    return f"<figure>{apart}</figure>"
+
+
+def _timeline(schedule: Schedule, bound_us: float) -> str:
+    """Gantt charts by rank, link and resource."""
+    if not schedule.num_transfers:
+        return _paragraph("There is nothing to send.")
+    views = []
+    for by in _VIEWS:
+        bars = bars_of(schedule, by, max_rows=64)
+        ax = figure(width=11, height=rows_height(len(bars.rows)))
+        drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, ax=ax)
+        texts = _texts(schedule, bars)
+        apart: dict[str, list[str]] = {COPIES: [], REDUCTIONS: []}
+        for text, reduces in zip(texts, bars.reduce.tolist(), strict=True):
+            apart[REDUCTIONS if reduces else COPIES].append(text)
+        is_open = " open" if by == _VIEWS[0] else ""
+        view = _picture(drawn, f"gantt-{by}", apart)
+        views.append(f"<details{is_open}><summary>by {by}</summary>{view}</details>")
+    return _paragraph("Point at a bar to see what is sent. The dashed line is the bound.") + "".join(views)
+
+
+def _texts(schedule: Schedule, bars: Bars) -> list[str]:
+    """What each bar is of."""
+    problem = schedule.problem
+    chunks: dict[int, list[int]] = defaultdict(list)
+    for group, chunk in zip(schedule.group.tolist(), schedule.chunk.tolist(), strict=True):
+        chunks[group].append(chunk)
+    columns = (bars.send, bars.link, bars.reduce, bars.start_us, bars.end_us)
+    texts = []
+    for send, link, reduces, start_us, end_us in zip(*(c.tolist() for c in columns), strict=True):
+        size = format_size(sum(problem.chunk_bytes[chunk] for chunk in chunks[send]))
+        what = f"{'reduces' if reduces else 'copies'} chunk {first_of(chunks[send], 8)} ({size})"
+        texts.append(f"{what} over {problem.topology.links[link]}, {start_us:.3f} to {end_us:.3f} us")
+    return texts
+
+
+def _search(details: Mapping[str, Any], producer: str) -> str:
+    """How the schedule was found, as far as is known."""
+    names = ("name", "solver", "status", "seconds", "finish_us", "message")
+    stages = details.get("stages")
+    listed = [each for each in stages if isinstance(each, dict)] if isinstance(stages, list) else []
+    known = [(name, _word(details.get(name))) for name in ("backend", "seconds", "seed", "stopped")]
+    found = facts([("found by", producer or "not known"), *known])
+    return found + table(names, [[_word(each.get(name)) for name in names] for each in listed])
+
+
+def _versions(details: Mapping[str, Any], command: str) -> str:
+    """What made the schedule and the page."""
+    stated = details.get("versions")
+    rows = [*stated.items()] if isinstance(stated, dict) else []
+    made = [("schedule made by", details.get("command")), ("page made by", command)]
+    return facts([(_word(name), _word(value)) for name, value in (*rows, *made)])
+
+
+def _word(value: object) -> str:
+    """A plain value of a file as text, cut where it is no word any more."""
+    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return shown(text, 2000)

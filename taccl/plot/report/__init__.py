@@ -1,1 +1,0 @@
-"""A self-contained page in HTML about a schedule: figures, proof, pictures and transfers."""
