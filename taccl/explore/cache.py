@@ -1,6 +1,6 @@
 """Results by content, in the user's cache folder.
 
-One file a result, ``results/v1/ab/abcd....json``, named by its key. A schedule's file is one of taccl's own
+One file a result, ``results/v1/abcd....json``, named by its key. A schedule's file is one of taccl's own
 format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
 JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
-from taccl.explore.rows import check_row
+from taccl.explore.rows import new_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
 from taccl.problem import Problem
@@ -95,7 +95,7 @@ class Cache:
         if not _KEY.fullmatch(key):
             said = f"found {key!r}; expected 64 hexadecimal digits, as in the column key"
             raise InputError(said, where="key")
-        return self.folder / "results" / f"v{_SCHEMA}" / key[:2] / f"{key}.json"
+        return self.folder / "results" / f"v{_SCHEMA}" / f"{key}.json"
 
     def find(self, key: str, problem: Problem | None = None) -> Entry | str | None:
         """What is stored under a key, once it has passed the verifier; None if nothing is.
@@ -109,11 +109,7 @@ class Cache:
         try:
             return _read(path, key, problem)
         except (TacclError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
-            if not os.path.isfile(path):  # cleared meanwhile
-                return None
             reason = str(error).removeprefix(f"{path}: ")
-            if isinstance(error, (LookupError, TypeError)):
-                reason = "it lacks what a result has"
             return f"{path}: a stored result cannot be used and is made anew ({reason})"
 
     @checked
@@ -121,17 +117,14 @@ class Cache:
         """Store what `entry_document` made; whether that went well, else with a `CacheWarning`."""
         path = self.path(document["result"]["key"])
         text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-        for again in (True, False):  # another process that clears the cache may take the new folder away
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, text, overwrite=True, keep_mode=False)
-                return True
-            except (OSError, InputError) as error:
-                if not again:
-                    reason = getattr(error, "strerror", None) or error
-                    said = f"{self.folder}: results cannot be stored ({reason})"
-                    warnings.warn(said, CacheWarning, stacklevel=3)
-        return False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text, overwrite=True, keep_mode=False)
+        except (OSError, InputError) as error:
+            reason = getattr(error, "strerror", None) or error
+            warnings.warn(f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=3)
+            return False
+        return True
 
     @checked
     def schedule(self, key: str) -> Schedule:
@@ -143,14 +136,12 @@ class Cache:
             If the cache holds none under it.
         """
         entry = self.find(key)
-        if isinstance(entry, str):
-            warn_of_damage([entry], stacklevel=3)
-            entry = None
-        if entry is None or entry.schedule is None:
-            what = "nothing" if entry is None else f"a run without a schedule ({entry.row['status']})"
-            said = f"found {what} in {self.folder}; expected a schedule; compare once more with this cache"
-            raise InputError(said, where=key)
-        return entry.schedule
+        if isinstance(entry, Entry):
+            if entry.schedule is not None:
+                return entry.schedule
+            entry = f"a run without a schedule ({entry.row['status']})"
+        said = f"found {entry or 'nothing'} in {self.folder}; expected a schedule; compare once more"
+        raise InputError(f"{said} with this cache", where=key)
 
     @checked
     def schedules(self, table: pd.DataFrame) -> list[Schedule | None]:
@@ -179,10 +170,6 @@ class Cache:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise InputError(f"the file cannot be removed ({error.strerror})", where=str(path)) from None
-        results = self.folder / "results"
-        for folder in (*results.glob("v*/??"), *results.glob("v*"), results):
-            with contextlib.suppress(OSError):  # not empty, or another process was faster
-                folder.rmdir()
         return removed
 
     def _files(self) -> Iterator[Path]:
@@ -190,7 +177,7 @@ class Cache:
         try:
             if self.folder.exists() and not self.folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "it is not a folder")
-            paths = sorted((self.folder / "results").glob("v*/??/*"))
+            paths = sorted((self.folder / "results").glob("v*/*"))
         except OSError as error:
             said = f"the cache cannot be looked into ({error.strerror}); give another folder"
             raise InputError(said, where=str(self.folder)) from None
@@ -242,28 +229,22 @@ def entry_document(
 def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     """The entry in a file."""
     document = parse_json(read_text(path, _LIMIT_BYTES), source=str(path))
+    schedule = None
     if document["format"] == FORMAT:
         schedule = load_schedule(document, where=str(path), problem=problem)
-        found, digest = document["result"], schedule.problem.digest()
         verify(schedule).raise_if_failed()
-    elif document["format"] == _FAILURE:
-        schedule, found, digest = None, document["result"], document["result"]["row"]["problem_digest"]
-        content = {name: value for name, value in document.items() if name != "file_digest"}
-        if document["file_digest"] != _digest(content):
-            raise ValueError("the content does not match its digest")
-    else:
+    elif document["format"] != _FAILURE:
         raise ValueError("it is no result")
-    row: dict[str, Any] = found["row"]
-    if found["key"] != key:
+    elif document["file_digest"] != _digest({k: v for k, v in document.items() if k != "file_digest"}):
+        raise ValueError("the content does not match its digest")
+    row: dict[str, Any] = document["result"]["row"]
+    if row.keys() != new_row().keys():
+        raise ValueError("its row has other columns")
+    digest = row["problem_digest"] if schedule is None else schedule.problem.digest()
+    if document["result"]["key"] != key:
         raise ValueError("it is the result of another run")
-    check_row(row, schedule)
-    if row["stopped"] == "interrupted":
-        raise ValueError("it is the result of a run that was broken off")
-    expected = digest if problem is None else problem.digest()
-    if not row["problem_digest"] == digest == expected:
-        raise ValueError("its row is that of another problem")
-    if schedule is not None and row["schedule_digest"] != document["digest"]:
-        raise ValueError("its row is that of another schedule")
+    if problem is not None and digest != problem.digest():
+        raise ValueError("it is the result of another problem")
     return Entry(row, schedule)
 
 

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.schedule.compact import CompactSchedule
-from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.result import Result
 
@@ -95,9 +93,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("key", "string", "the result's key in the cache"),
 )
 
-#: The statuses of rows with a schedule.
-FOUND = ("proven", "proven for its chunks", "found")
-
 #: The columns that say which run a row is of: the first, up to `parameters`.
 LABELS = tuple(column.name for column in COLUMNS[:11])
 
@@ -129,43 +124,6 @@ def new_row(**known: Any) -> dict[str, Any]:
     row |= {"status": "not run", "verified": False, "from_cache": False}
     assert known.keys() <= row.keys(), f"unknown columns {sorted(known.keys() - row.keys())}"
     return row | known
-
-
-def check_row(row: Any, schedule: Schedule | None) -> None:
-    """Raise ValueError for what cannot be the row of a run that found this schedule, or found none."""
-    if not isinstance(row, dict) or row.keys() != new_row().keys():
-        raise ValueError("its row is none: it has other columns")
-    for column in COLUMNS:
-        if not _fits(row[column.name], column.dtype):
-            raise ValueError(f"its row has {row[column.name]!r} in the column {column.name}")
-    true = dict.fromkeys(OF_SCHEDULES) | {"verified": False} if schedule is None else _measures(schedule)
-    for name, value in true.items():
-        if row[name] != value:
-            raise ValueError(f"its row has {row[name]!r} in the column {name}, its schedule {value!r}")
-    if not _agree(row):
-        raise ValueError("its row says one thing by its status, and another by its bound")
-
-
-def _fits(value: Any, dtype: str) -> bool:
-    if value is None or isinstance(value, bool):
-        return isinstance(value, bool) == (dtype == "bool")
-    if isinstance(value, int):
-        return dtype in ("Int64", "float64") and abs(value) < 2**63
-    return isinstance(value, {"string": str, "float64": float}.get(dtype, ()))
-
-
-def _agree(row: dict[str, Any]) -> bool:
-    """Whether status, bound and gap can be true together."""
-    finish: float = row["finish_us"]
-    bound: float | None = row["bound_us"]
-    gap: float | None = row["gap"]
-    if not row["verified"]:
-        return row["status"] not in (None, *FOUND)
-    if row["status"] != _status(row) or bound is None or not 0 <= bound <= finish:
-        return False
-    if not bound:
-        return gap == (None if finish else 0)
-    return gap is not None and math.isclose(gap, finish / bound - 1, rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _status(row: dict[str, Any]) -> str:
@@ -242,10 +200,6 @@ def figures(result: Result) -> dict[str, Any]:
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
         "taccl_version": versions.get("taccl"), "python_version": versions.get("python"),
         "solver_version": ", ".join(dict.fromkeys(map(str.strip, ran))) or None,
-        "schedule_digest": result.schedule.digest(), **_measures(result.schedule),
+        "schedule_digest": result.schedule.digest(), "verified": True,
+        **{name: getattr(result.schedule, name) for name in _MEASURES},
     }  # fmt: skip
-
-
-def _measures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
-    """The columns of `_MEASURES`."""
-    return {name: getattr(schedule, name) for name in _MEASURES} | {"verified": True}

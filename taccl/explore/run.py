@@ -22,14 +22,12 @@ from taccl.errors import (
     TacclWarning,
 )
 from taccl.explore.cache import entry_document, key_of
-from taccl.explore.rows import FOUND, OF_SCHEDULES, figures
+from taccl.explore.rows import OF_SCHEDULES, figures
 from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse
 
-#: Statuses that the same question would get again. Other failures hang on the machine and the moment.
-_LASTING = (*FOUND, "infeasible")
 #: The columns of a row that tell how it is run.
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
 #: How long solver processes wait for the next run in a process that was started for runs.
@@ -103,7 +101,8 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 def _worth_storing(row: dict[str, Any], run: RunRequest) -> bool:
     """Whether the same run would have the same result again: not if Ctrl-C, memory or a licence ended it."""
-    return run.stores and row["status"] in _LASTING and row["stopped"] != "interrupted"
+    lasting = row["verified"] or row["status"] == "infeasible"
+    return run.stores and lasting and row["stopped"] != "interrupted"
 
 
 def failed_row(row: dict[str, Any], error: BaseException) -> dict[str, Any]:
