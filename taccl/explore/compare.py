@@ -162,6 +162,10 @@ def sweep(
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, root=root).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
+    cuts = _cuts(chunks_per_rank, collective)
+    every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
+    every_sketch = loaded(sketches)
+    _check_num_runs(len(every_sketch) * len(every_size) * len(cuts) * len(options), time_limit_s)
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
         """The problem of one combination, in as many chunks as are best where nothing says their number."""
@@ -176,9 +180,7 @@ def sweep(
         return _with_chunks(made, time_limit_s)
 
     asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
-    cuts = _cuts(chunks_per_rank, collective)
-    every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
-    for each, size, cut in itertools.product(loaded(sketches), every_size, cuts):
+    for each, size, cut in itertools.product(every_sketch, every_size, cuts):
         made = functools.cache(functools.partial(problem, each, size, cut))
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
@@ -186,7 +188,6 @@ def sweep(
             "sketch": name_of(each) or NO_SKETCH,
             "chunks_per_rank": cut or (each.chunks.per_rank if each else 1),
         }  # fmt: skip
-        _check_num_runs(len(asked) + len(options), time_limit_s)
         asked += [(made, row | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)

@@ -87,31 +87,25 @@ def check_lowering(lowering: Mapping[str, Any]) -> None:
 def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
     """The folder to write; `InputError` if something speaks against it."""
     where = os.fspath(folder)
-    if not where:
-        raise InputError("found an empty path; give the path of a folder", where="output")
-    if "\0" in where:
-        raise InputError("cannot be used (no path has a null character); give another", where=repr(where))
     path = Path(os.path.abspath(folder))
     try:
-        is_other = path.is_symlink() or (path.exists() and not path.is_dir())
-        names = [each.name for each in path.iterdir()] if path.is_dir() and not is_other else []
-    except OSError as error:
-        raise InputError(f"cannot be used ({error.strerror}); give another path", where=where) from None
-    if is_other:
-        raise InputError("is not a folder; give another path", where=where)
+        names = sorted(os.listdir(path))
+    except FileNotFoundError:
+        names = []
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be used ({reason}); give another path", where=where) from None
     if names and not overwrite:
         said = "the folder exists; pass --force (overwrite=True) to replace it, or give another path"
         raise InputError(said, where=where)
-    others = sorted(name for name in names if not _OWN.fullmatch(name))
-    if names and (others or not _is_plan(path)):
+    others = [name for name in names if not _OWN.fullmatch(name)]
+    if others or (names and not _is_plan(path)):
         found = f", {others[0]!r}" if others else ""
         said = f"the folder holds something other than a plan{found}; give another path"
         raise InputError(said, where=where)
-    if not path.parent.is_dir():
-        said = f"there is no folder {path.parent}; make it first, or give another path"
-        raise InputError(said, where=where)
     if not os.access(path.parent, os.W_OK):
-        raise InputError(f"nothing can be written in {path.parent}; give another path", where=where)
+        said = f"there is no folder {path.parent} to write in; give another path"
+        raise InputError(said, where=where)
     return path
 
 

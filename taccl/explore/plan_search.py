@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from taccl.analysis.certificates.bounds import lower_bound
@@ -45,7 +45,7 @@ def _spread(count: int) -> list[int]:
     return order
 
 
-class _Candidate:
+class _TimedSchedule:
     """A schedule, and at any size its finish behind the launch of its protocol.
 
     The order of sends is kept, so that the finish is the longest of many ways through them, each of which
@@ -109,9 +109,9 @@ class _Candidate:
         return schedule
 
 
-def _winner(candidates: Sequence[_Candidate], size: int) -> _Candidate:
+def _winner(candidates: Sequence[_TimedSchedule], size: int) -> _TimedSchedule:
     """The candidate that finishes first."""
-    best: _Candidate | None = None
+    best: _TimedSchedule | None = None
     for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
         if best is not None and each.at_least(size) >= best.finish(size):
             break
@@ -128,7 +128,7 @@ class PlanSearch:
         self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology]
     ) -> None:
         self.grid, self.topologies, self.progress = grid, topologies, progress
-        self.candidates: list[_Candidate] = []
+        self.candidates: list[_TimedSchedule] = []
         self.shapes: set[tuple[object, ...]] = set()
         self.notes: list[str] = []
         self.stopped = "done"
@@ -142,7 +142,7 @@ class PlanSearch:
                 found = schedule if same else simulate(schedule, topology=topology).as_schedule()
             except InputError:  # its order cannot be kept there
                 continue
-            candidate = _Candidate(found, source)
+            candidate = _TimedSchedule(found, source)
             if candidate.shape not in self.shapes:
                 self.shapes.add(candidate.shape)
                 self.candidates.append(candidate)
@@ -194,7 +194,7 @@ class PlanSearch:
         """The tiles of the plan, each with a program that its runtime can hold; and what there is to say."""
         notes: list[str] = []
         remaining = list(self.candidates)
-        programs: dict[_Candidate, Program] = {}
+        programs: dict[_TimedSchedule, Program] = {}
         # Large sizes first: they tell most about the others.
         best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
@@ -226,48 +226,33 @@ class PlanSearch:
         return tuple(_range(first, last, winner, programs[winner]) for first, last, winner in tiles), notes
 
 
-Tile = tuple[int, int, _Candidate]
+Tile = tuple[int, int, _TimedSchedule]
 
 
-def _tiles(candidates: Sequence[_Candidate], grid: Sequence[int]) -> list[Tile]:
+def _tiles(candidates: Sequence[_TimedSchedule], grid: Sequence[int]) -> list[Tile]:
     """(first size, last size, winner), one after the other from the first size of the grid to its last."""
-    tiles: list[Tile] = []
 
-    def add(first: int, last: int, candidate: _Candidate) -> None:
-        if tiles and tiles[-1][2] is candidate:
-            first = tiles.pop()[0]
-        tiles.append((first, last, candidate))
+    def best(size: int, *preferred: _TimedSchedule) -> _TimedSchedule:
+        """What wins at a size: of equals the one that wins beside it, so that nothing changes for nothing."""
+        found = _winner(candidates, size)
+        return next((each for each in preferred if each.finish(size) <= found.finish(size)), found)
 
-    def between(first: int, before: _Candidate, last: int, after: _Candidate) -> None:
-        """Tile all of first to last but `last` itself."""
+    def starts(
+        first: int, before: _TimedSchedule, last: int, after: _TimedSchedule
+    ) -> list[tuple[int, _TimedSchedule]]:
+        """Where tiles begin behind `first` and up to `last`, and their winners."""
         if before is after or last - first == 1:
-            add(first, last - 1, before)
-            return
-        low, high = first, last  # before wins at low, after at high
-        while high - low > 1:
-            middle = (low + high) // 2
-            if before.finish(middle) <= after.finish(middle):
-                low = middle
-            else:
-                high = middle
-        third = _winner(candidates, low)
-        if third.finish(low) < before.finish(low) and low > first:
-            between(first, before, low, third)
-            between(low, third, last, after)
-            return
-        add(first, low, before)
-        if high < last:
-            add(high, last - 1, after)
+            return [] if before is after else [(last, after)]
+        middle = (first + last) // 2
+        between = best(middle, before, after)
+        return starts(first, before, middle, between) + starts(middle, between, last, after)
 
-    winners = [_winner(candidates, size) for size in grid]
-    # A tie goes to who won before, so that nothing changes for nothing.
-    for i in range(1, len(grid)):
-        if winners[i - 1].finish(grid[i]) <= winners[i].finish(grid[i]):
-            winners[i] = winners[i - 1]
-    for i in range(len(grid) - 1):
-        between(grid[i], winners[i], grid[i + 1], winners[i + 1])
-    add(grid[-1], grid[-1], winners[-1])
-    return tiles
+    found = [(grid[0], best(grid[0]))]
+    for first, last in pairwise(grid):
+        before = found[-1][1]
+        found += starts(first, before, last, best(last, before))
+    ends = [*(begin - 1 for begin, _ in found[1:]), grid[-1]]
+    return [(begin, end, winner) for (begin, winner), end in zip(found, ends, strict=True)]
 
 
 def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
@@ -275,15 +260,15 @@ def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float
     return finish / best if best else 1
 
 
-def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]:
+def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_TimedSchedule]:
     """The winners but for the one that is missed least, by the worst ratio over sizes."""
     winners = list(dict.fromkeys(winner for _, _, winner in tiles))
     sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
 
-    def best(some: Sequence[_Candidate], size: int) -> Fraction | float:
+    def best(some: Sequence[_TimedSchedule], size: int) -> Fraction | float:
         return min(each.finish(size) for each in some)
 
-    def regret(left_out: _Candidate) -> Fraction | float:
+    def regret(left_out: _TimedSchedule) -> Fraction | float:
         others = [each for each in winners if each is not left_out]
         return max(_ratio(best(others, size), best(winners, size)) for size in sizes)
 
@@ -291,7 +276,7 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_Candidate]
     return [each for each in winners if each is not least]
 
 
-def _range(first: int, last: int, winner: _Candidate, program: Program) -> PlanRange:
+def _range(first: int, last: int, winner: _TimedSchedule, program: Program) -> PlanRange:
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():

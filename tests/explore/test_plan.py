@@ -387,7 +387,7 @@ def test_few_sizes_are_simulated(monkeypatch):
         return taccl.simulate(schedule, size=size)
 
     monkeypatch.setattr(plan_search, "simulate", counted)
-    candidate = plan_search._Candidate(schedule, "ring")
+    candidate = plan_search._TimedSchedule(schedule, "ring")
     sizes = [2**10, 2**26, *np.random.default_rng(0).integers(2**10, 2**26, 30).tolist()]
     for size in sizes:
         found = taccl.simulate(schedule, size=size)
