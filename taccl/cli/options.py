@@ -51,12 +51,13 @@ def reader(make: Callable[[str], T], fits: Callable[[T], object], expected: str)
     return read
 
 
-def _digits(word: str) -> int:
+def whole(word: str) -> int:
+    """A whole number of at least 0 and at most 18 digits; ValueError for anything else."""
     return int(word if word.isascii() and word.isdigit() and len(word) <= 18 else "")
 
 
-positive = reader(_digits, lambda n: n > 0, "a positive whole number")
-at_least_zero = reader(_digits, lambda n: n >= 0, "a whole number of at least 0")
+positive = reader(whole, lambda n: n > 0, "a positive whole number")
+at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
 jitter = reader(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
 seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
 _ranks = reader(lambda text: tuple(map(int, text.split(","))), bool, "ranks such as 0,4")
@@ -75,7 +76,18 @@ def size(word: str) -> int:
         raise argparse.ArgumentTypeError(error.message) from None
 
 
-sizes = several(size)
+def sizes(text: str) -> tuple[int, ...]:
+    """Sizes such as ``1KB,1MB``, or ``FIRST:LAST``, each ten or ``:FACTOR`` times the one before."""
+    if ":" not in text:
+        return several(size)(text)
+    first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
+    found, most, times = [size(first)], size(last), positive(factor)
+    while times > 1 and found[-1] <= most:
+        found.append(found[-1] * times)
+    if len(found) == 1:
+        expected = "FIRST:LAST[:FACTOR], from a smaller size to a larger one by a factor of 2 or more"
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected {expected}")
+    return tuple(found[:-1])
 
 
 def _collective(word: str) -> str:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.cli.options import add_options, add_output, option, positive, reader
+from taccl.cli.options import add_options, add_output, option, positive, reader, whole
 from taccl.cli.output import Answer, check_output, with_content
+from taccl.cli.text import figures_table
 from taccl.errors import InputError
-from taccl.names import shown, table
-from taccl.units import format_count, format_size, format_us
+from taccl.names import shown
+from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+def _numbers(text: str) -> Sequence[int]:
+    first, colon, end = text.partition(":")
+    return range(whole(first), whole(end)) if colon else tuple(map(whole, text.split(",")))
+
+
 _ENDINGS = (".csv", ".json", ".parquet")
+_seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
 #: Reads words with commas between.
 words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
 
@@ -88,13 +95,8 @@ def _text(rows: list[dict[str, Any]]) -> str:
     first = rows[0]
     may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
-    launched = ["predicted_us"] if any(row["predicted_us"] != row["finish_us"] for row in rows) else []
-    columns = [*labels, "backend", "finish_us", *launched, "gap", "algbw_gb_per_s", "seconds"]
-    lines = [(*(_COLUMNS.get(name, (name,))[0] for name in columns), "status")]
-    for row in rows:
-        status = row["status"] + (" (cached)" if row["from_cache"] else "")
-        cells = ("-" if row[n] is None else _COLUMNS.get(n, (n, str))[1](row[n]) for n in columns)
-        lines.append((*cells, status))
+    columns = [*labels, "backend", "finish_us", "predicted_us", "gap", "algbw_gb_per_s", "seconds", "status"]
+    told = [row | {"status": f"{row['status']} (cached)"} if row["from_cache"] else row for row in rows]
     title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
     if "sketch" not in labels and first["sketch"] != "none":
         title += f", sketch {first['sketch']}"
@@ -103,26 +105,4 @@ def _text(rows: list[dict[str, Any]]) -> str:
     reasons = dict.fromkeys(
         f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
     )
-    return "\n".join([shown(title), table(lines, indent="  "), *(f"  {shown(each)}" for each in reasons)])
-
-
-#: The heads of columns, and how their values are shown.
-_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
-    "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
-    "gap": ("gap", "{:.2%}".format), "algbw_gb_per_s": ("GB/s", "{:.4g}".format),
-    "seconds": ("seconds", "{:.2f}".format),
-}  # fmt: skip
-
-
-def _seeds(text: str) -> Sequence[int]:
-    """Seeds such as ``0,7`` or ``0:3``, for argparse."""
-    first, colon, end = text.partition(":")
-    pieces = (first, end) if colon else tuple(text.split(","))
-    if not all(piece.isascii() and piece.isdigit() and len(piece) < 10 for piece in pieces):
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected whole numbers such as 0,7 or 0:3")
-    seeds = range(int(first), int(end)) if colon else tuple(int(piece) for piece in pieces)
-    if not seeds:
-        said = f"found {text!r}, which is no seed; expected e.g. 0:3 for 0, 1 and 2"
-        raise argparse.ArgumentTypeError(said)
-    return seeds
+    return "\n".join([shown(title), figures_table(told, columns), *(f"  {shown(each)}" for each in reasons)])

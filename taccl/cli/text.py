@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from taccl.cli.output import Answer
 from taccl.names import shown, table
-from taccl.units import format_count, format_gap, format_size
+from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.analysis.verification.violation import Verification
@@ -39,6 +39,31 @@ def result_answer(result: Result) -> Answer:
     return Answer("\n".join(lines), result.to_dict())
 
 
+#: The heads of columns, and how their values are shown.
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "name": ("sketch", str), "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
+    "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
+    "bound_us": ("bound", format_us), "gap": ("gap", format_gap), "algbw_gb_per_s": ("GB/s", "{:.4g}".format),
+    "busbw_gb_per_s": ("bus GB/s", "{:.4g}".format), "seconds": ("seconds", "{:.2f}".format),
+    "interval_us": ("interval", format_us), "interval_algbw_gb_per_s": ("GB/s in tiles", "{:.4g}".format),
+    "interval_limits": ("limited by", str), "utilisation": ("busy", "{:.1%}".format),
+    "latency_us": ("latency", format_us), "gb_per_s": ("GB/s", "{:.4g}".format),
+    "time_us": ("time by NCCL's model", format_us), "algorithm": ("considered", str),
+}  # fmt: skip
+
+
+def figures_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Columns of plain values by name, as ``--json`` prints them; `predicted_us` where launches count."""
+    launched = any(row.get("predicted_us") != row.get("finish_us") for row in rows)
+    shown = [_COLUMNS.get(name, (name, str)) for name in names if launched or name != "predicted_us"]
+    names = [name for name in names if launched or name != "predicted_us"]
+    cells = [
+        ["-" if row[name] is None else show(row[name]) for name, (_, show) in zip(names, shown, strict=True)]
+        for row in rows
+    ]
+    return table([[head for head, _ in shown], *cells], indent="  ")
+
+
 def finish_text(schedule: Schedule | CompactSchedule) -> str:
     """How long a schedule takes, and at which bandwidth."""
     return ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))
@@ -50,11 +75,6 @@ def title_of(problem: Problem) -> str:
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
     return f"{problem.title}{sketch}{size}{model}"
-
-
-def rate_text(gb_per_s: float | None) -> str:
-    """A bandwidth in GB/s."""
-    return "not known" if gb_per_s is None else f"{gb_per_s:.4g}"
 
 
 def transfers_text(found: Schedule | CompactSchedule | Verification) -> str:

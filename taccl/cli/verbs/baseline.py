@@ -10,7 +10,6 @@ from taccl.cli.options import add_output, add_problem_options, option, problem_f
 from taccl.cli.output import Answer, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
-from taccl.units import format_us
 
 EXAMPLES = (
     "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
@@ -28,7 +27,7 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
-    from taccl.cli.text import result_answer
+    from taccl.cli.text import figures_table, result_answer
     from taccl.synthesis.result import Result
 
     if options.list:
@@ -47,16 +46,10 @@ def run(options: Namespace) -> Answer:
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
     answer = result_answer(result)
     if matching(options.name, ["nccl"]):
-        choices = taccl.baselines.nccl_choices(problem)
-        head = ("considered", "protocol", "channels", "latency", "GB/s", "time by NCCL's model")
-        considered = [
-            (each.algorithm, each.protocol or "-", str(each.channels), format_us(each.latency_us),
-             f"{each.gb_per_s:.4g}", format_us(each.time_us))
-            for each in choices
-        ]  # fmt: skip
-        text = f"{answer.text}\n\n{table([head, *considered])}"
-        if "nvls" not in {each.algorithm for each in choices}:
+        choices = [each._asdict() for each in taccl.baselines.nccl_choices(problem)]
+        names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
+        text = f"{answer.text}\n\n{figures_table(choices, names)}"
+        if "nvls" not in {each["algorithm"] for each in choices}:
             text += "\nnvls: none, as no switch here adds up all ranks' data"
-        values = answer.values | {"considered": [each._asdict() for each in choices]}
-        answer = Answer(text, values)
+        answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)

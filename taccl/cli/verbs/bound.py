@@ -61,7 +61,7 @@ def run(options: Namespace) -> Answer:
 
 def _bounded(problem: Problem, options: Namespace) -> Answer:
     """A lower bound, what limits, and what the sketch and whole chunks have to do with it."""
-    from taccl.cli.text import note_lines, rate_text, title_of
+    from taccl.cli.text import note_lines, title_of
 
     prices = taccl.prices(problem)
     bound, problem = prices.bound, prices.bound.problem
@@ -69,7 +69,7 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
         in_switches = taccl.lower_bound(problem, in_network=True)  # several ranks need one sum of several
     proven = bound.check() if options.check else None
-    limit = f", so {rate_text(bound.algbw_gb_per_s)} GB/s at most" if bound.algbw_gb_per_s else ""
+    limit = f", so {bound.algbw_gb_per_s:.4g} GB/s at most" if bound.algbw_gb_per_s else ""
     rows = [
         ("bound", f"{format_us(bound.bound)} for {bound.scope}{limit}"),
         ("limited by", bound.limits),

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,15 +80,13 @@ def _rival(problem: Problem) -> Schedule | None:
     """The baseline that finishes first, which no sketch says: small sums are soonest made in one shot."""
     if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
         return None
-    size = problem.size_bytes
-    chunk_bytes = problem.chunk_bytes[0] if size is None else None
-    try:
-        free = taccl.make_problem(
-            problem.topology, problem.collective, size_bytes=size, chunk_bytes=chunk_bytes
-        )
+    size, whole = problem.size_bytes, problem.chunk_bytes[0]
+    free = taccl.make_problem(
+        problem.topology, problem.collective, size_bytes=size, chunk_bytes=None if size else whole
+    )
+    with suppress(InputError):
         return taccl.baselines.baseline("best", free, cut=False)
-    except InputError:
-        return None
+    return None
 
 
 def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
@@ -106,23 +105,20 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
 
 
 def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Schedule | None) -> str:
+    from taccl.cli.text import figures_table
     from taccl.synthesis.suggesting.plans import find_shifts
 
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
     size = found[0].problem.size_bytes
-    head = ("sketch", "finish", "bound", "chunks a rank", "why")
-    rows = [
-        (each.sketch.name, format_us(each.finish_us), format_us(each.bound_us),
-         str(each.sketch.chunks.per_rank), each.why)
-        for each in found
-    ]  # fmt: skip
+    proposals = _values(topology, found)["proposals"]
+    listed = figures_table(proposals, ("name", "finish_us", "bound_us", "chunks_per_rank", "why"))
     title = f"{found[0].problem.collective.name} on {shown(topology.name)}"
     title += f", {format_size(size)}" if size else ""
     facts = [("symmetries", shifts)]
     if rival is not None:
         sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
         facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
-    return "\n".join([title, table(facts, indent="  "), "", table([head, *rows], indent="  ")])
+    return "\n".join([title, table(facts, indent="  "), "", listed])
 
 
 def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[str, Any]:

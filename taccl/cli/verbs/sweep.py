@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 import taccl
-from taccl.cli.options import A_TOPOLOGY, add_options, option, positive, resized, several, size, sizes
+from taccl.cli.options import A_TOPOLOGY, add_options, option, positive, resized, several, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
@@ -25,7 +25,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "shipped names or files, with commas between; none for no sketch (the default)"
     option(group, "--sketches A,B", help, words, default=("none",))
     help = "e.g. 1KB,1MB; or FIRST:LAST[:FACTOR], 10 unless given: 1KB:1GB, 1KiB:1MiB:4"
-    option(group, "--sizes S,S|S:S", help, _sizes)
+    option(group, "--sizes S,S|S:S", help, sizes)
     add_options(group, "--chunks-per-rank", type=several(positive), metavar="K,K")
     add_run_options(verb, backends="auto")
 
@@ -40,20 +40,3 @@ def run(options: argparse.Namespace) -> Answer:
         sketches=[each and resized(each, options, topology) for each in sketches], **run_options(options),
     )  # fmt: skip
     return table_answer(found, options)
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as ``1KB,1MB`` or ``1KB:1GB`` in bytes, for argparse."""
-    if ":" not in text:
-        return sizes(text)
-    first, last, factor = (*text.split(":"), "10")[:3] if text.count(":") < 3 else ("", "", "")
-    least, most = size(first), size(last)
-    if not factor.isascii() or not factor.isdigit() or len(factor) > 9 or int(factor) < 2 or least > most:
-        raise argparse.ArgumentTypeError(
-            f"found {text!r}; expected FIRST:LAST or FIRST:LAST:FACTOR, from a smaller size to a larger one "
-            "by a whole factor of at least 2"
-        )
-    found = [least]
-    while found[-1] * int(factor) <= most:
-        found.append(found[-1] * int(factor))
-    return tuple(found)
