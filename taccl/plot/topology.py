@@ -9,7 +9,7 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
-from taccl.plot.layout import Layout, Line, height_of, lay_out, lines_of
+from taccl.plot.layout import Line, Places, height_of, lay_out, lines_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
 from taccl.schedule.bars import busy_shares
 from taccl.schedule.compact import CompactSchedule
@@ -52,13 +52,13 @@ def topology(
     InputError
         If the schedule is of another topology.
     """
-    layout = lay_out(topology)
-    lines = lines_of(topology, layout)
+    places = lay_out(topology)
+    lines = lines_of(topology, places)
     ax = axes(ax, width=9.0, height=height_of(topology))
     whats = {line.what for line in lines}
     remarks = {
         f"{_MOST_LINES} of {len(lines)} lines are drawn": len(lines) > _MOST_LINES,
-        "a dot is a node with all its ranks": layout.by_node,
+        "a dot is a node with all its ranks": places.by_node,
         "between nodes one line stands for all links": "between nodes" in whats,
         "links at the border lead round to the other side": "link round the border" in whats,
     }
@@ -73,7 +73,7 @@ def topology(
             raise InputError(f"{said}; give schedule.problem.topology", where="schedule")
         _loads(ax, whole, lines)
         title = f"{title_of(whole.problem)}\nlink loads until the finish at {whole.finish_us:.4g} us"
-    _ranks(ax, topology, layout, lines)
+    _ranks(ax, topology, places, lines)
     ax.set_axis_off()
     ax.set_aspect("equal")
     ax.margins(0.06)
@@ -147,13 +147,13 @@ def _bundle_width(lines: list[Line]) -> float:
     return min(2.0, max(0.15, 60 / max(1, count)))
 
 
-def _ranks(ax: Axes, topology: Topology, layout: Layout, lines: list[Line]) -> None:
+def _ranks(ax: Axes, topology: Topology, places: Places, lines: list[Line]) -> None:
     """Dots with their numbers, rings round nodes, and squares for switches."""
     from matplotlib.patches import Circle
 
-    if layout.radius and not layout.by_node:
-        middle = layout.centre.mean(axis=0)
-        for node, centre in enumerate(layout.centre):
+    if places.radius and not places.by_node:
+        middle = places.centre.mean(axis=0)
+        for node, centre in enumerate(places.centre):
             look = {"facecolor": "white", "edgecolor": "#cccccc", "linewidth": 0.8, "zorder": 1}
             ax.add_patch(Circle(tuple(centre), 1.17, **look))
             if topology.num_nodes > 1:
@@ -161,14 +161,14 @@ def _ranks(ax: Axes, topology: Topology, layout: Layout, lines: list[Line]) -> N
                 x, y = centre + 1.35 * outward / np.linalg.norm(outward)
                 side = "center" if abs(x - centre[0]) < 0.6 else "left" if x > centre[0] else "right"
                 ax.text(x, y, f"node {node}", fontsize=8, ha=side, va="center", color=INK)
-    places = layout.centre if layout.by_node else layout.place
-    count = len(places)
+    dots = places.centre if places.by_node else places.place
+    count = len(dots)
     labelled = count <= _MOST_LABELS
     size = 6.5 if count <= 36 else 5.0 if count <= 72 else 4.0
     area = (2.6 * size) ** 2 * 0.62 if labelled else 12.0
-    ax.scatter(places[:, 0], places[:, 1], s=area, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
+    ax.scatter(dots[:, 0], dots[:, 1], s=area, color="white", edgecolors=INK, linewidths=0.8, zorder=3)
     if labelled:
-        for index, (x, y) in enumerate(places.tolist()):
+        for index, (x, y) in enumerate(dots.tolist()):
             ax.text(x, y, str(index), fontsize=size, ha="center", va="center", zorder=4)
-    if len(layout.hub) and any(line.what == "port" for line in lines):
-        ax.scatter(layout.hub[:, 0], layout.hub[:, 1], s=70, marker="s", color=GREY, edgecolors=INK, zorder=3)
+    if len(places.hub) and any(line.what == "port" for line in lines):
+        ax.scatter(places.hub[:, 0], places.hub[:, 1], s=70, marker="s", color=GREY, edgecolors=INK, zorder=3)
