@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.measure.model import LATENCIES, PARAMETERS, Parameter, Work, times_us
+from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, times_us
 from taccl.measure.ranges import NOISE, lines, reassigned
 
 #: A parameter is determined where the data shrink its prior's spread to this part of it.
@@ -34,13 +34,13 @@ Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 class Observed:
     """A series as arrays: sizes ascending, times, and what they ask of a machine."""
 
-    work: Work
+    terms: CostTerms
     size_bytes: NDArray[np.float64]
     times_us: NDArray[np.float64]
 
     def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
         """Some of the sizes."""
-        return Observed(self.work, self.size_bytes[keep], self.times_us[keep])
+        return Observed(self.terms, self.size_bytes[keep], self.times_us[keep])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Estimate:
         self, index: int, seen: Observed, size_bytes: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Times under the protocol of the sizes of a series next to each; of two, under the faster."""
-        found = times_us(seen.work, size_bytes, self.logs)
+        found = times_us(seen.terms, size_bytes, self.logs)
         last, every = len(seen.size_bytes) - 1, np.arange(len(size_bytes))
         below = np.searchsorted(seen.size_bytes, size_bytes, side="right") - 1
         above = np.searchsorted(seen.size_bytes, size_bytes, side="left")
@@ -106,7 +106,7 @@ def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Task:
 
 
 def _first_protocols(each: Observed) -> NDArray[np.int64]:
-    if each.work.streams:
+    if each.terms.streams:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
     if (found == 2).all() and shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
@@ -115,13 +115,13 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
 
 
 def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) -> NDArray[np.int64]:
-    predicted = times_us(each.work, each.size_bytes, logs)
-    return old if each.work.streams else reassigned(predicted, each.times_us)
+    predicted = times_us(each.terms, each.size_bytes, logs)
+    return old if each.terms.streams else reassigned(predicted, each.times_us)
 
 
 def shows_latency(each: Observed) -> bool:
     """Whether the smallest sizes take times that do not grow with them."""
-    if each.work.streams or len(each.size_bytes) < 2:
+    if each.terms.streams or len(each.size_bytes) < 2:
         return False
     last = min(2, len(each.size_bytes) - 1)
     slower, larger = (np.log(grown[last] / grown[0]) for grown in (each.times_us, each.size_bytes))
@@ -132,7 +132,7 @@ def _starts(task: _Task) -> Iterable[NDArray[np.float64]]:
     """The priors, and either bandwidth as the largest sizes say: one of them limits."""
     yield task.means
     slowest = max(
-        float(np.log(each.times_us[-1] / times_us(each.work, each.size_bytes[-1:], task.means)[2, 0]))
+        float(np.log(each.times_us[-1] / times_us(each.terms, each.size_bytes[-1:], task.means)[2, 0]))
         for each in task.observed
     )
     for name in ("node_gb_per_s", "network_gb_per_s"):
@@ -155,7 +155,7 @@ class _Task:
         """(..., num) relative errors and how much faster another protocol were, softened; ways to priors."""
         errors = []
         for each, chosen in zip(self.observed, protocols, strict=True):
-            found = times_us(each.work, each.size_bytes, logs)
+            found = times_us(each.terms, each.size_bytes, logs)
             predicted = found[..., chosen, np.arange(len(chosen))]
             errors.append(np.log(predicted / each.times_us) / NOISE)
             errors.append(np.log(predicted / found[..., np.unique(chosen), :].min(axis=-2)) / _CHOICE)

@@ -14,7 +14,7 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine
-from taccl.measure.model import COLLECTIVES, Parameter, priors, times_us, work_of
+from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
 from taccl.measure.series import Series
 
 #: A median error beyond this says that the model is not of this machine.
@@ -107,8 +107,8 @@ class Fit:
         """
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
-        work = work_of(asked, find_machine(self.machine).ranks_per_nic)
-        return float(np.min(times_us(work, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
+        terms = terms_of(asked, find_machine(self.machine).ranks_per_nic)
+        return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
         """A profile of the machine, which works wherever a profile's name does.
@@ -197,11 +197,11 @@ def fit(
     observed = []
     for each in kept:
         sizes, times = np.array(each.size_bytes, float), np.array(each.times_us)
-        observed.append(Observed(work_of(each, machine.ranks_per_nic), sizes, times))
+        observed.append(Observed(terms_of(each, machine.ranks_per_nic), sizes, times))
     found = estimate(observed, before)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
-        every = times_us(seen.work, seen.size_bytes, found.logs)
+        every = times_us(seen.terms, seen.size_bytes, found.logs)
         predicted = every[protocols, np.arange(len(protocols))]
         errors += np.abs(predicted / seen.times_us - 1).tolist()
         fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))

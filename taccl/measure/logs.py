@@ -49,7 +49,7 @@ _PLATEAU = 0.95
 
 
 @dataclass
-class _Run:
+class _LogRun:
     """What is known of one run while its lines are read; `streams` if all it tells is a bandwidth."""
 
     line: int
@@ -91,9 +91,9 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     return Log(where, tuple(joined(series)), gpus, tuple(left_out))
 
 
-def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_Run]:
+def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:
     """The runs in a file, each with its rows."""
-    run, runs = _Run(0), []
+    run, runs = _LogRun(0), []
     names: list[str] = []
     hosts: dict[int, str] = {}
     fresh = True  # whether a list of devices would be of a new run
@@ -118,7 +118,7 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             if header is not None or _BEGINS.search(line) or _OSU.search(line):
                 columns = header
                 if run.rows:
-                    run, fresh = _Run(0), True
+                    run, fresh = _LogRun(0), True
             continue
         if not row.size_bytes:
             continue
@@ -130,16 +130,16 @@ def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) 
             )
             continue
         if run.rows and row.size_bytes < run.rows[-1].size_bytes:
-            run = _Run(0)
+            run = _LogRun(0)
         if not run.rows:
-            run = _Run(number, list(names), [], dict(hosts), streams, is_osu)
+            run = _LogRun(number, list(names), [], dict(hosts), streams, is_osu)
             runs.append(run)
             fresh = True
         run.rows.append(row._replace(time_us=row.time_us * directions) if streams else row)
     return runs
 
 
-def _of_run(run: _Run, where: str, given: str | None) -> Series:
+def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
     source = f"{where}: line {run.line}"
     rows = run.rows
     if run.streams:
@@ -165,7 +165,7 @@ def _of_run(run: _Run, where: str, given: str | None) -> Series:
     return Series(name, num_ranks, num_nodes, sizes, times, source, counted=counted)
 
 
-def _collective(run: _Run, where: str) -> str:
+def _collective(run: _LogRun, where: str) -> str:
     """The collective that was named last and that the columns can be of, or the only one of those."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _MENTIONS.items() if form.search(stem)), *run.names]

@@ -74,7 +74,7 @@ class Way(NamedTuple):
         return hops[0], self.node_hops * hops[1], self.network_hops * hops[2]
 
 
-class Work(NamedTuple):
+class CostTerms(NamedTuple):
     """What a collective asks of a machine.
 
     - `tabled_us`, (3, ways, 3): The begin, and the hops in nodes and between them; by way and protocol.
@@ -87,13 +87,13 @@ class Work(NamedTuple):
     streams: bool
 
 
-def work_of(series: Series, ranks_per_nic: int) -> Work:
+def terms_of(series: Series, ranks_per_nic: int) -> CostTerms:
     """What a series asks of a machine whose NICs serve so many ranks each."""
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = ways(series.collective, series.num_ranks, series.num_nodes)
     tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
     volumes = np.array([(way.node_volume, way.network_volume * sharing) for way in found])
-    return Work(tabled.transpose(2, 0, 1), volumes.T, series.streams)
+    return CostTerms(tabled.transpose(2, 0, 1), volumes.T, series.streams)
 
 
 def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
@@ -122,17 +122,19 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
     return (Way("pairwise", int(g > 1), int(m > 1), (g - 1) / n, (n - g) / n),)
 
 
-def times_us(work: Work, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]) -> NDArray[np.float64]:
+def times_us(
+    terms: CostTerms, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Times by protocol and size, (..., 3, sizes), by logarithms of parameters; the faster algorithm's."""
     values = np.exp(logs)
     launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
     scales = values[..., None, 3:6]
     shares = np.append(values[..., 8:], np.ones_like(values[..., :1]), axis=-1)
-    us_per_byte = np.maximum(work.volumes[0] / in_node, work.volumes[1] / across) / 1000
-    if work.streams:
+    us_per_byte = np.maximum(terms.volumes[0] / in_node, terms.volumes[1] / across) / 1000
+    if terms.streams:
         slowest = us_per_byte.min(axis=-1)[..., None, None] * size_bytes
         return np.broadcast_to(slowest, (*logs.shape[:-1], 3, len(size_bytes)))
-    base_us, node_us, network_us = work.tabled_us
+    base_us, node_us, network_us = terms.tabled_us
     hops = base_us + node[..., None] * node_us + network[..., None] * network_us
     latency = launch[..., None] + scales * hops
     rates = us_per_byte[..., None] / shares[..., None, :]

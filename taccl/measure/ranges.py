@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,34 +39,22 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
     """What errors of the best line cost from each size up to before each; 0 where there is no size.
 
-    Neither term of a line is below 0. All ranges are solved at once, by reweighted least squares.
+    Neither term of a line is below 0: least squares reweighted, so that large errors count by their size.
     """
+    from scipy.optimize import nnls
+
     n = len(size_bytes)
-    begins, ends = np.triu_indices(n + 1, 1)
-    short = ends - begins < min(_LEAST, n)
-    places = np.arange(n)
-    inside = ((places >= begins[:, None]) & (places < ends[:, None])).astype(float)
     # Sizes over times that differ by many powers of ten: each scaled by its largest.
-    rows = np.stack([1 / times_us, size_bytes / times_us])
-    rows /= rows.max(axis=1, keepdims=True)
-    weights = inside
-    errors = np.zeros_like(inside)
-    for _ in range(_ROUNDS):
-        aa, ab, bb = (weights @ (rows[i] * rows[j]) for i, j in ((0, 0), (0, 1), (1, 1)))
-        a1, b1 = weights @ rows[0], weights @ rows[1]
-        determinant = aa * bb - ab * ab
-        solvable = determinant > 1e-9 * aa * bb
-        safe = np.where(solvable, determinant, 1.0)
-        latency = np.where(solvable, (a1 * bb - b1 * ab) / safe, 0.0)
-        slope = np.where(solvable, (aa * b1 - ab * a1) / safe, -1.0)
-        latency, slope = (
-            np.where(slope < 0, a1 / aa, np.where(latency < 0, 0.0, latency)),
-            np.where(slope < 0, 0.0, np.where(latency < 0, b1 / bb, slope)),
-        )
-        errors = inside * (np.stack([latency, slope], axis=1) @ rows - 1)
-        weights = inside / np.sqrt(1 + (errors / NOISE) ** 2)
+    rows = np.stack([1 / times_us, size_bytes / times_us], axis=1)
+    rows /= rows.max(axis=0)
     costs = np.zeros((n + 1, n + 1))
-    costs[begins, ends] = np.where(short, np.inf, robust(errors).sum(axis=1))
+    for begin, end in combinations(range(n + 1), 2):
+        some, errors = rows[begin:end], np.zeros(end - begin)
+        for _ in range(_ROUNDS):
+            root = (1 + (errors / NOISE) ** 2) ** -0.25
+            line, _ = nnls(some * root[:, None], root)
+            errors = some @ line - 1
+        costs[begin, end] = np.inf if end - begin < min(_LEAST, n) else robust(errors).sum()
     return costs
 
 

@@ -295,7 +295,8 @@ def test_a_user_without_rights(stored, folder):
         "import os, sys; from taccl.cli import main; paths = sys.argv[1:3]\n"
         "for path in paths: os.chmod(path, 0)\n"
         "print(main(sys.argv[3:]), flush=True); main(sys.argv[3:])\n"
-        "for path in paths: os.remove(path); os.chmod(os.path.dirname(path), 0o500)\n"
+        "for path in paths: os.remove(path)\n"
+        "os.chmod(os.path.dirname(paths[0]), 0o500)\n"
         "main(sys.argv[3:])"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Observed, estimate
-from taccl.measure.model import PARAMETERS, priors, times_us, work_of
+from taccl.measure.model import PARAMETERS, priors, terms_of, times_us
 from taccl.measure.ranges import lines
 from taccl.measure.series import Series
 from tests.measure.logs import table
@@ -110,11 +110,11 @@ def test_the_model_by_hand():
     """ll on a ring of 8: launch 7 us, begin 6.6, 14 hops of 0.6; 1.75 bytes a byte at half of 450 GB/s."""
     logs = np.log([each.value for each in priors(450.0, 50.0, "")])
     assert len(logs) == len(PARAMETERS)
-    work = work_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
-    ll, _, simple = times_us(work, np.array([0.0, 1e9]), logs).T[0]
+    terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
+    ll, _, simple = times_us(terms, np.array([0.0, 1e9]), logs).T[0]
     assert ll == pytest.approx(7 + 6.6 + 14 * 0.6)
     assert simple == pytest.approx(7 + 8.4 + 14 * 3.4)
-    assert times_us(work, np.array([1e9]), logs)[0, 0] - ll == pytest.approx(1.75e9 / 225e3)
+    assert times_us(terms, np.array([1e9]), logs)[0, 0] - ll == pytest.approx(1.75e9 / 225e3)
 
 
 @pytest.mark.slow
@@ -139,13 +139,13 @@ def test_two_sizes_are_no_range():
 
 def test_what_is_taken_is_about_the_fastest():
     """Up to 4 KiB 20 us flat, 30 us and more beyond: so what was taken first is not faster there, either."""
-    work = work_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
+    terms = terms_of(Series("allreduce", 8, 1, (8,), (1.0,), ""), 1)
     sizes = 2.0 ** np.arange(3, 33)
     truth = np.log([5, 1, 1, 1, 1, 25 / 56, 450, 50, 0.5, 0.9])
     chosen = np.where(sizes < 2**13, 0, 2)
-    times = times_us(work, sizes, truth)[chosen, np.arange(len(sizes))]
-    found = estimate([Observed(work, sizes, times)], priors(450.0, 50.0, ""))
-    predicted = times_us(work, sizes, found.logs)[[0, 2]].min(axis=0)
+    times = times_us(terms, sizes, truth)[chosen, np.arange(len(sizes))]
+    found = estimate([Observed(terms, sizes, times)], priors(450.0, 50.0, ""))
+    predicted = times_us(terms, sizes, found.logs)[[0, 2]].min(axis=0)
     assert (predicted / times < 0.9).sum() <= 2  # with the share at its prior, 7
 
 

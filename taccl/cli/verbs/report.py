@@ -29,7 +29,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Answer:
     """Write a page in HTML about a schedule: figures, proof, pictures, load, bandwidth over size."""
     from taccl.cli.verbs.plot import details_of
-    from taccl.plot.report.page import report
+    from taccl.plot.report import report
 
     check_output(options)
     schedule = schedule_in(options.file, options)
