@@ -14,7 +14,7 @@ from typing import NoReturn
 import taccl
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
-from taccl.cli.verbs import VERBS
+from taccl.cli.verbs import EXAMPLES, VERBS
 from taccl.errors import InputError, TacclWarning
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
@@ -99,11 +99,12 @@ def build_parser() -> argparse.ArgumentParser:
     for name in VERBS:
         module = import_module(f"taccl.cli.verbs.{name}")
         help = module.run.__doc__ or ""  # which python -OO leaves out
+        examples = [line for line in EXAMPLES.splitlines() if line.split()[1:2] == [name]]
         verb = verbs.add_parser(
             name,
             help=help,
             description=help,
-            epilog="\n".join(("examples:", *(f"  {example}" for example in module.EXAMPLES))),
+            epilog="\n  ".join(("examples:", *examples)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

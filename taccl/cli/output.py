@@ -83,34 +83,29 @@ def check_output(options: argparse.Namespace, *others: str) -> None:
             check_writable(path, overwrite=options.overwrite)
 
 
-def written_to(answer: Answer, path: str, write: Callable[[], None]) -> Answer:
-    """The answer, once it is written; if that fails it stands, with the exit code of bad input."""
+def with_content(answer: Answer, path: str, content: str | bytes, options: argparse.Namespace) -> Answer:
+    """The answer, once a content is written to a path; if that fails, with the exit code of bad input."""
+    from taccl.formats.files import write_whole
+
     try:
-        write()
+        write_whole(path, content, overwrite=options.overwrite)
     except InputError as error:
         bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
         return replace(bad, text=answer.text, values=answer.values | bad.values)
     return replace(answer, text=f"{answer.text}\n\nwritten to {shown(path)}")
 
 
-def with_content(answer: Answer, path: str, content: str | bytes, options: argparse.Namespace) -> Answer:
-    """The answer, once a content is written to a path."""
-    from taccl.formats.files import write_whole
-
-    return written_to(answer, path, lambda: write_whole(path, content, overwrite=options.overwrite))
-
-
 def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: argparse.Namespace) -> Answer:
     """The answer, once its schedule is written where the user asked."""
+    from taccl.formats.native import dump_text
 
-    def write() -> None:
-        # There is memory for it: that was checked before the schedule was looked for.
-        room = 2**62
-        whole = schedule if isinstance(schedule, taccl.Schedule) else schedule.expand(memory_limit_bytes=room)
-        extra = answer.values | {"command": shlex.join(("taccl", *options.words))}
-        taccl.save(whole, options.output, overwrite=options.overwrite, extra=extra)
-
-    return answer if options.output is None else written_to(answer, options.output, write)
+    if options.output is None:
+        return answer
+    # There is memory for it: that was checked before the schedule was looked for.
+    room = 2**62
+    whole = schedule if isinstance(schedule, taccl.Schedule) else schedule.expand(memory_limit_bytes=room)
+    extra = answer.values | {"command": shlex.join(("taccl", *options.words))}
+    return with_content(answer, options.output, dump_text(whole, extra), options)
 
 
 def emit(answer: Answer, *, as_json: bool) -> int:

@@ -1,7 +1,7 @@
 """The verbs, one module each: ``add(verb)`` declares its options, ``run(options)`` answers.
 
-What `run` says of itself is the help of the verb, which ends with ``EXAMPLES``. Everything heavy is imported
-inside it.
+What `run` says of itself is the help of the verb, which ends with its lines of ``EXAMPLES``. Everything heavy
+is imported inside it.
 """
 
 from __future__ import annotations
@@ -11,3 +11,48 @@ VERBS = (
     "synthesize", "verify", "show", "simulate", "bound", "explain", "suggest", "baseline", "convert", "run",
     "plan", "fit", "probe", "reorder", "backends", "compare", "sweep", "cache", "plot", "report",
 )  # fmt: skip
+
+EXAMPLES = """
+taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json
+taccl synthesize dgx-a100 --nodes 2 --collective allreduce --size 64MB --time-limit 60
+taccl verify schedule.json
+taccl verify program.xml
+taccl show schedule.json --transfers 40
+taccl show ndv2 --nodes 2 --profile nominal
+taccl simulate schedule.json --sizes 1MB,16MB,256MB
+taccl simulate program.xml --topology dgx2 --nodes 2 --size 16MB
+taccl bound schedule.json
+taccl bound dgx2 --nodes 2 --collective allreduce --size 64MB --check
+taccl explain sketch.toml --collective allgather
+taccl explain ndv2/sk1 --collective alltoall --time-limit 60
+taccl suggest ndv2 --nodes 2 --collective allgather --size 16MB -o sketches
+taccl suggest ndv2 --nodes 2 --collective allgather --check sketch.toml
+taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB
+taccl baseline best ring:8 --collective allgather --size 1MB -o best.json
+taccl convert schedule.json program.xml --set instances=2
+taccl convert schedule.json program.plan.json --set max_bytes=1GB
+taccl run schedule.json --size 1MB
+taccl run program.xml --ranks 4 --repetitions 20
+taccl run step.toml --topology dgx-a100
+taccl plan --topology dgx2 --collective allreduce --sizes 1KB:1GB -o plan
+taccl plan ndv2/sk1 ndv2/sk2 --collective allgather --time-limit 300 -o plan
+taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml
+taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg
+taccl probe -n 8 -o probe.json
+taccl probe -n 16 --rounds 5 -o probe.json
+taccl probe --collectives --mpiexec 'mpiexec -f hosts -n 16' -o selection.json
+taccl reorder probe.json --algorithm ring --size 100MB --hostfile hosts.new
+taccl reorder latency.csv --collective alltoall --algorithm pairwise --hosts hosts --rankfile ranks
+taccl backends
+taccl backends --json
+taccl compare ndv2/sk1 --collective allgather --backends greedy,highs -o table.csv
+taccl compare ring:8 --collective allreduce --size 1MB --seeds 0:3
+taccl sweep ndv2 --nodes 2 --collective allgather --sketches ndv2/sk1,ndv2/sk2 --sizes 1KB:1MB
+taccl sweep ring:8 --collective allgather --sizes 1MB --chunks-per-rank 1,2,4 -o table.csv
+taccl cache info
+taccl cache clear
+taccl plot schedule.json --by rank -o gantt.svg
+taccl plot dgx2 --what topology --nodes 2 -o dgx2.png
+taccl report schedule.json -o report.html
+taccl report schedule.json --budget 60 -o report.html --overwrite
+"""

@@ -8,11 +8,6 @@ from dataclasses import asdict
 import taccl
 from taccl.cli.output import Answer
 
-EXAMPLES = (
-    "taccl backends",
-    "taccl backends --json",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare nothing: there is nothing to choose."""

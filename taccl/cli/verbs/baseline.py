@@ -11,11 +11,6 @@ from taccl.cli.output import Answer, check_output, with_file
 from taccl.errors import InputError
 from taccl.names import matching, table
 
-EXAMPLES = (
-    "taccl baseline nccl dgx-h100 --nodes 2 --collective allreduce --size 1MB",
-    "taccl baseline best ring:8 --collective allgather --size 1MB -o best.json",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 #: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
-EXAMPLES = (
-    "taccl bound schedule.json",
-    "taccl bound dgx2 --nodes 2 --collective allreduce --size 64MB --check",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

@@ -8,11 +8,6 @@ from dataclasses import asdict
 import taccl
 from taccl.cli.output import Answer
 
-EXAMPLES = (
-    "taccl cache info",
-    "taccl cache clear",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

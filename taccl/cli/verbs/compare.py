@@ -1,28 +1,131 @@
-"""``taccl compare``: what several backends find for one problem, side by side."""
+"""``taccl compare``: what several backends find for one problem, side by side; and what sweeps share."""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_problem_options, problem_from_options
-from taccl.cli.output import Answer
-from taccl.cli.tables import add_run_options, check_table, run_options, table_answer
-
-EXAMPLES = (
-    "taccl compare ndv2/sk1 --collective allgather --backends greedy,highs -o table.csv",
-    "taccl compare ring:8 --collective allreduce --size 1MB --seeds 0:3",
+from taccl.cli.options import (
+    add_options,
+    add_output,
+    add_problem_options,
+    option,
+    positive,
+    problem_from_options,
+    reader,
+    whole,
 )
+from taccl.cli.output import Answer, check_output, with_content
+from taccl.cli.text import figures_table
+from taccl.errors import InputError
+from taccl.names import shown
+from taccl.units import format_count, format_size
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def add(verb: ArgumentParser) -> None:
+def _numbers(text: str) -> Sequence[int]:
+    first, colon, end = text.partition(":")
+    return range(whole(first), whole(end)) if colon else tuple(map(whole, text.split(",")))
+
+
+_ENDINGS = (".csv", ".json", ".parquet")
+_seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
+#: Reads words with commas between.
+words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
+
+
+def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
     add_run_options(verb, backends="auto,greedy,highs,scip,cbc,cpsat")
 
 
-def run(options: Namespace) -> Answer:
+def run(options: argparse.Namespace) -> Answer:
     """Show what several backends find for one problem, side by side."""
     check_table(options)
     problem = problem_from_options(options, reachable=False)  # what cannot be reached is a row
     return table_answer(taccl.compare(problem, full=True, **run_options(options)), options)
+
+
+def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
+    """Declare what each run is given, and where the table goes."""
+    group = verb.add_argument_group("runs")
+    help = f"of `taccl backends`, with commas between (default {backends})"
+    option(group, "--backends A,B", help, words, default=words(backends))
+    option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
+    add_options(group, "--time-limit", help="seconds of each run")
+    add_options(group, "--threads", default=1, help="threads of a solver")
+    option(group, "--workers N", "runs at a time (default: one for each core)", positive)
+    option(group, "--no-cache", "neither read nor store results in the cache")
+    add_output(verb, "write the table: .csv, .json or .parquet")
+
+
+def run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What `add_run_options` declared, as `compare` and `sweep` take it."""
+    # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    return {
+        "backends": options.backends, "seeds": options.seeds, "time_limit_s": options.time_limit,
+        "threads": options.threads, "num_workers": options.workers, "cache": not options.no_cache,
+    }  # fmt: skip
+
+
+def check_table(options: argparse.Namespace) -> None:
+    """Raise `InputError` for a file that could not be written, before any long work."""
+    if options.output is None:
+        return
+    ending = Path(options.output).suffix.lower()
+    if ending not in _ENDINGS:
+        said = f"found {ending or 'no ending'}; expected .csv, .json or .parquet"
+        raise InputError(said, where=options.output)
+    if ending == ".parquet" and find_spec("pyarrow") is None:
+        said = "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv"
+        raise InputError(said, where=options.output)
+    check_output(options)
+
+
+def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
+    """A comparison as text, in the order that was asked for, and written where the user asked."""
+    from taccl.explore.rows import plain_rows
+
+    rows = plain_rows(found)
+    num_found = sum(row["verified"] for row in rows)
+    complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
+    answer = Answer(_text(rows), {"rows": rows}, complaint)
+    path = options.output
+    return answer if path is None else with_content(answer, path, _content(found, rows, path), options)
+
+
+def _content(found: pd.DataFrame, rows: list[dict[str, Any]], path: str) -> str | bytes:
+    ending = Path(path).suffix.lower()
+    if ending == ".csv":
+        return str(found.to_csv(index=False))
+    if ending == ".json":
+        return json.dumps(rows, indent=1, allow_nan=False) + "\n"
+    return bytes(found.to_parquet(index=False))
+
+
+def _text(rows: list[dict[str, Any]]) -> str:
+    """What tells runs apart, and how good each is; a reason where there is no schedule."""
+    first = rows[0]
+    may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
+    labels = [name for name in may_differ if len({row[name] for row in rows}) > 1]
+    columns = [*labels, "backend", "finish_us", "predicted_us", "gap", "algbw_gb_per_s", "seconds", "status"]
+    told = [row | {"status": f"{row['status']} (cached)"} if row["from_cache"] else row for row in rows]
+    title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
+    if "sketch" not in labels and first["sketch"] != "none":
+        title += f", sketch {first['sketch']}"
+    if "size_bytes" not in labels and first["size_bytes"]:
+        title += f", {format_size(first['size_bytes'])}"
+    reasons = dict.fromkeys(
+        f"{row['backend']}: {row['status']}: {row['error']}" for row in rows if row["error"] is not None
+    )
+    return "\n".join([shown(title), figures_table(told, columns), *(f"  {shown(each)}" for each in reasons)])

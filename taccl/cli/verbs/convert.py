@@ -11,11 +11,6 @@ from taccl.cli.things import topology_from_word
 from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
 from taccl.names import shown, table
 
-EXAMPLES = (
-    "taccl convert schedule.json program.xml --set instances=2",
-    "taccl convert schedule.json program.plan.json --set max_bytes=1GB",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -28,7 +23,6 @@ def add(verb: argparse.ArgumentParser) -> None:
     setting = reader(_setting, bool, "NAME=VALUE, e.g. instances=2")
     help = "an option of the format of OUT, or of IN; more than once for several"
     option(verb, "--set NAME=VALUE", help, setting, action="append", default=[])
-    option(verb, "-o --output OUT", "the same as OUT")
     group = verb.add_argument_group("of IN, if it is a program or an algorithm of the published tool")
     add_options(group, "--topology", help="where it is to run, timed anew")
     add_options(group, "--nodes", help="number of nodes of the topology")
@@ -43,10 +37,7 @@ def run(options: argparse.Namespace) -> Answer:
 
     if options.list:
         return _listed()
-    if None not in (options.target, options.output):
-        raise InputError("found OUT and --output; give one of them", where="--output")
-    target = options.output or options.target
-    for where, given in (("IN", options.file), ("OUT", target)):
+    for where, given in (("IN", options.file), ("OUT", options.target)):
         if given is None:
             raise InputError("found none; give a file, or --list to see the formats", where=where)
     asked = picked(options, "topology", "size", "chunk_size", "time_unit_us")
@@ -57,7 +48,7 @@ def run(options: argparse.Namespace) -> Answer:
         raise InputError("is of --topology; for a file of a server give --set nodes=N", where="--nodes")
     source = getattr(options, "from")
     reading = format_of_content(options.file) if source is None else format_named(source, where="from")
-    writing = format_of_name(target) if options.to is None else format_named(options.to, where="to")
+    writing = format_of_name(options.target) if options.to is None else format_named(options.to, where="to")
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
         example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
@@ -68,7 +59,7 @@ def run(options: argparse.Namespace) -> Answer:
         warnings.simplefilter("always", TacclWarning)
         try:
             done = convert(
-                options.file, target, from_=source, to=options.to, overwrite=options.overwrite,
+                options.file, options.target, from_=source, to=options.to, overwrite=options.overwrite,
                 load_options=load_options, **{**on_the_way, **dict(options.set)},
             )  # fmt: skip
         except ExportError as error:

@@ -7,11 +7,6 @@ from argparse import ArgumentParser, Namespace
 from taccl.cli.options import add_options, add_problem_options, problem_from_options
 from taccl.cli.output import Answer
 
-EXAMPLES = (
-    "taccl explain sketch.toml --collective allgather",
-    "taccl explain ndv2/sk1 --collective alltoall --time-limit 60",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

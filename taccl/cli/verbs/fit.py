@@ -9,11 +9,6 @@ from taccl.cli.options import add_options, add_output, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.names import shown, table
 
-EXAMPLES = (
-    "taccl fit nccl.log --topology dgx-h100 --nodes 2 -o mine.toml",
-    "taccl fit one.log two.log --topology dgx-h100 --nodes 2 --plot fit.svg",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-EXAMPLES = (
-    "taccl plan --topology dgx2 --collective allreduce --sizes 1KB:1GB -o plan",
-    "taccl plan ndv2/sk1 ndv2/sk2 --collective allgather --time-limit 300 -o plan",
-)
-
 
 def add(verb: ArgumentParser) -> None:
     """Declare the options."""

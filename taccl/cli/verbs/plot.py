@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 #: What may be drawn, with the options that no other picture has.
 _WHATS = {"gantt": ("by",), "topology": ("nodes",), "bandwidth": ("sizes", "measured"), "progress": ()}
 
-EXAMPLES = (
-    "taccl plot schedule.json --by rank -o gantt.svg",
-    "taccl plot dgx2 --what topology --nodes 2 -o dgx2.png",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -16,12 +16,6 @@ from taccl.units import format_size, format_us
 if TYPE_CHECKING:
     import taccl
 
-EXAMPLES = (
-    "taccl probe -n 8 -o probe.json",
-    "taccl probe -n 16 --rounds 5 -o probe.json",
-    "taccl probe --collectives --mpiexec 'mpiexec -f hosts -n 16' -o selection.json",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

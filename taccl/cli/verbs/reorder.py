@@ -17,10 +17,6 @@ from taccl.names import table
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-EXAMPLES = (
-    "taccl reorder probe.json --algorithm ring --size 100MB --hostfile hosts.new",
-    "taccl reorder latency.csv --collective alltoall --algorithm pairwise --hosts hosts --rankfile ranks",
-)
 #: Files beside the placement itself.
 _FILES = ("hostfile", "rankfile", "openmpi_rules", "mpich_selection", "nccl_tuner", "plot")
 

@@ -11,11 +11,6 @@ from taccl.cli.output import Answer, check_output, notes_shown, picked
 from taccl.names import shown
 from taccl.units import format_count
 
-EXAMPLES = (
-    "taccl report schedule.json -o report.html",
-    "taccl report schedule.json --budget 60 -o report.html --overwrite",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

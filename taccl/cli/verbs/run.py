@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 #: Rounding is no fault up to so many times the relative error of one operation; ours.
 _MOST_EPS = 256
 
-EXAMPLES = (
-    "taccl run schedule.json --size 1MB",
-    "taccl run program.xml --ranks 4 --repetitions 20",
-    "taccl run step.toml --topology dgx-a100",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -17,11 +17,6 @@ from taccl.units import format_count, format_gap, format_us
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-EXAMPLES = (
-    "taccl show schedule.json --transfers 40",
-    "taccl show ndv2 --nodes 2 --profile nominal",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 #: What is shown of each size, before more.
 _FIGURES = ("size_bytes", "finish_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s")
-EXAMPLES = (
-    "taccl simulate schedule.json --sizes 1MB,16MB,256MB",
-    "taccl simulate program.xml --topology dgx2 --nodes 2 --size 16MB",
-)
 
 
 def add(verb: argparse.ArgumentParser) -> None:

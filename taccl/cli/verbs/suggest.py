@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 #: Baselines are tried for problems in which as many chunks must come anywhere, at most.
 _MOST_ARRIVALS = 6_000
-EXAMPLES = (
-    "taccl suggest ndv2 --nodes 2 --collective allgather --size 16MB -o sketches",
-    "taccl suggest ndv2 --nodes 2 --collective allgather --check sketch.toml",
-)
 
 
 def add(verb: argparse.ArgumentParser) -> None:

@@ -7,13 +7,8 @@ import argparse
 import taccl
 from taccl.cli.options import A_TOPOLOGY, add_options, option, positive, resized, several, sizes
 from taccl.cli.output import Answer, picked
-from taccl.cli.tables import add_run_options, check_table, run_options, table_answer, words
 from taccl.cli.things import sketch_from_word, topology_from_word
-
-EXAMPLES = (
-    "taccl sweep ndv2 --nodes 2 --collective allgather --sketches ndv2/sk1,ndv2/sk2 --sizes 1KB:1MB",
-    "taccl sweep ring:8 --collective allgather --sizes 1MB --chunks-per-rank 1,2,4 -o table.csv",
-)
+from taccl.cli.verbs.compare import add_run_options, check_table, run_options, table_answer, words
 
 
 def add(verb: argparse.ArgumentParser) -> None:

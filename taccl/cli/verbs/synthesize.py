@@ -13,11 +13,6 @@ from taccl.cli.output import Answer, check_output, picked, progress_shown, say, 
 from taccl.errors import InputError
 from taccl.units import parse_size
 
-EXAMPLES = (
-    "taccl synthesize ndv2/sk1 --collective allgather --size 16MB -o schedule.json",
-    "taccl synthesize dgx-a100 --nodes 2 --collective allreduce --size 64MB --time-limit 60",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""

@@ -11,11 +11,6 @@ from taccl.cli.output import Answer, picked
 from taccl.names import shown
 from taccl.units import format_count, format_us
 
-EXAMPLES = (
-    "taccl verify schedule.json",
-    "taccl verify program.xml",
-)
-
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
