@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,18 +12,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.deadline import signals_to
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
 from taccl.runtime.job import check_memory
-from taccl.runtime.parent_death_guard import end_all, held, remove_segments, segments
+from taccl.runtime.parent_death_guard import MARK, guarded
 from taccl.runtime.report import Execution
 from taccl.runtime.watchdog import GRACE_S
 from taccl.synthesis.memory import free_memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import FrameType
+    from collections.abc import Callable, Mapping, Sequence
 
     from taccl.runtime.job import Job
 
@@ -36,10 +33,6 @@ _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
 #: What mpiexec and the ranks write, in the folder of the job.
 _SAID, _COMPLAINED = "said", "complained"
-
-
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that everything is cleaned up on its way."""
 
 
 def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
@@ -77,20 +70,20 @@ def launched(
     start = launcher or [str(find_mpiexec()), "-n", str(num_ranks)]
     if not launcher:
         note(f"starting {num_ranks} ranks")
-    with (
-        _termination_as_exception(),
-        tempfile.TemporaryDirectory(prefix="taccl-run-", ignore_cleanup_errors=True) as name,
-    ):
-        folder = Path(name)
+    folder = Path(tempfile.mkdtemp(prefix="taccl-run-"))
+    with guarded(folder):
         path = folder / "job.json"
         path.write_text(json.dumps(request), encoding="utf-8")
-        others = segments()
-        with held(folder):
-            process = _start(start, path, worker, environment or {})
+        process = _start(start, path, worker, environment or {})
+        try:
+            return _attend(process, folder, timeout_s, note)
+        finally:  # the guard ends what is left
+            process.terminate()
             try:
-                return _attend(process, folder, timeout_s, note)
-            finally:
-                _end(process, folder, others)
+                process.wait(_TERMINATE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _start(
@@ -112,7 +105,7 @@ def _start(
                 stdout=said,
                 stderr=complained,
                 start_new_session=True,  # Ctrl-C is for us alone to deal with
-                env={**few_threads, **os.environ, **environment, "PYTHONPATH": path},
+                env={**few_threads, **os.environ, **environment, "PYTHONPATH": path, MARK: str(folder)},
             )
     except OSError as error:
         raise ExecutionError(f"{start[0]} cannot be started ({error.strerror or error})") from None
@@ -153,25 +146,6 @@ def _attend(
             time.sleep(_POLL_S)
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path, others: set[str]) -> None:
-    """End every process that is left, wait until all are gone, and remove what they shared memory by.
-
-    A rank that is killed early has told nobody of it. What another job has just made is for a moment in
-    nobody's memory, so that it takes two looks.
-    """
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_TERMINATE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    end_all(folder)
-    if left := segments(unused=True) - others:
-        time.sleep(_POLL_S)
-        remove_segments(left & segments(unused=True))
-
-
 def _complaints(folder: Path) -> str:
     """The last lines that any rank wrote on stderr."""
     text = (folder / _COMPLAINED).read_text(encoding="utf-8", errors="replace")
@@ -186,18 +160,3 @@ def _parsed(line: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return message if isinstance(message, dict) else {}
-
-
-@contextlib.contextmanager
-def _termination_as_exception() -> Iterator[None]:
-    """Clean up on SIGTERM, too, and then end as it would have."""
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        raise _Terminated
-
-    try:
-        with signals_to(note, "SIGTERM"):
-            yield
-    except _Terminated:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise

@@ -147,7 +147,7 @@ if "taccl.runtime.worker" in sys.orig_argv and os.environ.get("PMI_RANK") == "{r
                 (1, "import_mpi"),
                 (1, "Engine.run"),
                 (1, "gathered"),
-                (0, "_Rank._report"),
+                (0, "_JobRank._report"),
             ]
             if MANY
             else []

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
-from taccl.runtime.parent_death_guard import held, processes_naming, remove_segments
+from taccl.runtime.parent_death_guard import MARK, guarded, marked, remove_segments
 
 STARTER = """
 import sys, time
 from pathlib import Path
-from taccl.runtime.parent_death_guard import held
-with held(Path(sys.stdin.readline().strip())):
+from taccl.runtime.parent_death_guard import guarded
+with guarded(Path(sys.stdin.readline().strip())):
     print("up", flush=True)
     time.sleep(60)
 """
-#: A rank, which hears of nothing, and what it started, which does not name the folder.
+#: A rank, which hears of nothing, and what it started.
 RANK = "import subprocess, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 
 
 def rank_in(folder) -> subprocess.Popen:
-    """A process that names a folder."""
-    return subprocess.Popen([sys.executable, "-c", RANK, str(folder)])
+    """A process that is marked with a folder."""
+    return subprocess.Popen([sys.executable, "-c", RANK], env={**os.environ, MARK: str(folder)})
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ def test_ranks_end_with_who_started_them(tmp_path):
     rank = rank_in(folder)
     with pytest.raises(subprocess.TimeoutExpired):
         rank.wait(0.2)
-    assert rank.pid in processes_naming(folder)
+    assert rank.pid in marked(folder)
     starter.kill()
     starter.communicate()
     assert rank.wait(20) == -9
@@ -52,14 +53,22 @@ def test_ranks_end_with_who_started_them(tmp_path):
     assert not folder.exists()
 
 
-def test_who_lets_go_ends_ranks_itself(tmp_path):
-    """Where nobody died the guard leaves all as it is."""
-    with held(tmp_path):
-        rank = rank_in(tmp_path)
-    assert rank.poll() is None
-    assert tmp_path.exists()
-    rank.kill()
-    rank.wait()
+def test_what_is_left_ends_with_who_lets_go(tmp_path):
+    """Where nobody died, too: a rank and what it started, and the folder; what others started stays."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    other = rank_in(tmp_path)
+    with guarded(folder):
+        rank = rank_in(folder)
+        while len(marked(folder)) < 2:
+            time.sleep(0.01)
+    assert rank.wait(1) == -9
+    assert not marked(folder)
+    assert not folder.exists()
+    assert other.poll() is None
+    for pid in marked(tmp_path):
+        os.kill(pid, 9)
+    other.wait()
 
 
 def test_segments_are_removed(tmp_path):
