@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.errors import ExecutionError, InputError, TacclError
+from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
 from taccl.runtime.environment import import_mpi, launched_by
 from taccl.runtime.launch import launched
-from taccl.runtime.rank_execution import gathered, num_cores, patiently, told
+from taccl.runtime.rank_execution import agreed, gathered, num_cores, patiently, told
 from taccl.runtime.worker import serve
 from taccl.topology.clusters import completed, levels
 from taccl.units import format_count, parse_size
@@ -119,10 +119,10 @@ def probe(
     comm = import_mpi().COMM_WORLD if comm is None else comm
     if ranks not in (None, comm.size):
         raise InputError(f"found {ranks}, but there are {comm.size} MPI ranks; leave it out", where="ranks")
-    return Probe.from_dict(_Rank(comm, request, note).probe())
+    return Probe.from_dict(_ProbeRank(comm, request, note).probe())
 
 
-class _Rank:
+class _ProbeRank:
     """One rank's part in a probe, and at rank 0 what all have measured.
 
     - `request`: What `probe` was asked for, the same at every rank.
@@ -161,7 +161,7 @@ class _Rank:
         found: dict[str, Any] = told(
             self.comm, self._found(uplinks).to_dict() if self.comm.rank == 0 else None
         )
-        self._at_first(lambda: self._keep(found))
+        agreed(self.comm, lambda: self._keep(found))
         self.comm.Free()
         return found
 
@@ -175,7 +175,7 @@ class _Rank:
         self.cores: dict[str, int] = dict(every)
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
-        self._at_first(self._recall)
+        agreed(self.comm, self._recall)
         is_known = [all(np.isfinite(self.latency_us[pair]) for pair in pairs) for pairs in self.rounds]
         known = told(self.comm, [number for number, each in enumerate(is_known) if each])
         if known:
@@ -199,17 +199,6 @@ class _Rank:
         if self.path is not None and self.part is not None:
             Probe.from_dict(found).save(self.path, overwrite=self.overwrite)
             self.part.unlink(missing_ok=True)
-
-    def _at_first(self, act: Callable[[], None]) -> None:
-        """Let rank 0 do something that may fail; if it does, every rank has the same error."""
-        error = None
-        if self.comm.rank == 0:
-            try:
-                act()
-            except TacclError as caught:
-                error = caught
-        if message := told(self.comm, error and str(error)):
-            raise error or ExecutionError(message)
 
     def _measure(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Measure pairs; of a pair that was measured before the better figures count."""
@@ -328,6 +317,6 @@ if __name__ == "__main__":
     sys.exit(
         serve(
             sys.argv[1],
-            lambda comm, request, watchdog, note: _Rank(comm, request(), note, watchdog.expect).probe(),
+            lambda comm, request, watchdog, note: _ProbeRank(comm, request(), note, watchdog.expect).probe(),
         )
     )

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import taccl
 from taccl import errors
-from taccl.errors import ExecutionError, InputError, TacclError
+from taccl.errors import ExecutionError, InputError
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import Job
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
-from taccl.runtime.report import Execution, Times, Wait, WrongChunk, was_moving
+from taccl.runtime.report import Execution, Times, WrongChunk, was_moving
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ def execute_on_rank(
     try:
         watchdog.expect("getting buffers ready", job.timeout_s)
         mine = communicator.Dup()
-        execution = _Rank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None).run()
-        report: dict[str, Any] = told(mine, execution and execution.to_dict())
+        rank = _JobRank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None)
+        report = told(mine, rank.run())
         mine.Free()
     except BaseException as error:
         # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
@@ -75,45 +76,21 @@ def execute_on_rank(
 
 
 def _agree_on_job(communicator: Any, make: Callable[[], Job], watchdog: Watchdog) -> Job:
-    message: dict[str, Any] = {}
-    raised: BaseException | None = None
-    if communicator.rank == 0:
-        try:
-            job = make()
-            if job.program.num_ranks != communicator.size:
-                raise InputError(
-                    f"found {format_count(communicator.size, 'MPI rank')}; the program is for "
-                    f"{job.program.num_ranks}; start it with -n {job.program.num_ranks}",
-                    where="mpiexec",
-                )
-            message = {"job": job.to_dict()}
-        except BaseException as error:  # the others must not wait for what never comes
-            raised = error
-            message = {
-                "error": type(error).__name__,
-                "message": getattr(error, "message", str(error)),
-                "where": getattr(error, "where", None),
-            }
+    def checked() -> dict[str, Any]:
+        job = make()
+        if job.program.num_ranks != communicator.size:
+            raise InputError(
+                f"found {format_count(communicator.size, 'MPI rank')}; the program is for "
+                f"{job.program.num_ranks}; start it with -n {job.program.num_ranks}",
+                where="mpiexec",
+            )
+        return job.to_dict()
+
     watchdog.expect("agreeing on what to do", None)
-    message = told(communicator, message)
-    if raised is not None:
-        raise raised
-    if "error" in message:
-        raise _error_named(message)
-    return Job.from_dict(message["job"])
+    return Job.from_dict(agreed(communicator, checked))
 
 
-def _error_named(message: dict[str, Any]) -> TacclError:
-    """The error that rank 0 had, for the others to raise."""
-    kind = getattr(errors, message["error"], None)
-    if isinstance(kind, type) and issubclass(kind, InputError):
-        return kind(message["message"], where=message["where"])
-    if isinstance(kind, type) and issubclass(kind, TacclError):
-        return kind(message["message"])
-    return ExecutionError(f"rank 0 failed: {message['error']}: {message['message']}")
-
-
-class _Rank:
+class _JobRank:
     """One rank's part in a job."""
 
     def __init__(self, communicator: Any, job: Job, watchdog: Watchdog, note: Callable[[str], None]) -> None:
@@ -132,8 +109,8 @@ class _Rank:
         self.wrong: list[WrongChunk] = []
         self.num_wrong = 0
 
-    def run(self) -> Execution | None:
-        """What became of it, at rank 0; None elsewhere."""
+    def run(self) -> dict[str, Any] | None:
+        """What became of it, the plain values of an `Execution`, at rank 0; None elsewhere."""
         stuck: Stuck | None = None
         times: list[float] = []
         mpi_times: list[float] = []
@@ -219,60 +196,37 @@ class _Rank:
 
     def _report(
         self, reports: list[dict[str, Any]], times: Times | None, mpi_times: Times | None, *, crowded: bool
-    ) -> Execution:
+    ) -> dict[str, Any]:
         job, program = self.job, self.job.program
         idle_s = min((each["idle_s"] for each in reports if each["idle_s"] is not None), default=0.0)
-        waits = tuple(Wait.from_dict(each) for report in reports for each in report["waits"])
+        waits = [wait for report in reports for wait in report["waits"]]
         cause = ""
         if waits and not was_moving(idle_s, job.timeout_s):
             from taccl.program.interpret import interpret  # which ranks seldom need
 
             faults = interpret(program).faults
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
-        return Execution(
-            program=program.name,
-            collective="" if program.collective is None else program.collective.name,
-            num_ranks=program.num_ranks,
-            num_hosts=self.num_hosts,
-            crowded=crowded,
-            size_bytes=job.size_bytes,
-            dtype=job.dtype,
-            in_place=program.in_place,
-            busbw_factor=1.0 if program.collective is None else program.collective.busbw_factor,
-            timeout_s=job.timeout_s,
-            compared_with="" if waits else self.compared_with,
-            tolerance=self.tolerance * self.unit,
-            num_wrong=sum(each["num_wrong"] for each in reports),
-            wrong=tuple(WrongChunk(**each) for report in reports for each in report["wrong"]),
-            waits=waits,
-            cause=cause,
-            idle_s=idle_s,
-            times=None if waits else times,
-            mpi_times=mpi_times,
-            versions=_versions(),
-        )
+        return {
+            "program": program.name, "num_ranks": program.num_ranks, "in_place": program.in_place,
+            "collective": "" if program.collective is None else program.collective.name,
+            "busbw_factor": 1.0 if program.collective is None else program.collective.busbw_factor,
+            "num_hosts": self.num_hosts, "crowded": crowded, "size_bytes": job.size_bytes, "dtype": job.dtype,
+            "timeout_s": job.timeout_s, "compared_with": "" if waits else self.compared_with,
+            "tolerance": self.tolerance * self.unit, "versions": _versions(),
+            "num_wrong": sum(each["num_wrong"] for each in reports),
+            "wrong": [wrong for report in reports for wrong in report["wrong"]],
+            "waits": waits, "cause": cause, "idle_s": idle_s,
+            "times": None if waits or times is None else asdict(times),
+            "mpi_times": mpi_times and asdict(mpi_times),
+        }  # fmt: skip
 
 
 def _versions() -> dict[str, str]:
-    from mpi4py import MPI
+    import mpi4py
 
-    library = " ".join(MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
-    return {
-        "mpi": library.rstrip("\0"),
-        "mpi4py": _version_of("mpi4py"),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "taccl": _version_of("taccl"),
-    }
-
-
-def _version_of(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
+    library = " ".join(mpi4py.MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
+    versions = {"mpi4py": mpi4py.__version__, "numpy": np.__version__, "python": platform.python_version()}
+    return {"mpi": library.rstrip("\0"), **versions, "taccl": taccl.__version__}
 
 
 def _placing(communicator: Any) -> tuple[int, int]:
@@ -300,6 +254,27 @@ def told(communicator: Any, value: Any) -> Any:
     buffer = bytearray(content or int(length[0]))
     patiently(communicator.Ibcast(buffer))
     return json.loads(buffer)
+
+
+def agreed(communicator: Any, make: Callable[[], Any]) -> Any:
+    """The plain values that `make` gives rank 0, at every rank; what it raises there, all ranks raise."""
+    message: dict[str, Any] = {}
+    raised: BaseException | None = None
+    if communicator.rank == 0:
+        try:
+            message = {"values": make()}
+        except BaseException as error:  # the others must not wait for what never comes
+            raised = error
+            message = {"error": type(error).__name__, "message": str(error)}
+    message = told(communicator, message)
+    if raised is not None:
+        raise raised
+    if "error" in message:
+        kind = getattr(errors, message["error"], None)
+        if kind is None:
+            raise ExecutionError(f"rank 0 failed: {message['error']}: {message['message']}")
+        raise kind(message["message"])
+    return message["values"]
 
 
 def gathered(communicator: Any, value: Any) -> list[Any] | None:

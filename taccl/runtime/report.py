@@ -8,7 +8,7 @@ from typing import Any
 
 from taccl.errors import ExecutionError, VerificationError
 from taccl.names import in_runs, listed
-from taccl.program.program import StepAddress
+from taccl.program.program import StepAddress  # noqa: TC001  pydantic looks it up
 from taccl.units import format_count, format_size, format_us
 
 
@@ -44,11 +44,6 @@ class Wait:
     address: StepAddress
     step: str
     reason: str
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Wait:
-        """The wait whose fields are these plain values."""
-        return cls(**{**data, "address": StepAddress(*data["address"])})
 
     def __str__(self) -> str:
         return f"{self.address}, {self.step}: waits for {self.reason}"
@@ -174,25 +169,15 @@ class Execution:
 
     def to_dict(self) -> dict[str, Any]:
         """The execution as plain values."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        values["wrong"] = [asdict(each) for each in self.wrong]
-        values["waits"] = [asdict(each) for each in self.waits]
-        for name in ("times", "mpi_times"):
-            values[name] = None if values[name] is None else list(values[name].each_us)
-        return values
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Execution:
         """The execution that `to_dict` wrote."""
-        times = {name: data[name] and Times(tuple(data[name])) for name in ("times", "mpi_times")}
-        return cls(
-            **{
-                **data,
-                **times,
-                "wrong": tuple(WrongChunk(**each) for each in data["wrong"]),
-                "waits": tuple(Wait.from_dict(each) for each in data["waits"]),
-            }
-        )
+        from pydantic import TypeAdapter  # ranks need it once, when all is done
+
+        found: Execution = TypeAdapter(cls).validate_python(data)
+        return found
 
     def __repr__(self) -> str:
         what = f"{self.program!r} on {format_count(self.num_ranks, 'rank')}, {format_size(self.size_bytes)}"

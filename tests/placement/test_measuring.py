@@ -13,7 +13,7 @@ import pytest
 import taccl
 from taccl.errors import ExecutionError, InputError
 from taccl.placement.matrices import load_probe
-from taccl.placement.measuring import _batches, _Rank, pairs_of_round
+from taccl.placement.measuring import _batches, _ProbeRank, pairs_of_round
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_ranks_of_one_machine_take_turns():
 
 def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
     """A large message takes half of there and back at least."""
-    rank = _Rank.__new__(_Rank)
+    rank = _ProbeRank.__new__(_ProbeRank)
     rank.comm, rank.small, rank.large = SimpleNamespace(rank=0), np.zeros(1), np.zeros(10**6)
     rank.repetitions = 20
     took_s = {1: 300e-6, 10**6: 100e-6}

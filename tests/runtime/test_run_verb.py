@@ -103,8 +103,9 @@ class TestEnded:
         process.communicate(timeout=30)
         assert process.returncode == code
         # Nobody waits for the ranks of a command that was killed; their guard ends them, and then removes files.
-        assert not marked.alive_after(10 if number == signal.SIGKILL else 0)
-        until = time.monotonic() + (10 if number == signal.SIGKILL else 0)
+        patience_s = 0 if number == signal.SIGINT else 10
+        assert not marked.alive_after(patience_s)
+        until = time.monotonic() + patience_s
         while (left := _left(marked, tmp_path)) and time.monotonic() < until:
             time.sleep(0.05)
         assert not left
