@@ -87,74 +87,59 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
 
 def _of_csv(lines: Sequence[str], where: str) -> Probe:
     comments = [line for line in lines if line.lstrip().startswith("#")]
-    rows = [
-        (number, [cell.strip() for cell in row])
-        for number, row in enumerate(csv.reader("" if line in comments else line for line in lines), 1)
-        if any(cell.strip() for cell in row)
-    ]
-    if not rows:
-        raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
-    head, corner = rows[0][1], ""
-    names = [str(i) for i in range(len(head))]
-    if any(_number(cell) is None for cell in head[head[0] in _NOTHING :]):
-        # A square with a corner has as many rows, its head included, as columns.
-        corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
-        rows = rows[1:]
-    count = len(names)
-    matrix: list[list[float | None]] = []
-    for number, row in rows:
-        cells = row[len(row) == count + 1 :]
-        if len(cells) != count:
-            said = f"found {len(cells)} entries; expected {count}, one for every host"
-            raise FormatError(said, where=f"{where}: line {number}")
-        values = [_number(cell) for cell in cells]
-        for j, (cell, value) in enumerate(zip(cells, values, strict=True)):
-            if value is None and cell and (j != len(matrix) or cell not in _NOTHING):
-                said = f"found {shown(repr(cell), 60)} in column {j}; expected a number"
-                raise FormatError(said, where=f"{where}: line {number}")
-        matrix.append(values)
-    if len(matrix) != count:
-        said = f"found {len(matrix)} rows of {count} entries; expected a square, a row for every host"
-        raise FormatError(said, where=where)
-    table, said = np.array(matrix, dtype=np.float64), " ".join((corner, *comments))
+    every = csv.reader("" if line in comments else line for line in lines)
+    rows = {
+        number: [cell.strip() for cell in row]
+        for number, row in enumerate(every, 1)
+        if any(map(str.strip, row))
+    }
+    corner, names, table = _matrix(rows, where)
+    said = " ".join((corner, *comments))
     if _BITS.search(said):
-        return Probe(tuple(names), bandwidth_gb_per_s=table / 8)
-    if _BANDWIDTH.search(said):
-        return Probe(tuple(names), bandwidth_gb_per_s=table)
-    return Probe(tuple(names), latency_us=table)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
+        return Probe(names, bandwidth_gb_per_s=table / 8)
+    return Probe(names, **{"bandwidth_gb_per_s" if _BANDWIDTH.search(said) else "latency_us": table})
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     """One-way matrices, with peers enabled where both are there."""
-    found: dict[str, tuple[tuple[bool, bool], NDArray[np.float64]]] = {}
-    for at, line in enumerate(lines):
-        if head := _P2P.match(line):
-            rank = (not head[1].lower().startswith("bi"), head[2].lower() == "enabled")
-            kind = head[3].lower()
-            if kind not in found or rank > found[kind][0]:
-                found[kind] = rank, _grid(lines[at + 1 :], f"{where}: line {at + 2}")
-    matrices = {kind: matrix for kind, (_, matrix) in found.items()}
-    hosts = tuple(f"GPU {i}" for i in range(max(map(len, matrices.values()))))
-    return Probe(hosts, matrices.get("latency"), matrices.get("bandwidth"))
+    found: dict[str, NDArray[np.float64]] = {}
+    heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
+    for at, head in sorted(heads, key=lambda each: (each[1][1][:2].lower() != "bi", each[1][2].lower())):
+        cells = [line.split() for line in lines[at:]]
+        rows = dict(enumerate(cells[: len(cells[0])] if cells else [], at + 1))
+        _, names, found[head[3].lower()] = _matrix(rows, where)
+    return Probe(tuple(f"GPU {i}" for i in names), found.get("latency"), found.get("bandwidth"))
 
 
-def _grid(lines: Sequence[str], where: str) -> NDArray[np.float64]:
-    """The matrix below a head of column numbers, each row behind its own."""
-    count = len(lines[0].split()) - 1 if lines else 0
-    rows = [[_number(cell) for cell in line.split()] for line in lines[1 : 1 + max(count, 0)]]
-    number = next((i for i, row in enumerate(rows) if len(row) != count + 1 or None in row), len(rows))
-    if count < 2 or number < count:
-        found = shown(repr(lines[1 + number].strip()), 80) if number + 1 < len(lines) else "the end"
-        said = f"found {found}; expected row {number} of {max(count, 2)} numbers"
-        raise FormatError(said, where=where)
-    return np.array(rows, dtype=np.float64)[:, 1:]
+def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...], NDArray[np.float64]]:
+    """What stands in the corner, hosts, and the numbers in rows, which are by line; nan for what is none.
+
+    Names may stand at the head of both rows and columns.
+    """
+    if not rows:
+        raise FormatError("found no rows; expected a matrix, a row for every host", where=where)
+    first, *others = rows
+    head, corner = rows[first], ""
+    names = [str(i) for i in range(len(head))]
+    if np.isnan([_number(cell) for cell in head[head[0] in _NOTHING :]]).any():
+        # A square with a corner has as many rows, its head included, as columns.
+        corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
+        rows = {number: rows[number] for number in others}
+    table = []
+    for number, row in rows.items():
+        cells = row[len(row) == len(names) + 1 :]
+        if len(cells) != len(names):
+            said = f"found {len(cells)} entries; expected {len(names)}, one for every host"
+            raise FormatError(said, where=f"{where}: line {number}")
+        table.append([_number(cell) for cell in cells])
+    return corner, tuple(names), np.array(table)
+
+
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return float("nan")
 
 
 def _of_pairs(text: str, where: str) -> Probe:

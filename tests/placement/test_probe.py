@@ -186,10 +186,10 @@ class TestMatrices:
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [
-            ("0,5\n5,0\n3,4\n", "found 3 rows of 2 entries; expected a square"),
+            ("0,5\n5,0\n3,4\n", "found 3 x 2 entries for 2 hosts; expected a square"),
             ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),
             ("0,5,9\n5,0,9\n,9,0\n", "found no entry in row 2, column 0"),
-            ("0,5,9\n5,0,far\n9,9,0\n", "line 2: found 'far' in column 2; expected a number"),
+            ("0,5,9\n5,0,far\n9,9,0\n", "found no entry in row 1, column 2"),
         ],
     )
     def test_bad_csv_is_named(self, tmp_path, text, complaint):
@@ -214,6 +214,13 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s is not None
         assert probe.latency_us is not None
         assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (24, 2.2)
+
+    def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
+        """Of two rows the second is missing."""
+        path = tmp_path / "p2p.txt"
+        path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
+        with pytest.raises(FormatError, match="found 1 x 3 entries for 3 hosts; expected a square"):
+            load_probe(path)
 
     def test_logs_of_pairs(self, tmp_path):
         """A direction that was not measured is that of the other; a pair that is missing is named."""
