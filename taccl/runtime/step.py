@@ -21,7 +21,7 @@ from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import gathered, patiently
 from taccl.runtime.worker import serve
 from taccl.workload.files import from_dict, to_dict
-from taccl.workload.meaning import Part, given_parts, places, taken
+from taccl.workload.meaning import Piece, given_parts, places, taken
 from taccl.workload.replay import StepRank, moments
 from taccl.workload.step import Step
 
@@ -113,7 +113,7 @@ def _execute_on_rank(
     expected = reference.run(seed=asked["seed"])
     worst = 0.0
     for name in reference.outputs:
-        whole = Part(expected[name][rank], places(reference.tensors[name], rank, ranks))
+        whole = Piece(expected[name][rank], places(reference.tensors[name], rank, ranks))
         right = taken(whole, places(workload.tensors[name], rank, ranks))
         largest = max(float(np.abs(right).max(initial=0)), 1e-30)
         worst = max(worst, float(np.abs(mine.tensor(name).array - right).max(initial=0)) / largest)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.units import exact
-from taccl.workload.operations import DTYPE_BYTES, operand_axes
+from taccl.workload.meaning import places_read
+from taccl.workload.operations import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from taccl.workload.operations import Operation
@@ -46,26 +47,17 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     Every input is read once and the result written once. What is fused into a collective has the collective's
     result in hand, and hands its own on.
     """
-    ranks = workload.num_ranks
-    out, tensors = workload.tensors[operation.name], workload.operands(operation)
-    here = [length // (ranks if axis == out.axis else 1) for axis, length in enumerate(out.shape)]
+    ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
+    written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
+    read = places_read(operation, out, tensors, held, written)
     fused = {each.name for each in workload.operations if operation.fused and each.fused == operation.fused}
     fused.add(operation.fused)
-    size, flops = math.prod(here), 0.0
-    num_bytes = 0.0 if operation.fused else size * DTYPE_BYTES[out.dtype]
-    # The axis of each operand of a product that is summed over, of which ranks may have slices.
-    summed = [len(each.shape) - 1 - at for at, each in enumerate(tensors)]
-    is_cut = any(each.axis == axis for each, axis in zip(tensors, summed, strict=True))
-    for at, tensor in enumerate(tensors):
-        lengths = [
-            (tensor.shape[axis] // (ranks if axis == tensor.axis else 1)) if to is None else here[to]
-            for axis, to in enumerate(operand_axes(operation, tensors, out, at))
-        ]
-        if operation.kind == "matmul":
-            lengths[summed[at]] = inner = tensor.shape[summed[at]] // (ranks if is_cut else 1)
-            flops = 2.0 * size * inner
+    size = math.prod(map(len, written))
+    flops = 2.0 * size * len(read[0][-1]) if operation.kind == "matmul" else 0.0
+    num_bytes = 0.0 if operation.fused else float(size * DTYPE_BYTES[out.dtype])
+    for tensor, here in zip(tensors, read, strict=True):
         if tensor.name not in fused:
-            num_bytes += math.prod(lengths) * DTYPE_BYTES[tensor.dtype]
+            num_bytes += math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
     return (
         flops if operation.flops is None else operation.flops,
         num_bytes if operation.memory_bytes is None else operation.memory_bytes,

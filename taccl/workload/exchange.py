@@ -42,7 +42,7 @@ _PARAMETERS = replace(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CollectivePart:
     """A piece of a tile of a collective, and its chunks in the step's problem.
 
     A tile is cut into `pieces`, which follow each other, where its chunks are large.
@@ -62,9 +62,9 @@ class Part:
         return range(self.first, self.first + self.count)
 
 
-def parts_of(workload: Workload) -> tuple[Part, ...]:
+def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
     """The parts of all collectives, tile by tile where they overlap."""
-    parts: list[Part] = []
+    parts: list[CollectivePart] = []
     first = 0
     counts = {
         each.name: _collective(each.kind, each.shift, workload.num_ranks).num_chunks
@@ -81,13 +81,18 @@ def parts_of(workload: Workload) -> tuple[Part, ...]:
         pieces = max(1, min(most, room, num_bytes // (cut.tiles * share * least_bytes)))
         size = max(1, -(-num_bytes // (cut.tiles * pieces * share)))
         for piece in range(pieces):
-            parts.append(Part(name, tile, piece, pieces, first, count, size))
+            parts.append(CollectivePart(name, tile, piece, pieces, first, count, size))
             first += count
     return tuple(parts)
 
 
+def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
+    """The part of every chunk of all collectives."""
+    return [part for part in parts_of(workload) for _ in part.chunks]
+
+
 def problem_of(
-    workload: Workload, topology: Topology, parts: Sequence[Part], *, sums: Collection[str] = ()
+    workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = ()
 ) -> Problem:
     """Some parts together, on one topology; those of the operations in `sums` are allreduces."""
     every = []

@@ -5,26 +5,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import create_model
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.formats.files import write_whole
 from taccl.reading import parse, read_text, toml_document
-from taccl.validation import validated
+from taccl.validation import Index, Positive, Table, validated
 from taccl.workload.operations import Operation, Tensor
 from taccl.workload.workload import Overlap, Workload
 
 _TABLES = {"inputs": Tensor, "operations": Operation, "overlaps": Overlap}
-_WORDS = {
-    "Count": Annotated[int, Field(strict=True, ge=1)], "Natural": Annotated[int, Field(strict=True, ge=0)],
-}  # fmt: skip
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+_WORDS = {"Count": Positive, "Natural": Index}
 
 
 def _model(kind: type, **columns: Any) -> Any:
@@ -34,7 +28,7 @@ def _model(kind: type, **columns: Any) -> Any:
         each.name: (hints[each.name], ... if each.default is MISSING else each.default)
         for each in fields(kind)
     }
-    return create_model(f"{kind.__name__}File", __base__=_Table, __doc__=kind.__doc__, **of_file)
+    return create_model(f"{kind.__name__}File", __base__=Table, __doc__=kind.__doc__, **of_file)
 
 
 _FILE = _model(

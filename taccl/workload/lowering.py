@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.program.program import Program, RankProgram, Slot
     from taccl.program.program import Step as Instruction
     from taccl.schedule.schedule import Schedule
-    from taccl.workload.exchange import Part
+    from taccl.workload.exchange import CollectivePart
     from taccl.workload.step import Step
 
 
@@ -71,7 +71,7 @@ def lower_step(step: Step, operation: str) -> Program:
         make_schedule(problem, chunk=number, **columns), name=f"{step.workload.name}: {operation}"
     )
 
-    def touched(slot: Slot | None, count: int, buffer: str, chunks: tuple[int, ...]) -> list[Part]:
+    def touched(slot: Slot | None, count: int, buffer: str, chunks: tuple[int, ...]) -> list[CollectivePart]:
         if slot is None or slot.buffer != buffer:
             return []
         return [part_of[chunk] for chunk in chunks[slot.offset : slot.offset + count]]

@@ -1,7 +1,7 @@
 """What a step means: its operations carried out on arrays of numpy, on what every rank has of each tensor.
 
-A rank has a *part* of a tensor: an array, and for each axis the places of the whole array that it holds. What
-an operation needs is found by those places; so slices and tiles need no code of their own.
+A rank has a *piece* of a tensor: an array, and for each axis the places of the whole array that it holds.
+What an operation needs is found by those places; so slices and tiles need no code of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Piece:
     """An array, and the places that it holds along each axis of the whole one."""
 
     array: Array
@@ -65,7 +65,7 @@ def run_workload(
         for each in ranks:
             if operation.is_collective:
                 here = places_of_tile(workload, operation, each.rank, number)
-                each.made[name, number] = Part(taken(whole, sent_from(workload, operation, here)), here)
+                each.made[name, number] = Piece(taken(whole, sent_from(workload, operation, here)), here)
             else:
                 each.tile(name, number)
     return {name: [each.tensor(name).array for each in ranks] for name in workload.tensors}
@@ -74,16 +74,16 @@ def run_workload(
 class RankTiles:
     """What one rank has: inputs, what collectives bring (`made`), and tiles of both, made when asked for."""
 
-    def __init__(self, workload: Workload, rank: int, inputs: Mapping[str, Sequence[Part]]) -> None:
+    def __init__(self, workload: Workload, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         self.workload, self.rank = workload, rank
         self.made = {(name, 0): parts[rank] for name, parts in inputs.items()}
 
-    def tensor(self, name: str) -> Part:
+    def tensor(self, name: str) -> Piece:
         """All that the rank has of a tensor."""
         cut = self.workload.tiling(name)
         return join([self.tile(name, number) for number in range(cut.tiles)], cut.axis)
 
-    def tile(self, name: str, number: int) -> Part:
+    def tile(self, name: str, number: int) -> Piece:
         """A tile of what an operation makes."""
         if (name, number) not in self.made:
             operation = self.workload.operation[name]
@@ -92,7 +92,7 @@ class RankTiles:
             self.made[name, number] = _calculated(self.workload, operation, read, self.rank, wanted)
         return self.made[name, number]
 
-    def read(self, name: str, number: int) -> list[Part]:
+    def read(self, name: str, number: int) -> list[Piece]:
         """What the rank has of each input of an operation for one tile of it."""
         keys = self.workload.tiles[name, number]
         return [
@@ -103,10 +103,10 @@ class RankTiles:
 
 def given_parts(
     workload: Workload, inputs: Mapping[str, Any] | None, *, seed: int = 0
-) -> dict[str, list[Part]]:
+) -> dict[str, list[Piece]]:
     """What every rank is given of every input; `WorkloadError` if that is not what it should have."""
     given = random_inputs(workload, seed=seed) if inputs is None else inputs
-    found: dict[str, list[Part]] = {}
+    found: dict[str, list[Piece]] = {}
     for tensor in workload.inputs:
         where = f"inputs: {tensor.name}"
         if tensor.name not in given or len(given[tensor.name]) != workload.num_ranks:
@@ -119,7 +119,7 @@ def given_parts(
             if np.shape(array) != wanted:
                 said = f"found shape {np.shape(array)} at rank {rank}; expected {wanted}"
                 raise WorkloadError(said, where=where)
-            found[tensor.name].append(Part(np.asarray(array, dtype=dtype_of(tensor)), here))
+            found[tensor.name].append(Piece(np.asarray(array, dtype=dtype_of(tensor)), here))
     return found
 
 
@@ -157,7 +157,7 @@ def places_of_tile(workload: Workload, operation: Operation, rank: int, tile: in
     return tuple(here)
 
 
-def taken(part: Part, wanted: Places) -> Array:
+def taken(part: Piece, wanted: Places) -> Array:
     """The values at some places, which the part holds."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
@@ -168,7 +168,7 @@ def taken(part: Part, wanted: Places) -> Array:
     return array
 
 
-def join(parts: Sequence[Part], axis: int) -> Part:
+def join(parts: Sequence[Piece], axis: int) -> Piece:
     """Parts that differ along one axis, as one; its places in order."""
     if len(parts) == 1:
         return parts[0]
@@ -176,7 +176,7 @@ def join(parts: Sequence[Part], axis: int) -> Part:
     order = np.argsort(along)
     array = np.take(np.concatenate([part.array for part in parts], axis=axis), order, axis=axis)
     here = parts[0].places
-    return Part(array, (*here[:axis], along[order], *here[axis + 1 :]))
+    return Piece(array, (*here[:axis], along[order], *here[axis + 1 :]))
 
 
 def dtype_of(tensor: Tensor) -> str:
@@ -184,10 +184,10 @@ def dtype_of(tensor: Tensor) -> str:
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
-def _whole(tensor: Tensor, parts: Sequence[Part]) -> Part:
+def _whole(tensor: Tensor, parts: Sequence[Piece]) -> Piece:
     """What ranks have together."""
     if tensor.layout == "partial":
-        return Part(np.sum([part.array for part in parts], axis=0), parts[0].places)
+        return Piece(np.sum([part.array for part in parts], axis=0), parts[0].places)
     return parts[0] if tensor.axis is None else join(parts, tensor.axis)
 
 
@@ -201,28 +201,34 @@ def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Place
     return (*wanted[:axis], (wanted[axis] - by) % length, *wanted[axis + 1 :])
 
 
+def places_read(
+    operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
+) -> list[tuple[Any, ...]]:
+    """Where a rank reads each of some tensors, of which it holds places, for some places of the result."""
+    needs = []
+    for at, here in enumerate(held):
+        axes = operand_axes(operation, tensors, out, at)
+        needs.append([here[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)])
+    if operation.kind == "matmul":
+        # Where one of the two is sliced along the axis that is summed over, so is what is read of the other.
+        needs[0][-1] = needs[1][-2] = min(held[0][-1], held[1][-2], key=len)
+    return [tuple(each) for each in needs]
+
+
 def _calculated(
-    workload: Workload, operation: Operation, parts: Sequence[Part], rank: int, wanted: Places
-) -> Part:
+    workload: Workload, operation: Operation, parts: Sequence[Piece], rank: int, wanted: Places
+) -> Piece:
     """What an operation that moves nothing makes at one rank at some places.
 
     - `parts`: What the rank has of each tensor that is read.
     """
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
-    read = []
-    for at, part in enumerate(parts):
-        axes = operand_axes(operation, tensors, out, at)
-        need = [part.places[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)]
-        if operation.kind == "matmul":
-            inner = len(axes) - (1 if at == 0 else 2)
-            other = parts[1 - at].places[-2 if at == 0 else -1]
-            # Where one of the two is sliced along the axis that is summed over, so is what is read of the
-            # other.
-            if len(other) < len(need[inner]):
-                need[inner] = other
-        value = taken(part, tuple(need))
-        read.append(value if operation.kind != "compute" or axes != [None] * len(axes) else value.mean())
-    return Part(np.asarray(_value(operation, out, read, rank, wanted), dtype=dtype_of(out)), wanted)
+    needs = places_read(operation, out, tensors, [part.places for part in parts], wanted)
+    read = [taken(part, need) for part, need in zip(parts, needs, strict=True)]
+    if operation.kind == "compute":  # what is not read at the places of the result counts as one number
+        apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
+        read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
+    return Piece(np.asarray(_value(operation, out, read, rank, wanted), dtype=dtype_of(out)), wanted)
 
 
 def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, wanted: Places) -> Any:

@@ -74,9 +74,14 @@ class Tensor:
         """Of the whole array."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
+    def local_shape(self, num_ranks: int) -> tuple[int, ...]:
+        """Of what one rank has of it."""
+        of_axis = enumerate(self.shape)
+        return tuple(length // (num_ranks if axis == self.axis else 1) for axis, length in of_axis)
+
     def local_bytes(self, num_ranks: int) -> int:
         """Of what one rank has of it."""
-        return self.num_bytes // (1 if self.axis is None else num_ranks)
+        return math.prod(self.local_shape(num_ranks)) * DTYPE_BYTES[self.dtype]
 
     def check(self, num_ranks: int) -> Tensor:
         """Itself; `WorkloadError` unless shape, type and layout are some that ranks can have."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.meaning import Part, RankTiles, dtype_of, given_parts, places, places_of_tile, sent_from
+from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, places_of_tile, sent_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Natural
     from taccl.schedule.schedule import Transfer
-    from taccl.workload.exchange import Part as Chunks
+    from taccl.workload.exchange import CollectivePart
     from taccl.workload.step import Step
 
     Array = NDArray[Any]
@@ -76,7 +76,7 @@ def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
 class StepRank(RankTiles):
     """What one rank has, and the chunks that have come to it."""
 
-    def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Part]]) -> None:
+    def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(step.workload, rank, inputs)
         self.step = step
         self.chunks: dict[int, Array] = {}
@@ -105,7 +105,7 @@ class StepRank(RankTiles):
         chunk = transfer.chunk
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
-    def tile(self, name: str, number: int) -> Part:
+    def tile(self, name: str, number: int) -> Piece:
         """A tile of what an operation makes; of a collective as its chunks bring it."""
         key = (name, number)
         if key not in self.made and (operation := self.workload.operation[name]).is_collective:
@@ -117,10 +117,10 @@ class StepRank(RankTiles):
             for chunk in self.step.chunks[key]:
                 if self.rank in ends[chunk].destinations:
                     whole.reshape(-1)[self._places(self.part_of[chunk], chunk)[1]] = self.held(chunk)
-            self.made[key] = Part(whole[np.ix_(*wanted)] if wanted else whole, wanted)
+            self.made[key] = Piece(whole[np.ix_(*wanted)] if wanted else whole, wanted)
         return super().tile(name, number)
 
-    def _source(self, part: Chunks) -> Array:
+    def _source(self, part: CollectivePart) -> Array:
         """What the rank has of a collective's input, flat at its places of the whole array."""
         key = (part.operation, part.tile)
         if key not in self.whole:
@@ -131,7 +131,7 @@ class StepRank(RankTiles):
             self.whole[key] = whole.reshape(-1)
         return self.whole[key]
 
-    def _places(self, part: Chunks, chunk: int) -> tuple[Flat, Flat]:
+    def _places(self, part: CollectivePart, chunk: int) -> tuple[Flat, Flat]:
         """Where the values of a chunk are in the collective's input, and in its result."""
         workload, ranks = self.workload, self.workload.num_ranks
         operation, number = workload.operation[part.operation], chunk - part.first

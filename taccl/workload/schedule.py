@@ -18,7 +18,7 @@ from taccl.errors import WorkloadError
 from taccl.schedule.listing import Tasks, started
 from taccl.schedule.precedence import Precedence
 from taccl.workload.costs import RATES, tile_costs
-from taccl.workload.exchange import parts_of, sends_of
+from taccl.workload.exchange import parts_by_chunk, sends_of
 from taccl.workload.step import ComputeTile, Step
 
 if TYPE_CHECKING:
@@ -107,56 +107,35 @@ class _StepTasks:
     ) -> None:
         self.workload, self.num_resources = workload, len(topology.resources)
         self.tasks, self.per_us = Tasks(), _TICKS_PER_US
-        #: By operation, tile and rank: the task of which the end makes that tile there.
+        #: By operation, tile and rank: the task of which the end makes that tile there, and, of a collective,
+        #: the one of which the end makes what the rank gives to it.
         self.makes: dict[tuple[str, int, int], int] = {}
-        #: What gives each chunk's origins what they start with.
-        self.gives: dict[tuple[int, int], int] = {}
+        self.gives: dict[tuple[str, int, int], int] = {}
         #: Of tasks: where their tile is in the program, and its number.
         self.place: dict[int, tuple[int, int]] = {}
-        #: By operation and tile: its chunks; by chunk: its sends.
-        self.chunks: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.sends: dict[int, set[int]] = defaultdict(set)
         if sends is not None:
-            self._add_sends(sends)
+            self.problem = sends.problem
+            self.precedence = Precedence(
+                sends.problem, sends.problem, chunk=sends.chunk, link=sends.link, group=sends.group,
+                reduce=sends.reduce, start=sends.start, places=True, impose=True,
+            )  # fmt: skip
+            self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
         for position, (name, tile) in enumerate(workload.tiles):
             self._add_tile(position, name, tile, math.ceil(costs[name] * self.per_us))
-
-    def _add_sends(self, sends: Schedule) -> None:
-        problem = self.problem = sends.problem
-        order = self.precedence = Precedence(
-            problem, problem, chunk=sends.chunk, link=sends.link, group=sends.group, reduce=sends.reduce,
-            start=sends.start, places=True, impose=True,
-        )  # fmt: skip
-        self.tasks, self.per_us = Tasks.of_sends(order), problem.costs.ticks_per_us
-        for part in parts_of(self.workload):
-            self.chunks[part.operation, part.tile] += part.chunks
-        # By chunk and rank: sends that leave it, come to it, and are added to it.
-        self.leaves: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.comes: dict[tuple[int, int], set[int]] = defaultdict(set)
-        self.added: dict[tuple[int, int], set[int]] = defaultdict(set)
-        for transfer, send in enumerate(order.send):
-            chunk, ends = order.chunk[transfer], problem.topology.links[order.link[send]]
-            self.sends[chunk].add(send)
-            for rank in ends.srcs:
-                self.leaves[chunk, rank].add(send)
-            for rank in ends.dsts:
-                self.comes[chunk, rank].add(send)
-                if order.reduce[transfer]:
-                    self.added[chunk, rank].add(send)
+        if sends is not None:
+            self._tie_sends(sends)
 
     def _add_tile(self, position: int, name: str, tile: int, ticks: int) -> None:
-        chunks = self.chunks[name, tile]
         for rank in range(self.workload.num_ranks):
-            keys = ((*key, rank) for key in self.workload.tiles[name, tile])
-            sources = [self.makes[key] for key in keys if key in self.makes]
+            key, processor = (name, tile, rank), self.num_resources + rank
+            task = self.tasks.add(ticks, processor if ticks else None)
+            reads = ((*each, rank) for each in self.workload.tiles[name, tile])
+            self._after([self.makes[each] for each in reads if each in self.makes], task)
             if self.workload.operation[name].is_collective:
-                task = self._exchange(rank, chunks, self._after(sources, self.tasks.add()))
-            else:
-                processor = self.num_resources + rank
-                task = self._after(sources, self.tasks.add(ticks, processor if ticks else None))
-            self.makes[name, tile, rank] = task
+                self.gives[key] = task
+                task = self._after([task], self.tasks.add())
+            self.makes[key] = task
             self.place[task] = (position, tile)
-        self.place |= {send: (position, tile) for chunk in chunks for send in self.sends[chunk]}
 
     def _after(self, sources: Iterable[int], task: int) -> int:
         """The task, once all of some have ended."""
@@ -164,19 +143,22 @@ class _StepTasks:
             self.tasks.after[source].append((task, self.tasks.duration[source]))
         return task
 
-    def _exchange(self, rank: int, chunks: list[int], ready: int) -> int:
+    def _tie_sends(self, sends: Schedule) -> None:
         """What a rank sends of its own waits until that is ready; all is there once what comes has come."""
-        after, duration = self.tasks.after, self.tasks.duration
-        incoming: set[int] = set()
-        for chunk in chunks:
-            ends = self.problem.collective.chunks[chunk]
-            if rank in ends.origins:
-                self.gives[chunk, rank] = ready
-                after[ready] += [(send, 0) for send in sorted(self.leaves[chunk, rank])]
-                after[ready] += [(send, -duration[send]) for send in sorted(self.added[chunk, rank])]
-            if rank in ends.destinations:
-                incoming |= self.comes[chunk, rank]
-        return self._after([ready, *sorted(incoming)], self.tasks.add())
+        after, order, links = self.tasks.after, self.precedence, self.problem.topology.links
+        chunks, self.part_of = self.problem.collective.chunks, parts_by_chunk(self.workload)
+        for transfer, send in enumerate(order.send):
+            chunk, link, ticks = order.chunk[transfer], links[order.link[send]], order.duration[send]
+            key = self.part_of[chunk].operation, self.part_of[chunk].tile
+            self.place[send] = self.place[self.makes[*key, 0]]
+            for rank in link.srcs:
+                if rank in chunks[chunk].origins:
+                    after[self.gives[*key, rank]].append((send, 0))
+            for rank in link.dsts:
+                if order.reduce[transfer] and rank in chunks[chunk].origins:
+                    after[self.gives[*key, rank]].append((send, -ticks))
+                if rank in chunks[chunk].destinations:
+                    after[send].append((self.makes[*key, rank], ticks))
 
     def best_starts(self, order: str) -> list[int]:
         """When tasks start: the best of what the rules of an order lead to."""
@@ -196,13 +178,14 @@ class _StepTasks:
 
     def _in_sequence(self) -> None:
         """Each operation after the end of the one before, everywhere."""
+        mine: dict[int, list[int]] = defaultdict(list)
+        for task, (position, _) in sorted(self.place.items()):
+            mine[position].append(task)
         before: list[int] = []
-        for name in self.workload.operation:
+        for _, tasks in sorted(mine.items()):
             begin, end = self._after(before, self.tasks.add()), self.tasks.add()
-            mine = [task for (made, *_), task in self.makes.items() if made == name]
-            sends = {send for chunk in self.chunks[name, 0] for send in self.sends[chunk]}
-            self.tasks.after[begin] += [(task, 0) for task in [*mine, *sorted(sends)]]
-            before = [self._after(mine, end)]
+            self.tasks.after[begin] += [(task, 0) for task in tasks]
+            before = [self._after(tasks, end)]
 
     def computed_tiles(self, start: list[int]) -> Iterator[ComputeTile]:
         """All tiles that take time, but those of collectives."""
@@ -213,18 +196,17 @@ class _StepTasks:
 
     def sent(self, start: list[int], sends: Schedule) -> Schedule:
         """All sends; chunks are released as tiles are made, and due as tiles begin to read them."""
-        release = {key: start[ready] for key, ready in self.gives.items() if start[ready]}
         begins: dict[tuple[str, int, int], int] = {}  # by tile and rank: when it is first read
         for (name, tile, rank), task in self.makes.items():
-            for key in self.workload.tiles[name, tile] if self.tasks.holds[task] else ():
-                begins[*key, rank] = min(begins.get((*key, rank), start[task]), start[task])
-        due = {
-            (chunk, rank): begins[name, tile, rank]
-            for (name, tile), chunks in self.chunks.items()
-            for chunk in chunks
-            for rank in self.problem.collective.chunks[chunk].destinations
-            if (name, tile, rank) in begins
-        }
+            for each in self.workload.tiles[name, tile] if self.tasks.holds[task] else ():
+                begins[*each, rank] = min(begins.get((*each, rank), start[task]), start[task])
+        release: dict[tuple[int, int], int] = {}
+        due: dict[tuple[int, int], int] = {}
+        for chunk, part in enumerate(self.part_of):
+            key, ends = (part.operation, part.tile), self.problem.collective.chunks[chunk]
+            ready = {rank: start[self.gives[*key, rank]] for rank in ends.origins}
+            release |= {(chunk, rank): ticks for rank, ticks in ready.items() if ticks}
+            due |= {(chunk, rank): begins[*key, rank] for rank in ends.destinations if (*key, rank) in begins}
         release_us, due_us = (
             tuple((*key, Fraction(ticks, self.per_us)) for key, ticks in each.items())
             for each in (release, due)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
-    from taccl.workload.exchange import Part
+    from taccl.workload.exchange import CollectivePart
     from taccl.workload.workload import Workload
 
 
@@ -104,7 +104,7 @@ class Step:
         return float(self.finish)
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CollectivePart, ...]:
         """Which chunks are of which tile of which collective."""
         return parts_of(self.workload)
 
