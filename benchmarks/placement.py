@@ -102,7 +102,7 @@ def large() -> Iterator[Row]:
         placed = reorder(probe, algorithm=algorithm, size=SIZE, time_limit_s=LARGE_S)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
-        before, found = (case.us(case.ticks(order)) for order in (placed.given, placed.order))
+        before, found = (case.us(case.ticks(order)) for order in (range(256), placed.order))
         yield {
             "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
             # A machine that does other things besides takes longer; on one core this is the time.
@@ -134,7 +134,7 @@ def exact() -> Iterator[Row]:
         case = Case(topology, "allreduce", algorithm, SIZE)
         best = reorder(topology, algorithm=algorithm, size=SIZE, time_limit_s=60)
         proven += best.proven
-        ratios.append(case.us(case.search(best.given, seed)[1]) / best.after_us)
+        ratios.append(case.us(case.search(range(len(best.order)), seed)[1]) / best.after_us)
     met = max(ratios) <= NEAR and proven == 50
     yield {"fabrics": 50, "proven": proven, "worst": max(ratios), "met": met}
 

@@ -32,7 +32,7 @@ def matrices(placement: Placement, *, ax: Axes | None = None) -> Axes:
     count = len(placement.order)
     gap = max(1, count // 16)
     whole = np.full((count, 2 * count + gap), np.nan)
-    for at, order in ((0, placement.given), (count + gap, placement.order)):
+    for at, order in ((0, range(count)), (count + gap, placement.order)):
         whole[:, at : at + count] = between[np.ix_(order, order)]
     image = ax.imshow(whole, cmap="cividis", interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, shrink=0.8, label="us of all that a largest message holds")
@@ -59,7 +59,8 @@ def ring(placement: Placement, *, ax: Axes | None = None) -> Axes:
     racks = placement.topology.ranks_of_node
     spot = {host: (rack, -level) for rack, hosts in enumerate(racks) for level, host in enumerate(hosts)}
     across = len(racks) + 0.5
-    for shift, name, order in ((0.0, "order given", placement.given), (across, "new order", placement.order)):
+    given = range(len(placement.order))
+    for shift, name, order in ((0.0, "order given", given), (across, "new order", placement.order)):
         ends = list(zip(order, [*order[1:], order[0]], strict=True))
         crossing = [pair for pair in ends if spot[pair[0]][0] != spot[pair[1]][0]]
         for pair in ends:

@@ -38,8 +38,8 @@ class Placement:
         What runs in rank order; its `name` and `collective` say what that is.
     size_bytes : int
         The larger of one rank's input and output buffer.
-    given, order : tuple of int
-        The host slot of every rank, before and now.
+    order : tuple of int
+        The host slot of every rank; before, rank r was on slot r.
     before_us, after_us : float
         Simulated times of the algorithm in the order given, and in the new one.
     bound_us : float
@@ -55,7 +55,6 @@ class Placement:
     topology: Topology
     algorithm: Algorithm
     size_bytes: int
-    given: tuple[int, ...]
     order: tuple[int, ...]
     before_us: float
     after_us: float
@@ -79,7 +78,7 @@ class Placement:
     def why(self) -> str:
         """What the new order gains, or why there is nothing to gain; and what limits it."""
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
-        if self.order != self.given:
+        if self.order != tuple(range(len(self.order))):
             proof = ", and no order is faster" if self.proven else ""
             return f"{self.faster}{proof}; before, {before}; now, {now}"
         known = "no order is faster than the one given" if self.proven else "no faster order was found"
@@ -127,7 +126,6 @@ class Placement:
             "collective": self.algorithm.collective.name,
             "algorithm": self.algorithm.name,
             **{name: getattr(self, name) for name in figures},
-            "given": list(self.given),
             "order": list(self.order),
         }
 

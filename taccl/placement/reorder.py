@@ -49,7 +49,6 @@ def reorder(
     algorithm: str | Schedule | Program = "ring",
     size: Size = "100MB",
     *,
-    order: Sequence[int] | None = None,
     time_limit_s: Seconds = 20.0,
     seed: Natural = 0,
     progress: Callable[[str, float | None, float | None], None] | None = None,
@@ -58,7 +57,8 @@ def reorder(
 
     The objective is the simulated time of the algorithm on the topology, in which messages share what they
     cross (`taccl.placement.kernel.timed`). Up to ten ranks the order returned is the best of all, unless the
-    time limit comes first; `Placement.proven` says which. It is never worse than the order given.
+    time limit comes first; `Placement.proven` says which. It is never worse than the order given: rank r on
+    host slot r.
 
     Parameters
     ----------
@@ -72,8 +72,6 @@ def reorder(
         or program of ours, for as many ranks.
     size : int or str
         The larger of one rank's input and output buffer, e.g. ``"100MB"``.
-    order : sequence of int, optional
-        The host slot of every rank as it is now; by default rank r is on slot r.
     time_limit_s : float
         When to stop searching; Ctrl-C stops it too, and the best so far is returned.
     seed : int
@@ -84,18 +82,13 @@ def reorder(
     Raises
     ------
     InputError
-        If the algorithm does not do the collective, or not for so many ranks, or `order` names a host twice
-        or one that is not there.
+        If the algorithm does not do the collective, or not for so many ranks.
     TopologyError
         If no links lead from one rank to another.
     """
     case, deadline = Case(topology, collective, algorithm, size), Deadline.after(time_limit_s)
     count = case.problem.topology.num_ranks
-    given = tuple(range(count)) if order is None else tuple(order)
-    if sorted(given) != list(range(count)):
-        twice = next((host for host in given if given.count(host) > 1), None)
-        found = f"host {twice} twice" if twice is not None else f"{len(given)} hosts {list(given)[:8]}"
-        raise InputError(f"found {found}; expected every host 0-{count - 1} once", where="order")
+    given = tuple(range(count))
     before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
     if before > bound:
         bound = max(bound, case.fabric.least_crossing(case.messages))
@@ -117,7 +110,7 @@ def reorder(
         best, after = given, before
     bound = max(bound, after) if proven else min(bound, after)
     return Placement(
-        case.problem.topology, case.algorithm, case.size_bytes, given, best, case.us(before), case.us(after),
+        case.problem.topology, case.algorithm, case.size_bytes, best, case.us(before), case.us(after),
         case.us(bound), proven, (case.limits(given, before), case.limits(best, after)),
         case.fabric.distance(int(case.messages.units.max())) / case.problem.costs.ticks_per_us,
     )  # fmt: skip
@@ -169,13 +162,13 @@ class Case:
         return self.problem.topology.resources[most].name, ticks / finish
 
     def search(
-        self, given: tuple[int, ...], seed: int, deadline: Deadline = NEVER
+        self, given: Sequence[int], seed: int, deadline: Deadline = NEVER
     ) -> tuple[tuple[int, ...], int]:
         """The best order found by changes to the given one, or to one with near hosts together; its ticks."""
         # By what must follow a message an order is given up once it cannot be good.
         tails(self.messages, self.relaxed.anywhere[self.relaxed.kind], self.relaxed.tail)
         nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
-        start = min(given, tuple(nested), key=self.ticks)
+        start = min(given, nested, key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
 
         def work(warmth: float, signal: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:

@@ -56,7 +56,7 @@ def placement():
     """Four ranks on hosts 2, 0, 3 and 1."""
     topology = taccl.topologies.ring(4)
     case = Case(topology, "allreduce", "ring", "1MB")
-    return Placement(topology, case.algorithm, 10**6, (0, 1, 2, 3), (2, 0, 3, 1), 2.0, 1.0, 1.0)
+    return Placement(topology, case.algorithm, 10**6, (2, 0, 3, 1), 2.0, 1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ class TestLaunchers:
         """Two ranks on this machine, of which the first is bound to its second core."""
         topology = taccl.topologies.ring(2)
         case = Case(topology, "allreduce", "ring", "1MB")
-        swapped = Placement(topology, case.algorithm, 10**6, (0, 1), (1, 0), 1.0, 1.0, 1.0)
+        swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)
         path = tmp_path / "ranks"
         lines = rankfile(swapped, ["localhost", "localhost"]).splitlines()
         assert lines == ["rank 0=localhost slot=0", "rank 1=localhost slot=1"]

@@ -64,9 +64,7 @@ def test_no_schedule_in_the_order_is_faster():
         name = ("ring", "halving-doubling", "double-tree", "hierarchical")[seed % 4]
         case = Case(random_probe(rng, 6), "allreduce", name, "1MB")
         order = tuple(rng.permutation(6).tolist())
-        placement = Placement(
-            case.problem.topology, case.algorithm, case.size_bytes, tuple(range(6)), order, 0.0, 0.0, 0.0
-        )
+        placement = Placement(case.problem.topology, case.algorithm, case.size_bytes, order, 0.0, 0.0, 0.0)
         schedule = placement.schedule()
         assert verify(schedule).ok
         assert case.us(case.ticks(order)) <= schedule.finish_us * (1 + 1e-12)

@@ -58,10 +58,10 @@ def test_nothing_to_gain_where_all_are_alike(name):
 
 @pytest.mark.slow
 def test_the_order_given_is_never_made_worse():
-    """Given the order that it found, reorder keeps to it, or finds a better one."""
+    """Of hosts numbered in the order that it found, reorder keeps to that, or finds a better one."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
     first = taccl.reorder(truth)
-    again = taccl.reorder(truth, order=first.order)
+    again = taccl.reorder(relabel(truth, np.argsort(first.order).tolist()))
     assert again.before_us == first.after_us
     assert again.after_us <= again.before_us
     assert first.bound_us <= first.after_us <= first.before_us
@@ -127,9 +127,6 @@ def test_a_time_limit_still_gives_an_answer():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"order": [0, 0, 1, 2]}, "order: found host 0 twice; expected every host 0-3 once"),
-        ({"order": [0, 1]}, "found 2 hosts"),
-        ({"order": [0, 1, 2, 7]}, "found 4 hosts"),
         ({"size": "many"}, "size: found 'many'"),
         ({"collective": "scan"}, "collective: found scan; ring does"),
     ],
