@@ -252,7 +252,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "aggregation.dequantise": {"sums": [1], "scale": 2.0},
     "aggregation.error_bound": {"ranks": 2, "scale": 2.0},
     "aggregation.largest_scale": {"most": 1.0, "ranks": 2},
-    "aggregation.layer_bytes": {"model": "vgg-19", "bytes_per_number": 4},
+    "aggregation.layer_bytes": {"model": "vgg-19"},
     "aggregation.simulate_packets": {
         "packets": 3, "workers": 2, "slots": 2, "payload_bytes": 64, "gb_per_s": 12.5, "rtt_us": 10.0,
         "loss": 0.0, "duplicates": 0.0, "reordering": 0.0, "timeout_us": None, "shadow_copy": True, "seed": 0,
@@ -332,7 +332,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "logs": ["here.txt"], "topology": "dgx-h100", "nodes": 1, "collective": None, "in_place": False, "seed": 0,
     },
     "reorder": {
-        "topology": "@topology", "collective": "allreduce", "algorithm": "ring", "size": "1KB", "order": None,
+        "topology": "@topology", "collective": "allreduce", "algorithm": "ring", "size": "1KB",
         "time_limit_s": 1.0, "seed": 0, "progress": None,
     },
     "Probe": {
@@ -418,7 +418,6 @@ GIVEN: dict[str, dict[str, object]] = {
     "workload.overlap": {"workload": "@layer", "operations": ["g", "sum"], "tiles": 2, "axis": 0},
     "workload.reorder": {"workload": "@layer", "collective": "sum"},
     "workload.replay_step": {"step": "@scheduled", "inputs": None, "seed": 0},
-    "workload.run_workload": {"workload": "@layer", "inputs": None, "seed": 0},
     "workload.save_traces": {"step": "@scheduled", "path": "step.et", "overwrite": True},
     "workload.save_workload": {"workload": "@layer", "path": "step.toml", "overwrite": True},
     "workload.schedule_workload": {

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taccl.arguments import checked, known_name
-
-if TYPE_CHECKING:
-    from taccl.arguments import Count
 
 #: Parameters of each, as published with torchvision's models: what the shapes below must come to.
 MODELS = {"resnet-50": 25_557_032, "vgg-19": 143_667_240}
 
 
 @checked
-def layer_bytes(model: str, *, bytes_per_number: Count = 4) -> dict[str, int]:
-    """The bytes of each layer's parameters by name, front to back: weights, biases, scales and shifts apart.
+def layer_bytes(model: str) -> dict[str, int]:
+    """The bytes of each layer's parameters in float32 by name: weights, biases, scales and shifts apart.
 
-    Parameters
-    ----------
-    model : str
-        One of `MODELS`.
-    bytes_per_number : int
-        4 for float32.
+    - `model`: One of `MODELS`.
 
     References
     ----------
@@ -33,7 +23,7 @@ def layer_bytes(model: str, *, bytes_per_number: Count = 4) -> dict[str, int]:
     found = known_name(model, MODELS, "model")
     numbers = _resnet50() if found == "resnet-50" else _vgg19()
     assert sum(numbers.values()) == MODELS[found], "the shapes come to what is published"
-    return {name: count * bytes_per_number for name, count in numbers.items()}
+    return {name: 4 * count for name, count in numbers.items()}
 
 
 def _resnet50() -> dict[str, int]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.placement.algorithms import Algorithm
 
 
-class Messages(NamedTuple):
+class RankMessages(NamedTuple):
     """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``."""
 
     src: NDArray[np.int64]
@@ -27,7 +27,7 @@ class Messages(NamedTuple):
     wait: NDArray[np.int64]
 
 
-class Paths(NamedTuple):
+class HostPaths(NamedTuple):
     """The links from host to host, ``link[path_of[p] : path_of[p + 1]]`` of pair ``p = src * hosts + dst``.
 
     The holds of link e are ``hold_of[e] : hold_of[e + 1]``, of resources whose index in the topology is
@@ -77,7 +77,7 @@ def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Probl
     return Problem(topology, collective, sizes, size_bytes=size_bytes)  # type: ignore[arg-type]
 
 
-def as_messages(algorithm: Algorithm, problem: Problem) -> Messages:
+def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
     """The messages of an algorithm, with the sizes of a problem's chunks."""
     count = int(algorithm.message.max(initial=-1)) + 1
     units = np.zeros(count, dtype=np.int64)
@@ -85,10 +85,10 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> Messages:
     _, first = np.unique(algorithm.message, return_index=True)
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
-    return Messages(algorithm.src[first], algorithm.dst[first], units, wait_of, wait)
+    return RankMessages(algorithm.src[first], algorithm.dst[first], units, wait_of, wait)
 
 
-class Fabric:
+class HostFabric:
     """The ways between all hosts of a problem's topology; `TopologyError` says where there is none.
 
     - `paths`: What kernels read.
@@ -119,7 +119,7 @@ class Fabric:
         name, resource = np.unique(resource, return_inverse=True)
         hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
         path_of = np.concatenate(([0], np.cumsum(hops)))
-        self.paths = Paths(
+        self.paths = HostPaths(
             path_of, link, costs.link_alpha, costs.link_beta, hold_of, resource, held[0], held[1], name
         )
         pair = np.repeat(np.arange(count * count), hops)
@@ -127,7 +127,7 @@ class Fabric:
         self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]
         self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
-    def relaxed(self, messages: Messages) -> Relaxed:
+    def relaxed(self, messages: RankMessages) -> Relaxed:
         """What every message takes at least, wherever its ends are; nothing yet of what must follow it."""
         sizes, kind = np.unique(messages.units, return_inverse=True)
         rows = []
@@ -159,7 +159,7 @@ class Fabric:
         whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
-    def busiest(self, messages: Messages, order: NDArray[np.int64]) -> tuple[int, int]:
+    def busiest(self, messages: RankMessages, order: NDArray[np.int64]) -> tuple[int, int]:
         """The resource that an order holds for longest, and for how many ticks."""
         pair = order[messages.src] * self.num_hosts + order[messages.dst]
         number = np.bincount(pair, minlength=self.num_hosts**2)
@@ -169,7 +169,7 @@ class Fabric:
         most = int(np.argmax(busy))
         return int(self.paths.name[most]), int(busy[most])
 
-    def least_crossing(self, messages: Messages) -> int:
+    def least_crossing(self, messages: RankMessages) -> int:
         """How long some way out of a set of hosts is busy at least, whichever ranks are in the set.
 
         Of n ranks k are behind a resource that every message out of k hosts holds. Where every rank sends as

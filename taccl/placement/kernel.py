@@ -11,14 +11,14 @@ from taccl.kernels import compiled, inner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.placement.fabric import Messages, Paths, Relaxed
+    from taccl.placement.fabric import HostPaths, RankMessages, Relaxed
 
 #: What a placement is said to take that takes longer than asked.
 TOO_LONG = 2**62
 
 
 @compiled
-def tails(messages: Messages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
+def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
     """How long all takes from the end of every message on, if each takes as long as given."""
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
@@ -28,8 +28,8 @@ def tails(messages: Messages, takes: NDArray[np.int64], tail: NDArray[np.int64])
 
 @compiled
 def timed(
-    messages: Messages,
-    paths: Paths,
+    messages: RankMessages,
+    paths: HostPaths,
     relaxed: Relaxed,
     order: NDArray[np.int64],
     cutoff: int,
@@ -132,8 +132,8 @@ def _moved(order: NDArray[np.int64], trial: NDArray[np.int64], draw: NDArray[np.
 
 @compiled
 def anneal(
-    messages: Messages,
-    paths: Paths,
+    messages: RankMessages,
+    paths: HostPaths,
     relaxed: Relaxed,
     orders: NDArray[np.int64],
     numbers: NDArray[np.int64],
@@ -175,8 +175,8 @@ def anneal(
 
 @compiled
 def prove(
-    messages: Messages,
-    paths: Paths,
+    messages: RankMessages,
+    paths: HostPaths,
     relaxed: Relaxed,
     orders: NDArray[np.int64],
     numbers: NDArray[np.int64],

@@ -97,7 +97,8 @@ def _of_csv(lines: Sequence[str], where: str) -> Probe:
     said = " ".join((corner, *comments))
     if _BITS.search(said):
         return Probe(names, bandwidth_gb_per_s=table / 8)
-    return Probe(names, **{"bandwidth_gb_per_s" if _BANDWIDTH.search(said) else "latency_us": table})
+    is_rate = bool(_BANDWIDTH.search(said))
+    return Probe(names, None if is_rate else table, table if is_rate else None)
 
 
 def _of_p2p(lines: Sequence[str], where: str) -> Probe:

@@ -12,7 +12,7 @@ from taccl.arguments import checked
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.placement.algorithms import of_schedule, stock
-from taccl.placement.fabric import Fabric, as_messages, problem_of
+from taccl.placement.fabric import HostFabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.placement import Placement
 from taccl.placement.probe import Probe
@@ -137,7 +137,7 @@ class Case:
             said = f"found a schedule of {num_ranks} ranks for {count} hosts; make them equal"
             raise InputError(said, where="algorithm")
         self.problem = problem_of(self.algorithm, topology, self.size_bytes)
-        self.messages, self.fabric = as_messages(self.algorithm, self.problem), Fabric(self.problem)
+        self.messages, self.fabric = as_messages(self.algorithm, self.problem), HostFabric(self.problem)
         self.relaxed = self.fabric.relaxed(self.messages)
         self.arrays = self.messages, self.fabric.paths, self.relaxed
         self.is_small = len(self.messages.src) <= _FEW_MESSAGES

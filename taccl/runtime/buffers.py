@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import RunJob
 
 #: No sum over the ranks comes near it, nor past what the type holds.
 _LARGEST = 2**30
@@ -30,7 +30,7 @@ class Data:
     point at the largest power of two that no sum of theirs overflows at.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RunJob) -> None:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
@@ -88,7 +88,7 @@ class Data:
         return float(np.finfo(self.dtype).eps) * (n - 1) * n
 
 
-class Memory(NamedTuple):
+class RankMemory(NamedTuple):
     """One rank's buffers, (slots, elements) each."""
 
     input: NDArray[Any]
@@ -102,7 +102,7 @@ class Buffers:
     - `given` ((inputs, elements) array): What `restore` puts into the input.
     """
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: RunJob, rank: int) -> None:
         layouts = job.layouts()
         where = layouts[rank] if layouts else None
 
@@ -126,16 +126,16 @@ class Buffers:
 
 def _memory(
     program: Program, rank: int, where: RankLayout | None, rows: Callable[[int], NDArray[Any]]
-) -> Memory:
+) -> RankMemory:
     """Buffers of one rank, made by ``rows(count)``; in place input and output are views of one."""
     mine = program.ranks[rank]
     scratch = rows(mine.scratch_chunks)
     if not program.in_place:
-        return Memory(rows(mine.input_chunks), rows(mine.output_chunks), scratch)
+        return RankMemory(rows(mine.input_chunks), rows(mine.output_chunks), scratch)
     begin_in, begin_out = (where.input_offset, where.output_offset) if where else (0, 0)
     end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
     whole = rows(max(end_in, end_out))
-    return Memory(whole[begin_in:end_in], whole[begin_out:end_out], scratch)
+    return RankMemory(whole[begin_in:end_in], whole[begin_out:end_out], scratch)
 
 
 def unwritten(dtype: np.dtype[Any]) -> float | int:

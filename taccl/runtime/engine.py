@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.program.program import Program, Slot, Step, Threadblock
-    from taccl.runtime.buffers import Memory
+    from taccl.runtime.buffers import RankMemory
 
 #: How long to sleep where nothing moves, at most: little beside a message, and much beside a look around.
 _LONGEST_SLEEP_S = 1e-3
@@ -43,7 +43,7 @@ class Stuck(NamedTuple):
     idle_s: float
 
 
-class _Move(NamedTuple):
+class _BoundStep(NamedTuple):
     """A step with the memory that it touches."""
 
     step: Step
@@ -58,7 +58,7 @@ class _Block:
 
     t: int
     threadblock: Threadblock
-    moves: list[_Move]
+    moves: list[_BoundStep]
     landing: NDArray[Any]
     slots: list[NDArray[Any]]
     position: int = 0
@@ -76,7 +76,7 @@ class Engine:
     """
 
     def __init__(
-        self, program: Program, rank: int, memory: Memory, communicator: Any, *, crowded: bool
+        self, program: Program, rank: int, memory: RankMemory, communicator: Any, *, crowded: bool
     ) -> None:
         self.rank, self.memory, self.communicator, self.crowded = rank, memory, communicator, crowded
         self.capacity = PROTOCOLS[program.protocol]
@@ -138,14 +138,14 @@ class Engine:
     def _rows(self, count: int) -> NDArray[Any]:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
-    def _move(self, step: Step) -> _Move:
+    def _move(self, step: Step) -> _BoundStep:
         def view(slot: Slot | None) -> NDArray[Any] | None:
             if slot is None:
                 return None
             buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
             return buffer[slot.offset : slot.offset + step.count]
 
-        return _Move(step, OPERATIONS[step.operation], view(step.src), view(step.dst))
+        return _BoundStep(step, OPERATIONS[step.operation], view(step.src), view(step.dst))
 
     def _is_done(self, block: _Block) -> bool:
         return block.position == len(block.moves) and self._has_room(block, self.capacity)
@@ -170,7 +170,7 @@ class Engine:
             moved = True
         return moved
 
-    def _awaited(self, move: _Move) -> tuple[int, int] | None:
+    def _awaited(self, move: _BoundStep) -> tuple[int, int] | None:
         for t, s in move.step.depends:
             if self.blocks[t].position <= s:
                 return t, s
@@ -182,7 +182,7 @@ class Engine:
             block.sending.popleft()
         return self.capacity - len(block.sending) >= wanted
 
-    def _finish(self, block: _Block, move: _Move) -> None:
+    def _finish(self, block: _Block, move: _BoundStep) -> None:
         """Do a move for which everything is there."""
         step, parts, src, dst = move
         slot = block.slots[block.num_sent % self.capacity][: step.count] if parts.sends else None

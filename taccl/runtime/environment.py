@@ -19,7 +19,7 @@ INSTALL = "pip install 'taccl[mpi]'"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchedRank:
     """A launcher that started this process as one rank of `num_ranks`; None where it did not say."""
 
     launcher: str
@@ -36,7 +36,7 @@ _LAUNCHERS = (
 )
 
 
-def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Launch | None:
+def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> LaunchedRank | None:
     """The launcher that started this process as one of several ranks; None where none did."""
     for launcher, rank, size in _LAUNCHERS:
         if not environ.get(rank, "").isdigit():
@@ -46,7 +46,7 @@ def launched_by(environ: dict[str, str] | os._Environ[str] = os.environ) -> Laun
         # A batch script, and a shell that srun started, have these variables too.
         if launcher == "srun" and (num_ranks or 0) < 2:
             continue
-        return Launch(launcher, int(environ[rank]), num_ranks)
+        return LaunchedRank(launcher, int(environ[rank]), num_ranks)
     return None
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.arguments import Count, Natural, Seconds, Size
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import RunJob
     from taccl.runtime.report import Execution
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
@@ -73,14 +73,14 @@ def execute(
         If there is no MPI, or a rank dies.
     """
 
-    def job() -> Job:
+    def job() -> RunJob:
         own = program if isinstance(program, Program) else lower(program)
         return make_job(own, size, dtype=dtype, repetitions=repetitions, timeout_s=timeout_s, seed=seed)
 
     return execute_job(job, note)
 
 
-def execute_job(make: Callable[[], Job], note: Callable[[str], None] = lambda _: None) -> Execution:
+def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda _: None) -> Execution:
     """Execute the job that `make` gives; among ranks of a launcher only rank 0 calls that."""
     launch = launched_by()
     if launch is None:

@@ -24,7 +24,7 @@ DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunJob:
     """One request; `make_job` checks it.
 
     - `elements`: Numbers of type `dtype` in a chunk.
@@ -61,7 +61,7 @@ class Job:
         return {**{name: getattr(self, name) for name in self.__slots__}, "program": self.program.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Job:
+    def from_dict(cls, data: dict[str, Any]) -> RunJob:
         """The job that `to_dict` wrote."""
         return cls(**{**data, "program": Program.from_dict(data["program"])})
 
@@ -76,7 +76,7 @@ def make_job(
     timeout_s: Seconds = 60.0,
     seed: Natural = 0,
     ranks: int | None = None,
-) -> Job:
+) -> RunJob:
     """The request to execute a program.
 
     - `size`: Of the larger of one rank's input and output buffer; rounded up to whole elements in every
@@ -91,10 +91,10 @@ def make_job(
     size_bytes = parse_size(size)
     _check(program)
     per_chunk = _wire(dtype).itemsize * _size_chunks(program)
-    return Job(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
+    return RunJob(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
 
 
-def check_memory(job: Job, available_bytes: int) -> None:
+def check_memory(job: RunJob, available_bytes: int) -> None:
     """Raise `InputError` for a job that does not fit the memory of one machine, beside empty processes."""
     room = PROTOCOLS[job.program.protocol]
     chunks = 0

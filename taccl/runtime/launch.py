@@ -23,7 +23,7 @@ from taccl.synthesis.memory import free_memory_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import RunJob
 
 #: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
 _START_S = 120.0
@@ -35,7 +35,7 @@ _NUM_STDERR_LINES = 8
 _SAID, _COMPLAINED = "said", "complained"
 
 
-def launch(job: Job, note: Callable[[str], None] = lambda _: None) -> Execution:
+def launch(job: RunJob, note: Callable[[str], None] = lambda _: None) -> Execution:
     """Execute a job with ranks of its own on this machine.
 
     - `note`: Told what is going on.

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import taccl
 from taccl import errors
 from taccl.errors import ExecutionError, InputError
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
-from taccl.runtime.job import Job
+from taccl.runtime.job import RunJob
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
 from taccl.runtime.report import Execution, Times, WrongChunk, was_moving
@@ -39,7 +38,7 @@ _MAX_WRONG_PER_RANK = 20
 
 def execute_on_rank(
     communicator: Any,
-    make: Callable[[], Job],
+    make: Callable[[], RunJob],
     watchdog: Watchdog,
     note: Callable[[str], None] = lambda _: None,
 ) -> Execution:
@@ -75,7 +74,7 @@ def execute_on_rank(
     return Execution.from_dict(report)
 
 
-def _agree_on_job(communicator: Any, make: Callable[[], Job], watchdog: Watchdog) -> Job:
+def _agree_on_job(communicator: Any, make: Callable[[], RunJob], watchdog: Watchdog) -> RunJob:
     def checked() -> dict[str, Any]:
         job = make()
         if job.program.num_ranks != communicator.size:
@@ -87,13 +86,15 @@ def _agree_on_job(communicator: Any, make: Callable[[], Job], watchdog: Watchdog
         return job.to_dict()
 
     watchdog.expect("agreeing on what to do", None)
-    return Job.from_dict(agreed(communicator, checked))
+    return RunJob.from_dict(agreed(communicator, checked))
 
 
 class _JobRank:
     """One rank's part in a job."""
 
-    def __init__(self, communicator: Any, job: Job, watchdog: Watchdog, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, communicator: Any, job: RunJob, watchdog: Watchdog, note: Callable[[str], None]
+    ) -> None:
         self.communicator, self.rank, self.job = communicator, communicator.rank, job
         self.watchdog, self.note = watchdog, note
         self.local_ranks, self.num_hosts = _placing(communicator)
@@ -222,11 +223,17 @@ class _JobRank:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
     import mpi4py
 
+    try:
+        own = version("taccl")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        own = "unknown"
     library = " ".join(mpi4py.MPI.Get_library_version().partition("\n")[0].partition(",")[0].split())
     versions = {"mpi4py": mpi4py.__version__, "numpy": np.__version__, "python": platform.python_version()}
-    return {"mpi": library.rstrip("\0"), **versions, "taccl": taccl.__version__}
+    return {"mpi": library.rstrip("\0"), **versions, "taccl": own}
 
 
 def _placing(communicator: Any) -> tuple[int, int]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
     from taccl.runtime.buffers import Buffers
-    from taccl.runtime.job import Job
+    from taccl.runtime.job import RunJob
 
     Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
@@ -52,7 +52,7 @@ def counterpart(collective: Collective) -> Counterpart | None:
     return Counterpart(name, lambda communicator, given, output: run(communicator, given, output, root or 0))
 
 
-def expected_output(job: Job, rank: int) -> NDArray[Any]:
+def expected_output(job: RunJob, rank: int) -> NDArray[Any]:
     """What the output of a rank must hold, worked out from the inputs of all ranks."""
     data, chunks = Data(job), job.layouts()[rank].outputs
     output = np.empty((len(chunks), job.elements), job.wire if data.scale is None else np.float64)
@@ -62,7 +62,7 @@ def expected_output(job: Job, rank: int) -> NDArray[Any]:
 
 
 def find_wrong(
-    job: Job, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
+    job: RunJob, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
 ) -> list[WrongChunk]:
     """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
     where, found = job.layouts()[rank], buffers.memory.output[: len(expected)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import import_mpi
-from taccl.runtime.job import Job
+from taccl.runtime.job import RunJob
 from taccl.runtime.rank_execution import execute_on_rank
 from taccl.runtime.watchdog import Watchdog
 
@@ -27,7 +27,7 @@ def main(path: str) -> int:
     return serve(
         path,
         lambda communicator, request, watchdog, note: execute_on_rank(
-            communicator, lambda: Job.from_dict(request()), watchdog, note
+            communicator, lambda: RunJob.from_dict(request()), watchdog, note
         ).to_dict(),
     )
 

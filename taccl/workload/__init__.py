@@ -4,7 +4,6 @@ from taccl.workload.autotransform import autotransform
 from taccl.workload.costs import Rates
 from taccl.workload.files import load_workload, save_workload
 from taccl.workload.lowering import lower_step, save_traces
-from taccl.workload.meaning import run_workload
 from taccl.workload.replay import replay_step
 from taccl.workload.schedule import schedule_workload
 from taccl.workload.step import Step
@@ -12,6 +11,6 @@ from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 
 __all__ = [
     "Rates", "Step", "autotransform", "fuse", "load_workload", "lower_step", "overlap", "reorder",
-    "replay_step", "run_workload", "save_traces", "save_workload", "schedule_workload", "slice_state",
+    "replay_step", "save_traces", "save_workload", "schedule_workload", "slice_state",
     "split",
 ]  # fmt: skip

@@ -36,26 +36,10 @@ class Piece:
     places: Places
 
 
-@checked_as(WorkloadError)
 def run_workload(
-    workload: Workload, inputs: Mapping[str, Sequence[Any]] | None = None, *, seed: Natural = 0
+    workload: Workload, inputs: Mapping[str, Sequence[Any]] | None, *, seed: int
 ) -> dict[str, list[Array]]:
-    """What every rank has of every tensor when the step has run: for each name a list of arrays, by rank.
-
-    Parameters
-    ----------
-    workload : Workload
-        What is run, overlapped operations tile by tile.
-    inputs : mapping of str to list of array, optional
-        What each rank has of each input; by default `random_inputs`.
-    seed : int
-        Of those.
-
-    Raises
-    ------
-    WorkloadError
-        If an input is missing, or has another shape.
-    """
+    """What `Workload.run` returns; overlapped operations run tile by tile."""
     given = given_parts(workload, inputs, seed=seed)
     ranks = [RankTiles(workload, rank, given) for rank in range(workload.num_ranks)]
     for name, number in workload.tiles:

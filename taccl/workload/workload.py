@@ -358,8 +358,24 @@ class Workload:
         """The step with state: inputs by name, each with the name of what replaces it."""
         return replace(self, state=(*self.state, *state.items()))
 
-    def run(self, inputs: Mapping[str, Any] | None = None, *, seed: int = 0) -> dict[str, list[NDArray[Any]]]:
-        """What every rank has of every tensor in the end; see `taccl.workload.run_workload`."""
+    @checked_as(WorkloadError)
+    def run(
+        self, inputs: Mapping[str, Any] | None = None, *, seed: Natural = 0
+    ) -> dict[str, list[NDArray[Any]]]:
+        """What every rank has of every tensor when the step has run: for each name a list of arrays, by rank.
+
+        Parameters
+        ----------
+        inputs : mapping of str to list of array, optional
+            What each rank has of each input; by default random numbers.
+        seed : int
+            Of those.
+
+        Raises
+        ------
+        WorkloadError
+            If an input is missing, or has another shape.
+        """
         from taccl.workload.meaning import run_workload
 
         return run_workload(self, inputs, seed=seed)

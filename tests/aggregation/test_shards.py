@@ -23,8 +23,8 @@ def test_layers_come_to_what_is_published(model):
 
 def test_some_layers_by_hand():
     """The first convolution of ResNet-50 has 7 x 7 x 3 x 64 weights, VGG-19's first full layer 25,088 x 4,096."""
-    assert layer_bytes("ResNet_50", bytes_per_number=1)["conv1"] == 9408
-    assert layer_bytes("vgg-19", bytes_per_number=1)["fc1.weight"] == 25_088 * 4096
+    assert layer_bytes("ResNet_50")["conv1"] == 4 * 9408
+    assert layer_bytes("vgg-19")["fc1.weight"] == 4 * 25_088 * 4096
 
 
 @pytest.mark.parametrize("model", MODELS)

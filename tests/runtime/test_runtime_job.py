@@ -10,7 +10,7 @@ import pytest
 
 from taccl.errors import InputError, VerificationError
 from taccl.runtime.buffers import Buffers, Data, unwritten
-from taccl.runtime.job import Job, make_job
+from taccl.runtime.job import RunJob, make_job
 from tests.runtime.small_programs import program_for
 
 
@@ -23,7 +23,7 @@ def test_size_is_rounded_up_to_whole_numbers_in_every_chunk():
 def test_round_trip():
     """A job as JSON is the same job."""
     job = make_job(program_for("allreduce", in_place=True), "1KB", dtype="float64", seed=3)
-    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    assert RunJob.from_dict(json.loads(json.dumps(job.to_dict()))) == job
 
 
 @pytest.mark.parametrize(
