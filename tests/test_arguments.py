@@ -477,7 +477,7 @@ def test_every_public_function_is_checked(name, function):
 def test_odd_arguments_are_accepted_or_named(small, tmp_path, monkeypatch):
     """Thousands of misuses: each is taken for something, or refused in a sentence that names it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("taccl.runtime.launch.launch", lambda job, note: None)
+    monkeypatch.setattr("taccl.runtime.execute.execute_job", lambda make, note: None)
     for limit in ("_MOST_DRAWN", "_MOST_REPLAYED"):
         monkeypatch.setattr(f"taccl.plot.report.{limit}", 0)
     taccl.save(small.result, "here.json")

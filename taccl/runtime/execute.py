@@ -9,14 +9,14 @@ from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
 from taccl.runtime.environment import INSTALL, import_mpi, launched_by
-from taccl.runtime.job import make_job
+from taccl.runtime.job import check_memory, make_job
+from taccl.runtime.report import Execution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.runtime.job import RunJob
-    from taccl.runtime.report import Execution
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
@@ -84,11 +84,16 @@ def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda
     """Execute the job that `make` gives; among ranks of a launcher only rank 0 calls that."""
     launch = launched_by()
     if launch is None:
-        from taccl.runtime.launch import launch as launch_ranks
+        from taccl.runtime.launch import launched
+        from taccl.synthesis.memory import free_memory_bytes
 
-        return launch_ranks(make(), note)
+        job = make()
+        check_memory(job, free_memory_bytes())
+        ranks, patience_s = job.program.num_ranks, job.timeout_s
+        report = launched("taccl.runtime.worker", ranks, job.to_dict(), timeout_s=patience_s, note=note)
+        return Execution.from_dict(report)
     from taccl.runtime.rank_execution import execute_on_rank
-    from taccl.runtime.watchdog import Watchdog
+    from taccl.runtime.worker import Watchdog
 
     mpi = import_mpi()
     communicator = mpi.COMM_WORLD

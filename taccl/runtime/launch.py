@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.errors import ExecutionError
 from taccl.runtime.environment import find_mpiexec
-from taccl.runtime.job import check_memory
 from taccl.runtime.parent_death_guard import MARK, guarded
-from taccl.runtime.report import Execution
-from taccl.runtime.watchdog import GRACE_S
-from taccl.synthesis.memory import free_memory_bytes
+from taccl.runtime.worker import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from taccl.runtime.job import RunJob
 
 #: What ranks take to start is no part of a time limit; so many on so few cores take seconds.
 _START_S = 120.0
@@ -33,22 +28,6 @@ _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
 #: What mpiexec and the ranks write, in the folder of the job.
 _SAID, _COMPLAINED = "said", "complained"
-
-
-def launch(job: RunJob, note: Callable[[str], None] = lambda _: None) -> Execution:
-    """Execute a job with ranks of its own on this machine.
-
-    - `note`: Told what is going on.
-
-    Raises `ExecutionError` if there is no MPI in this environment, or a rank dies or does not answer.
-    `InputError` if the memory of this machine is too small.
-    """
-    find_mpiexec()
-    check_memory(job, free_memory_bytes())
-    report = launched(
-        "taccl.runtime.worker", job.program.num_ranks, job.to_dict(), timeout_s=job.timeout_s, note=note
-    )
-    return Execution.from_dict(report)
 
 
 def launched(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.runtime.watchdog import Watchdog
+    from taccl.runtime.worker import Watchdog
 
 _POLL_S = 5e-4
 #: What a process that Ctrl-C ended says to its shell.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from taccl.arguments import Natural, Seconds
-    from taccl.runtime.watchdog import Watchdog
+    from taccl.runtime.worker import Watchdog
     from taccl.workload.workload import Workload
 
 

@@ -268,7 +268,7 @@ class TestRefused:
 
     def test_more_memory_than_there_is(self, mpiexec, allgather_file, capsys, monkeypatch):
         """An allgather of 4 MB on 4 ranks: each has 3 (1 + 4) chunks of 1 MB, and two queues with room for 2."""
-        monkeypatch.setattr("taccl.runtime.launch.free_memory_bytes", lambda: 75 * 10**6)
+        monkeypatch.setattr("taccl.synthesis.memory.free_memory_bytes", lambda: 75 * 10**6)
         assert main(["run", str(allgather_file), "--size", "4MB"]) == 2
         assert "need about 76MB of memory; 75MB are free" in said(capsys)[1]
 

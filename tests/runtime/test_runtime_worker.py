@@ -7,10 +7,10 @@ import sys
 
 RANK = """
 import time
-from taccl.runtime import watchdog
-watchdog._LOOK_EVERY_S = 0.05
-watchdog.GRACE_S = 0.1
-with watchdog.Watchdog() as guard:
+from taccl.runtime import worker
+worker._LOOK_EVERY_S = 0.05
+worker.GRACE_S = 0.1
+with worker.Watchdog() as guard:
     guard.expect("waiting for the others", {limit})
     time.sleep({sleep})
 """
