@@ -107,25 +107,17 @@ class Probe:
             (hole, "expected a number for every pair; measure it, or give a probe that is sampled"),
             (off & (matrix <= 0), "expected a number above 0"),
             (np.isinf(matrix), "expected a finite number"),
+            (matrix > APART * matrix.T, f"expected a factor of at most {APART:g}; measure the pair again"),
         ):
             if wrong.any():
                 row, column = np.argwhere(wrong)[0].tolist()
-                value = "no entry" if np.isnan(matrix[row, column]) else f"{matrix[row, column]:g}"
-                raise InputError(f"found {value} in {self._pair(row, column)}; {what}", where=where)
-        ratio = np.where(off, matrix / matrix.T, 1.0)
-        if np.nanmax(ratio) > APART:
-            row, column = divmod(int(np.nanargmax(ratio)), count)
-            raise InputError(
-                f"found {matrix[row, column]:g} in {self._pair(row, column)} and {matrix[column, row]:g} the "
-                f"other way; expected directions within a factor of {APART:g}: measure the pair again",
-                where=where,
-            )
+                there, back = ("no entry" if np.isnan(each) else f"{each:g}"
+                               for each in (matrix[row, column], matrix[column, row]))  # fmt: skip
+                names = f"{shown(self.hosts[row], 60)} to {shown(self.hosts[column], 60)}"
+                found = f"found {there} in row {row}, column {column} ({names}), and {back} the other way"
+                raise InputError(f"{found}; {what}", where=where)
         matrix.setflags(write=False)
         return matrix
-
-    def _pair(self, row: int, column: int) -> str:
-        names = f"{shown(self.hosts[row], 60)} to {shown(self.hosts[column], 60)}"
-        return f"row {row}, column {column} ({names})"
 
     @property
     def distance(self) -> NDArray[np.float64]:

@@ -70,9 +70,9 @@ class TestClusters:
         ([[0, 5], [5, 0]], "found 2 x 2 entries for 3 hosts; expected a square"),
         ([[0, 5, 9], [5, 0], [9, 9, 0]], "found rows of different lengths"),
         ([[0, None, 9], [5, 0, 9], [9, 9, 0]], r"found no entry in row 0, column 1 \(a to b\)"),
-        ([[0, -5, 9], [5, 0, 9], [9, 9, 0]], r"found -5 in row 0, column 1 \(a to b\); expected a number above 0"),
+        ([[0, -5, 9], [5, 0, 9], [9, 9, 0]], r"found -5 in row 0, column 1 \(a to b\), and 5 the other way; expected a number above 0"),
         ([[0, 5, 9], [5, 0, 0], [9, 9, 0]], r"found 0 in row 1, column 2"),
-        ([[0, 5, 99], [5, 0, 9], [9, 9, 0]], r"found 99 in row 0, column 2 \(a to c\) and 9 the other way"),
+        ([[0, 5, 99], [5, 0, 9], [9, 9, 0]], r"found 99 in row 0, column 2 \(a to c\), and 9 the other way"),
         ([[0, float("inf"), 9], [5, 0, 9], [9, 9, 0]], "found inf in row 0, column 1"),
     ],
 )  # fmt: skip
