@@ -218,9 +218,7 @@ def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Ten
     else:
         dtype = max((each.dtype for each in inputs), key=lambda name: DTYPE_BYTES[name])
         out = Tensor(operation.name, _shape(operation, inputs), dtype)
-        if kind in ("norm", "sum_of_squares", "layernorm"):
-            layout = _of_norm(operation, inputs[0])
-        elif any(each.layout == "partial" for each in inputs):
+        if any(each.layout == "partial" for each in inputs):
             layout = _of_partial(operation, inputs)
         else:
             layout = _of_slices(operation, inputs, out)
@@ -272,22 +270,6 @@ def _of_collective(operation: Operation, given: Tensor) -> str:
     return given.layout if kind == "send" else "replicated"
 
 
-def _of_norm(operation: Operation, given: Tensor) -> str:
-    if given.layout == "partial":
-        raise _refused(operation, f"is not linear, and {given.name} is partial; it needs its sum first")
-    if operation.kind == "layernorm":
-        if given.axis != len(given.shape) - 1:
-            return given.layout
-        said = f"is over the last axis, along which {given.name} is sliced; allgather it first"
-        raise _refused(operation, said)
-    if given.axis is None:
-        return "replicated"
-    if operation.kind == "sum_of_squares":
-        return "partial"
-    said = f"is over all of {given.name}, of which a rank has a slice; it needs a collective first (split it)"
-    raise _refused(operation, said)
-
-
 def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
     kind, layouts = operation.kind, [each.layout for each in inputs]
     partial = next(each for each in inputs if each.layout == "partial").name
@@ -311,6 +293,9 @@ def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> s
     for at, each in enumerate(inputs):
         if each.axis is not None:
             axis = operand_axes(operation, inputs, out, at)[each.axis]
+            if axis is None and operation.kind in ("norm", "layernorm"):
+                said = f"is over axis {each.axis} of {each.name}, of which a rank has a slice"
+                raise _refused(operation, f"{said}; it needs a collective first, or to be split")
             found.add("partial" if axis is None else f"sliced({axis})")
     if len(found) > 1:
         told = " and ".join(f"{each.name} {each.layout}" for each in inputs)

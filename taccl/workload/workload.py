@@ -217,8 +217,7 @@ class Workload:
         """
         found = {}
         for each in self.overlaps:
-            axes = self._tile_axes(each)
-            ways = self.num_ranks if any(map(self._is_sliced, axes, axes.values())) else 1
+            axes, ways = self._tile_axes(each)
             for name, axis in axes.items():
                 length = self.tensors[name].shape[axis]
                 if length % (ways * each.tiles):
@@ -229,16 +228,15 @@ class Workload:
                 found[name] = Tiling(each.tiles, axis, ways, each)
         return found
 
-    def _tile_axes(self, overlap: Overlap) -> dict[str, int]:
-        """The axis along which tiles of each operation of an overlap are cut."""
+    def _tile_axes(self, overlap: Overlap) -> tuple[dict[str, int], int]:
+        """The axis along which tiles of each operation of an overlap are cut, and into how many stretches."""
         axes: dict[str, int] = {}
+        ways = 1
         for operation in (each for each in self.operations if each.name in overlap.operations):
             tensors, out = self.operands(operation), self.tensors[operation.name]
-            read = {
-                name: operand_axes(operation, tensors, out, at)[axes[name]]
-                for at, name in enumerate(operation.inputs)
-                if name in axes
-            }
+            to_axes = [operand_axes(operation, tensors, out, at) for at in range(len(tensors))]
+            both = zip(operation.inputs, to_axes, strict=True)
+            read = {name: to_axis[axes[name]] for name, to_axis in both if name in axes}
             found = set(read.values()) if axes else {overlap.axis}
             axis = min((each for each in found if each is not None), default=0)
             whole = next((name for name, each in read.items() if each is None), None)
@@ -253,16 +251,12 @@ class Workload:
                  f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
             )  # fmt: skip
             axes[operation.name] = axis
-        return axes
-
-    def _is_sliced(self, name: str, axis: int) -> bool:
-        """Whether what an operation makes is sliced along an axis, or what it reads for that."""
-        operation, out = self.operation[name], self.tensors[name]
-        tensors = self.operands(operation)
-        return out.axis == axis or any(
-            each.axis is not None and operand_axes(operation, tensors, out, at)[each.axis] == axis
-            for at, each in enumerate(tensors)
-        )
+            # Whether what it makes is sliced along its tiles' axis, or what it reads for that.
+            sliced = {
+                to[each.axis] for each, to in zip(tensors, to_axes, strict=True) if each.axis is not None
+            }
+            ways = self.num_ranks if axis in (out.axis, *sliced) else ways
+        return axes, ways
 
     @cached_property
     def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
