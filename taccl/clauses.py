@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.units import format_count
+from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -157,7 +157,7 @@ _PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda plain: tuple(SwitchPolicy(n, policy, tuple(links)) for n, policy, links in plain),
     ),
     "permutations": (lambda value: [list(each) for each in value], lambda plain: tuple(map(tuple, plain))),
-    "fraction": (str, Fraction),
+    "fraction": (str, exact),
     "plain": (lambda value: value, lambda plain: plain),
 }
 

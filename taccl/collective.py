@@ -20,6 +20,7 @@ import numpy as np
 from taccl.arguments import checked_as
 from taccl.errors import CollectiveError
 from taccl.names import shown
+from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -380,7 +381,7 @@ class Collective:
             chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
             derivations=tuple(Derivation(*each) for each in data["derivations"]),
             groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
-            update_us_per_mb=Fraction(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
+            update_us_per_mb=exact(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
         )
 
     def __repr__(self) -> str:

@@ -269,19 +269,19 @@ class Topology:
                 "node_of_rank": tuple(data["node_of_rank"]),
                 "links": tuple(
                     Link(
-                        tuple(e["srcs"]), tuple(e["dsts"]),
-                        exact(e["alpha_us"]), exact(e["beta_us_per_mb"]), e["name"],
+                        tuple(map(int, e["srcs"])), tuple(map(int, e["dsts"])),
+                        exact(e["alpha_us"]), exact(e["beta_us_per_mb"]), str(e["name"]),
                     )
                     for e in data["links"]
                 ),
-                "resources": tuple(Resource(name) for name in data["resources"]),
+                "resources": tuple(Resource(str(name)) for name in data["resources"]),
                 "holds": tuple(
                     Hold(link, resource, exact(alpha), exact(beta), side)
                     for link, resource, alpha, beta, side in data["holds"]
                 ),
                 "switches": tuple(
                     Switch(
-                        s["name"], tuple(s["ranks"]), tuple(s["links"]),
+                        str(s["name"]), tuple(map(int, s["ranks"])), tuple(map(int, s["links"])),
                         None if s.get("reduces") is None else InNetwork(**s["reduces"]),
                     )
                     for s in data["switches"]

@@ -133,7 +133,7 @@ def test_keys_tell_runs_apart(monkeypatch):
         (lambda path: path.write_text("[]"), "made anew"),
         (lambda path: path.write_text('{"format": "other"}'), "it is no result"),
         (lambda path: path.write_text('{"format": "taccl-failure"}'), "made anew"),
-        (lambda path: edit(path, lambda d: d.update(finish_us=1.0)), "finish_us"),
+        (lambda path: edit(path, lambda d: d.update(finish_us=1.0)), "file_digest"),
         (lambda path: edit(path, lambda d: d["result"]["row"].update(gap=9)), "file_digest"),
         (lambda path: edit(path, lambda d: d["transfers"]["end"].reverse()), "digest"),
         (lambda path: edit(path, lambda d: d["problem"].update(size_bytes=1)), "digest"),

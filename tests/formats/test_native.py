@@ -15,7 +15,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import write_whole
-from taccl.formats.native import dump_schedule, load, load_schedule, read_document, save
+from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
 from taccl.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
@@ -62,6 +62,11 @@ def _schedule(*, alpha_us="0.7", producer="by hand"):
 def _document():
     """A document as it comes from a file."""
     return json.loads(json.dumps(dump_schedule(_schedule())))
+
+
+def _sealed(document):
+    """The document with the digest of its content as it is now, as someone would write it who means harm."""
+    return document | {"file_digest": _file_digest(document)}
 
 
 def _at(document, path):
@@ -194,13 +199,32 @@ def test_wrong_value_is_refused(path):
                 pytest.fail(f"{wrong!r} is accepted")
 
 
+@pytest.mark.parametrize("path", _PATHS, ids=lambda p: ".".join(map(str, p)))
+def test_wrong_value_under_a_new_digest_is_a_format_error(path):
+    """What was sealed anew is a schedule that can be shown and judged, or a `FormatError`."""
+    for wrong in (*_WRONG, None):
+        document = _document()
+        parent, key = _at(document, path)
+        parent[key] = wrong
+        if wrong is None:
+            del parent[key]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumericsWarning)
+            try:
+                found = load_schedule(_sealed(document), where="s.json")
+            except FormatError as error:
+                assert str(error).startswith("s.json: "), wrong
+            else:
+                repr(found.problem.topology), found.table(), found.finish_us, verify(found)
+
+
 @pytest.mark.parametrize("path", [(), ("problem",), ("problem", "clauses"), ("transfers",)])
 def test_unknown_field_is_refused(path):
-    """A field that the format does not have is named."""
+    """A field that the format does not have was not written by taccl."""
     document = _document()
     parent, key = _at(document, (*path, "surprise"))
     parent[key] = 1
-    with pytest.raises(FormatError, match="surprise"):
+    with pytest.raises(FormatError, match="file_digest"):
         load_schedule(document)
 
 
@@ -208,16 +232,8 @@ def test_missing_column_is_named():
     """The message says which file and field."""
     document = _document()
     del document["transfers"]["link"]
-    with pytest.raises(FormatError, match=r"^out\.json: transfers\.link: found nothing"):
-        load_schedule(document, where="out.json")
-
-
-def test_a_size_that_is_none_is_named_by_its_field():
-    """The message has no branch of a union in its path."""
-    document = _document()
-    document["problem"]["chunk_bytes"] = "x"
-    with pytest.raises(FormatError, match=r"^out\.json: problem\.chunk_bytes: found 'x'"):
-        load_schedule(document, where="out.json")
+    with pytest.raises(FormatError, match=r"^out\.json: found values that make no schedule: 'link'"):
+        load_schedule(_sealed(document), where="out.json")
 
 
 def test_columns_of_unequal_length_are_refused():
@@ -225,7 +241,7 @@ def test_columns_of_unequal_length_are_refused():
     document = _document()
     document["transfers"]["end"].append(99)
     with pytest.raises(FormatError, match="differ in length"):
-        load_schedule(document)
+        load_schedule(_sealed(document))
 
 
 def test_changed_transfer_is_refused():
@@ -248,8 +264,8 @@ def test_problem_that_cannot_be_is_refused():
     """What the topology itself refuses is a fault of the file."""
     document = _document()
     document["problem"]["topology"]["links"][0]["dsts"] = [9]
-    with pytest.raises(FormatError, match=r"^s\.json: problem: .*rank 9 does not exist"):
-        load_schedule(document, where="s.json")
+    with pytest.raises(FormatError, match=r"^s\.json: .*rank 9 does not exist"):
+        load_schedule(_sealed(document), where="s.json")
 
 
 @pytest.mark.parametrize("version", [1, 3, "2", None, True, 2.0])
@@ -281,12 +297,12 @@ def test_any_edit_is_refused(path, value):
         load_schedule(document)
 
 
-@pytest.mark.parametrize("value", ["tiny", [0.1], {}, float("inf")])
+@pytest.mark.parametrize("value", ["tiny", [0.1], {}])
 @pytest.mark.parametrize("name", ["gap", "bound_us"])
 def test_result_has_numbers(name, value):
     """What `show` prints as a number is one."""
-    with pytest.raises(FormatError, match=rf"result\.{name}: found"):
-        load_schedule(_document() | {"result": {name: value}})
+    with pytest.raises(FormatError, match="bound_us and gap of a result are numbers"):
+        load_schedule(_sealed(_document() | {"result": {name: value}}))
 
 
 def test_layout_of_the_file_does_not_matter(tmp_path):
