@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import NamedTuple
 
-from taccl.errors import ExportError, FallbackWarning, InputError
+from taccl.collective import Chunk, Collective
+from taccl.collectives import make
+from taccl.errors import ExportError, FallbackWarning, FormatError, InputError
 from taccl.program.layout import layout
 from taccl.program.program import Program
 
@@ -55,6 +57,21 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
             "output begin together in place; lower the schedule out of place"
         )
     return ProgramKind("custom", max(max(len(where.inputs), len(where.outputs)) for where in layouts))
+
+
+def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
+    """The collective that a runtime's name stands for; None of ``custom``, which says nothing of it."""
+    if kind.name == "custom":
+        return None
+    if kind.name in ("broadcast", "reduce"):
+        return make(kind.name, num_ranks, root=kind.root, chunks_per_rank=kind.size)
+    if kind.name == "allreduce":
+        everyone, each = tuple(range(num_ranks)), -(-kind.size // num_ranks)
+        chunks = tuple(Chunk(everyone, everyone, c // each) for c in range(kind.size))
+        return Collective("allreduce", num_ranks, chunks, True, each)
+    if kind.size % num_ranks:
+        raise FormatError(f"found {kind.size} chunks; expected a multiple of the ranks, of {kind.name}")
+    return make(kind.name, num_ranks, chunks_per_rank=kind.size // num_ranks)
 
 
 def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise: int) -> tuple[int, int]:

@@ -1,45 +1,85 @@
-"""Races: two accesses to one slot, one of them a write, that no dependency, threadblock or message orders."""
+"""Races: two accesses to one place, one of them a write, that nothing orders; of programs, and of plans."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from taccl.program.checks import Fault, parcels_of
 from taccl.program.emit import read_slots, written_slots
-from taccl.program.execution import ExecutionState, Memory
-from taccl.program.program import Program, Slot, Step, StepAddress
+from taccl.program.execution import ExecutionState
+from taccl.program.program import Program, StepAddress
 
 
-def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
-    """Races among the steps that ran.
+class Event(NamedTuple):
+    """What one thread did at a moment of a run.
+
+    - `by`: What it was a part of; events that follow one another by the same are one access.
+    - `after`: Numbers of the events that came right before it: of its thread, and those it waited for.
+    - `reads`, `writes`: Places.
+    """
+
+    by: Any
+    after: Collection[int]
+    reads: Collection[Hashable] = ()
+    writes: Collection[Hashable] = ()
+
+
+def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
+    """Of every two that race, in order of the run, the first place and both events.
 
     Every access must come after the last write before it, and every write after the reads since then: if
     neighbours are in order, all are.
     """
+    uses = Counter(each for event in events for each in event.after)
+    known: dict[int, int] = {}  # what was done once an event is done: a bit for each
+    writers: dict[Hashable, list[int]] = {}
+    readers: dict[Hashable, list[int]] = defaultdict(list)
+    for _, group in groupby(range(len(events)), key=lambda number: events[number].by):
+        numbers = list(group)
+        for number in numbers:
+            known[number] = 1 << number
+            for each in events[number].after:
+                known[number] |= known[each]
+                uses[each] -= 1
+                if not uses[each]:
+                    del known[each]
+        reads, writes = ({*events[numbers[0]].reads}, {*events[numbers[0]].writes})
+        told: set[int] = set()
+        for place in sorted(reads | writes):  # type: ignore[type-var]
+            others = writers.get(place, [])
+            if place in writes:
+                others = others + readers.pop(place, [])
+                writers[place] = numbers
+            if place in reads:
+                readers[place] += numbers
+            for other in others:
+                if other not in told and not all(known[number] >> other & 1 for number in numbers):
+                    told.add(other)
+                    yield place, events[other], events[numbers[0]]
+
+
+def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
+    """Races among the steps that ran."""
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
-    before = {address: _right_before(program, address, sent_by) for address in execution.done}
-    uses = Counter(each for mine in before.values() for each in mine)
-    accesses = [_Accesses(memory) for memory in execution.memory]
-    known: dict[StepAddress, int] = {}  # what was done once a step is done: a bit for each, by `when`
-    for later in execution.done:
-        step, done = program.step(later), 0
-        for each in before[later]:
-            done |= known[each]
-            uses[each] -= 1
-            if not uses[each]:
-                del known[each]
-        known[later] = done | 1 << when[later]
-        for place, earlier in accesses[later.rank].add(later, step):
-            if not done >> when[earlier] & 1:
-                yield Fault(
-                    "race",
-                    f"{earlier}, {program.step(earlier)}, and {later}, {step}, both use {place} of rank "
-                    f"{later.rank}, and no dependency orders them",
-                    (earlier, later),
-                    rank=later.rank,
-                )
+    events = []
+    for address in execution.done:
+        step, memory = program.step(address), execution.memory[address.rank]
+        reads = {(address.rank, memory.place(slot)) for slot in read_slots(step)}
+        writes = {(address.rank, memory.place(slot)) for slot in written_slots(step)}
+        after = {when[each] for each in _right_before(program, address, sent_by)}
+        events.append(Event(address, after, reads, writes))
+    for (rank, place), earlier, later in unordered(events):
+        yield Fault(
+            "race",
+            f"{earlier.by}, {program.step(earlier.by)}, and {later.by}, {program.step(later.by)}, both use "
+            f"{place} of rank {rank}, and no dependency orders them",
+            (earlier.by, later.by),
+            rank=rank,
+        )
 
 
 def _right_before(
@@ -53,29 +93,3 @@ def _right_before(
     if address in sent_by:
         before.add(sent_by[address])
     return before
-
-
-class _Accesses:
-    """Who used each place of one rank last."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._writer: dict[Slot, StepAddress] = {}
-        self._readers: dict[Slot, list[StepAddress]] = defaultdict(list)
-
-    def add(self, address: StepAddress, step: Step) -> Iterator[tuple[Slot, StepAddress]]:
-        """The accesses of a step; returns those before it that it must come after, and where, once each."""
-        told = {address}
-        reads = {self._memory.place(slot) for slot in read_slots(step)}
-        writes = {self._memory.place(slot) for slot in written_slots(step)}
-        for place in sorted(reads | writes):
-            others = [self._writer[place]] if place in self._writer else []
-            if place in writes:
-                others += self._readers.pop(place, ())
-                self._writer[place] = address
-            if place in reads:
-                self._readers[place].append(address)
-            for other in others:
-                if other not in told:
-                    told.add(other)
-                    yield place, other

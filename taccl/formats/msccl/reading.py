@@ -13,11 +13,10 @@ import re
 from collections.abc import Sequence
 
 from taccl.arguments import checked
-from taccl.collective import Chunk, Collective
-from taccl.collectives import make
+from taccl.collective import Collective
 from taccl.errors import FormatError
 from taccl.formats.msccl import limits
-from taccl.formats.program_kind import ProgramKind
+from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.formats.xml_elements import Element, parse_xml
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
@@ -124,21 +123,15 @@ class _File:
         n, size = self.num_ranks, self.size
         if given is not None and given.num_ranks != n:
             raise self.algo.error(f"ngpus is {n}; the collective is over {given.num_ranks} ranks")
-        if given is not None or self.kind == "custom":
+        if given is not None:
             return given
-        if self.kind in ("broadcast", "reduce"):
-            stated = self._number(self.algo, "root", 0, n - 1, default=0)
-            return make(self.kind, n, root=stated if root is None else root, chunks_per_rank=size)
-        if self.kind == "allreduce":
-            everyone = tuple(range(n))
-            each = -(-size // n)
-            chunks = tuple(Chunk(everyone, everyone, c // each) for c in range(size))
-            return Collective("allreduce", n, chunks, True, each)
-        if size % n:
+        if root is None:
+            root = self._number(self.algo, "root", 0, n - 1, default=0)
+        if self.kind not in ("allreduce", "broadcast", "reduce", "custom") and size % n:
             raise self.algo.error(
                 f"nchunksperloop is {size}; expected a multiple of ngpus, {n}, of {self.kind}"
             )
-        return make(self.kind, n, chunks_per_rank=size // n)
+        return collective_of(ProgramKind(self.kind, size, root), n)
 
     def _check(self, program: Program) -> None:
         """Raise `FormatError` for the first fault that shows without running the program."""

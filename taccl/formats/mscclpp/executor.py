@@ -3,25 +3,28 @@
 It knows nothing of programs and schedules: what counts is what the executor makes of the JSON. Every
 threadblock has a first thread, which alone signals, waits and asks a NIC for something, and other threads,
 which copy and add together with it; they meet at ``nop`` only. A NIC works through the requests of its
-channel one after another, and nobody knows when, until a ``flush`` or a signal that it carries. Of each place
-of memory it is kept who touched it last and what they knew by then (`Clocks`), so that
-two accesses that nothing orders are found however the run goes.
+channel one after another, and nobody knows when, until a ``flush`` or a signal that it carries. Places are
+the user's before a rank begins, and again when its threadblocks have ended. Two accesses that nothing orders
+are found however the run goes, as in programs (`taccl.program.races`).
 
 Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are named and refused.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
 
+from taccl.collective import Collective
 from taccl.errors import FormatError, VerificationError
-from taccl.formats.mscclpp.memory import Clocks, PlanMemory, packets
-from taccl.program.execution import Content
+from taccl.formats.program_kind import ProgramKind, collective_of
+from taccl.program.execution import Content, content_at_start, contents_of
+from taccl.program.layout import RankLayout, layout
+from taccl.program.program import Slot
+from taccl.program.races import Event, unordered
 from taccl.units import format_count
 
 #: Operations that can be run.
@@ -29,12 +32,21 @@ OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-
+#: What the executor judges outputs of, by the name that plans have for it.
+_KINDS = {
+    "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
+    "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
+}  # fmt: skip
+_BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 #: Of operations that take packets: how many sources come before them.
 _FIRST_PACKET = {"upkt": 0, "repkt": 1}
-_MAX_OPERATIONS, _MAX_CHANNELS, _MAX_IDS = 64, 16, 16
+_MAX_OPERATIONS, _MAX_IDS = 64, 16
 
 Op = dict[str, Any]
+#: A chunk's place: of which rank, in which memory, and where.
+Place = tuple[int, str, int]
+#: Where signals come in: at an end of a channel, ``(kind, rank, peer, which of those)``, or in a semaphore.
+Inbox = tuple[Any, ...]
 
 
 def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> bool:
@@ -49,48 +61,42 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     the executor, or has an operation that is not known here.
     """
     try:
-        return _Machine(plan, races).run(root)
+        run = _PlanRun(plan, root)
+        run.run()
+        if races:
+            for _, earlier, later in unordered(run.events):
+                raise VerificationError(f"race: nothing orders {later.by} and {earlier.by}")
+        return run.check_end()
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise FormatError(
             f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
         ) from None
 
 
-@dataclass(slots=True)
-class _Channel:
-    """One end of a channel: the signals that came in, each with what its sender knew."""
+class _PlanRun:
+    """What is in the buffers of all ranks, the signals under way, and what every thread did last."""
 
-    peer: int
-    inbound: deque[Any] = field(default_factory=deque)
-    other: _Channel | None = None
-    nic: int = -1
-
-
-class _Machine:
-    """Every rank's channels, semaphores and threadblocks, and the operation that each is at."""
-
-    def __init__(self, plan: Mapping[str, Any], races: bool) -> None:
-        self.gpus = plan["gpus"]
-        self.blocks = [(r, t) for r, gpu in enumerate(self.gpus) for t in range(len(gpu["threadblocks"]))]
-        for r, t in self.blocks:
-            _check_threadblock(f"threadblock {t} of gpu {r}", t, self.gpus[r]["threadblocks"][t])
-        self.threads = {block: (2 * i, 2 * i + 1) for i, block in enumerate(self.blocks)}
-        self.channels = [_channels(gpu) for gpu in self.gpus]
-        self._join_channels()
-        self.semaphores = [
-            [deque([None] * each["init_value"]) for each in gpu.get("semaphores", ())] for gpu in self.gpus
-        ]
-        # Two threads a threadblock, a NIC a port channel, and the user of every rank.
-        count = 2 * len(self.blocks)
-        for ends in self.channels:
-            for channel in ends.get("port", ()):
-                channel.nic, count = count, count + 1
-        users = range(count, count + len(self.gpus))
-        self.clocks = Clocks(users.stop) if races else None
-        self.memory = PlanMemory(plan, self.clocks, users)
-        for (r, _), threads in self.threads.items():
-            for thread in threads:
-                self._learn(thread, self._tell(users[r]))
+    def __init__(self, plan: Mapping[str, Any], root: int) -> None:
+        self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
+        self.in_place, self.packed = bool(plan["inplace"]), plan["protocol"] == "LL"
+        self.blocks: dict[tuple[int, int], Mapping[str, Any]] = {}
+        for r, gpu in enumerate(self.gpus):
+            _check_gpu(gpu, r)
+            self.blocks |= {(r, t): threadblock for t, threadblock in enumerate(gpu["threadblocks"])}
+        self.collective = _collective(plan, root)
+        self.layouts = (RankLayout((), ()),) * len(self.gpus)
+        if self.collective is not None:
+            self.layouts = layout(self.collective)
+        self.users: list[set[Place]] = []  # all places of each rank that are its user's before and after
+        self.contents: dict[Place, Content] = {}
+        self.packets: dict[tuple[int, int], Content] = {}
+        self.inboxes: dict[Inbox, deque[int]] = {}
+        self.channels: dict[tuple[int, str], list[Inbox]] = {}
+        self.events: list[Event] = []
+        self.last: dict[Any, int] = {}  # the event that every thread, NIC and user did last
+        self.label = ""
+        for r in range(len(self.gpus)):
+            self._begin(r)
         self.actions = {
             "nop": self._nop, "put": self._put, "ppkt": self._put_packets, "signal": self._signal,
             "wait": self._wait, "flush": self._flush, "sem_acquire": self._wait,
@@ -98,186 +104,274 @@ class _Machine:
             **dict.fromkeys(("copy", "upkt", "re", "repkt"), self._combine),
         }  # fmt: skip
 
-    def _join_channels(self) -> None:
-        """Channels of two ranks are joined in the order in which each lists those to the other."""
-        for kind in ("memory", "port"):
-            ends: dict[tuple[int, int], list[_Channel]] = defaultdict(list)
-            for r, channels in enumerate(self.channels):
-                for channel in channels.get(kind, ()):
-                    ends[r, channel.peer].append(channel)
-            for (r, peer), mine in ends.items():
-                for a, b in zip(mine, ends.get((peer, r), ()), strict=False):
-                    a.other = b
+    def _begin(self, r: int) -> None:
+        """The user fills the buffers; then its threads and NICs may begin."""
+        for index, chunk in enumerate(self.layouts[r].inputs):
+            assert self.collective is not None, "without it there are no inputs"
+            self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
+        self.label = f"the user of gpu {r}"
+        # Packets of two calls lie in two halves of the scratch: nothing is left there.
+        buffers = "io" if self.packed else "ios"
+        self.users.append(
+            {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}
+        )
+        self.events.append(Event(self.label, (), (), self.users[r]))
+        begun = self.last["user", r] = len(self.events) - 1
+        for _, t in (block for block in self.blocks if block[0] == r):
+            self.last[r, t, 0] = self.last[r, t, 1] = begun
+        peers: Counter[tuple[str, int]] = Counter()
+        for entry in self.gpus[r]["channels"]:
+            for peer in entry["connected_to"]:
+                # Channels of two ranks are joined in the order in which each lists those to the other.
+                kind = entry["channel_type"]
+                channel = (kind, r, peer, peers[kind, peer])
+                peers[kind, peer] += 1
+                self.channels.setdefault((r, kind), []).append(channel)
+                self.inboxes[channel] = deque()
+                self.last[channel] = begun
+        for number, each in enumerate(self.gpus[r].get("semaphores", ())):
+            self.inboxes["semaphore", r, number] = deque([begun] * each["init_value"])
 
-    def run(self, root: int) -> bool:
+    def run(self) -> None:
         """Run whatever can go on until nothing can."""
         position = dict.fromkeys(self.blocks, 0)
-        done, before = 0, -1
-        while before < done:
-            before = done
-            for block in self.blocks:
-                ops = self._ops(block)
-                while position[block] < len(ops) and self._ready(*block, ops[position[block]]):
-                    op = ops[position[block]]
-                    at = f"operation {position[block]} ({op['name']})"
-                    self.memory.label = f"{at} of threadblock {block[1]} of gpu {block[0]}"
-                    self.actions[op["name"]](*block, op)
-                    position[block] += 1
-                    done += 1
-        stuck = [block for block in self.blocks if position[block] < len(self._ops(block))]
-        for r, t in stuck:
-            s = position[r, t]
+        before = -1
+        while before < (before := sum(position.values())):
+            for (r, t), threadblock in self.blocks.items():
+                for s, op in enumerate(threadblock["ops"][position[r, t] :], position[r, t]):
+                    if not self._ready(r, t, op):
+                        break
+                    self.label = f"operation {s} ({op['name']}) of threadblock {t} of gpu {r}"
+                    self.actions[op["name"]](r, t, op)
+                    position[r, t] += 1
+        stuck = [block for block, each in self.blocks.items() if position[block] < len(each["ops"])]
+        for block in stuck:
+            op = self.blocks[block]["ops"][position[block]]
             raise VerificationError(
                 f"deadlock: {format_count(len(stuck), 'threadblock')} cannot go on; the first is threadblock "
-                f"{t} of gpu {r}, at operation {s} ({self._ops((r, t))[s]['name']})"
+                f"{block[1]} of gpu {block[0]}, at operation {position[block]} ({op['name']})"
             )
-        self._end()
-        return self.memory.check_outputs(root)
+        for r in range(len(self.gpus)):
+            self.label = f"the user of gpu {r}, who goes on"
+            ended = [self.last[r, t, i] for rank, t in self.blocks if rank == r for i in (0, 1)]
+            self._act(("user", r), *ended, writes=self.users[r])
 
-    def _ops(self, block: tuple[int, int]) -> list[Op]:
-        ops: list[Op] = self.gpus[block[0]]["threadblocks"][block[1]]["ops"]
-        return ops
+    def check_end(self) -> bool:
+        """Whether it is known what the outputs must be, which they are then; and no signal is left over."""
+        for inbox, signals in self.inboxes.items():
+            kind, r, number = inbox[:3]
+            at, left = f"a {kind} channel from gpu {number}", 0
+            if kind == "semaphore":
+                at, left = f"semaphore {number}", self.gpus[r]["semaphores"][number]["init_value"]
+            if len(signals) != left:
+                raise VerificationError(
+                    f"{format_count(len(signals) - left, 'signal')} too many at gpu {r} in {at}"
+                )
+        if self.collective is None:
+            return False
+        expected = contents_of(self.collective)
+        for r, where in enumerate(self.layouts):
+            found = [self._content(self._place(r, r, "o", i)) for i in range(len(where.outputs))]
+            wrong = [i for i, chunk in enumerate(where.outputs) if found[i] != expected[chunk]]
+            if wrong:
+                raise VerificationError(
+                    f"output: {format_count(len(wrong), 'chunk')} of gpu {r} wrong, the first is {wrong[0]}"
+                )
+        return True
 
-    def _tell(self, thread: int) -> Any:
-        return None if self.clocks is None else self.clocks.snapshot(thread)
+    def _fault(self, what: str) -> VerificationError:
+        return VerificationError(f"{self.label}: {what}")
 
-    def _learn(self, thread: int, known: Any) -> None:
-        if self.clocks is not None and known is not None:
-            self.clocks.join(thread, known)
+    def _act(
+        self, thread: Any, *after: int, reads: Collection[Place] = (), writes: Collection[Place] = ()
+    ) -> None:
+        """Note what a thread does, after what it did before, and after other events."""
+        self.events.append(Event(self.label, {self.last[thread], *after}, reads, writes))
+        self.last[thread] = len(self.events) - 1
 
-    def _channel(self, r: int, t: int, op: Op, i: int) -> _Channel:
+    def _size(self, rank: int, buffer: str) -> int:
+        chunks: int = self.gpus[rank][f"{_BUFFERS[buffer]}_chunks"]
+        return chunks * 2 if buffer == "s" and self.packed else chunks
+
+    def _place(self, rank: int, owner: int, buffer: str, index: int) -> Place:
+        """A chunk's place in a buffer of `owner`, as `rank` works out its address.
+
+        The executor adds the offset of its own buffer in its allocation to the address of the other's.
+        """
+        slot = Slot(_BUFFERS[buffer], index)
+        return owner, *self.layouts[rank].place(slot, in_place=self.in_place)
+
+    def _places(self, rank: int, owner: int, buffer: str, chunks: Op) -> list[Place]:
+        begin, end = chunks["index"], chunks["index"] + chunks["size"]
+        if not 0 <= begin < end <= self._size(owner, buffer):
+            raise self._fault(
+                f"chunks {begin} to {end - 1} of {buffer} of gpu {owner}, which holds "
+                f"{self._size(owner, buffer)}"
+            )
+        places = [self._place(rank, owner, buffer, index) for index in range(begin, end)]
+        if buffer != "s" and not self.users[owner].issuperset(places):
+            raise self._fault(f"chunks past the memory of gpu {owner}")
+        return places
+
+    def _own(self, r: int, chunks: Op) -> list[Place]:
+        return self._places(r, r, chunks["type"], chunks)
+
+    def _content(self, place: Place) -> Content:
+        return self.contents.get(place) or Content.of([place[::2]])
+
+    def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
         """The channel of the i-th number of an operation, which counts in the threadblock's own list."""
-        kind, threadblock = op["channel_type"], self.gpus[r]["threadblocks"][t]
-        ids = _listed(threadblock["channels"], "channel_type", kind, "channel_ids")
-        channel: _Channel = self.channels[r][kind][ids[op["channel_ids"][i]]]
+        kind = op["channel_type"]
+        ids = _listed(self.blocks[r, t]["channels"], "channel_type", kind, "channel_ids")
+        channel: Inbox = self.channels[r, kind][ids[op["channel_ids"][i]]]
         return channel
 
-    def _remote(self, r: int, t: int, kind: str, number: int) -> tuple[int, str]:
-        references = self.gpus[r]["threadblocks"][t]["remote_buffer_refs"]
-        buffer = self.gpus[r]["remote_buffers"][
-            _listed(references, "access_channel_type", kind, "remote_buffer_ids")[number]
-        ]
+    def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
+        """The rank and the buffer of a number in the threadblock's own list."""
+        ids = _listed(
+            self.blocks[r, t]["remote_buffer_refs"], "access_channel_type", kind, "remote_buffer_ids"
+        )
+        buffer = self.gpus[r]["remote_buffers"][ids[dst["buffer_id"]]]
         if kind not in buffer["access_channel_types"]:
-            raise self.memory.fault(f"its buffer is not reached over {kind} channels")
+            raise self._fault(f"its buffer is not reached over {kind} channels")
         return buffer["rank"], buffer["type"]
+
+    def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
+        """Where an operation looks for signals: at its ends of channels, or in semaphores of its rank."""
+        if "semaphore_ids" in op:
+            return [("semaphore", r, number) for number in op["semaphore_ids"]]
+        return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
 
     def _ready(self, r: int, t: int, op: Op) -> bool:
         if op["name"] in ("wait", "sem_acquire"):
-            return all(self._inboxes(r, t, op))
-        if op["name"] not in _FIRST_PACKET:
-            return True
-        arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :]
-        return all(packet in self.memory.flags[r] for each in arriving for packet in packets(each))
-
-    def _inboxes(self, r: int, t: int, op: Op) -> list[deque[Any]]:
-        """Where an operation looks for signals: at its ends of channels, or in semaphores of its rank."""
-        if "semaphore_ids" in op:
-            return [self.semaphores[r][number] for number in op["semaphore_ids"]]
-        return [self._channel(r, t, op, i).inbound for i in range(len(op["channel_ids"]))]
+            return all(self.inboxes[inbox] for inbox in self._inboxes(r, t, op))
+        arriving = op["src_buff"][_FIRST_PACKET[op["name"]] :] if op["name"] in _FIRST_PACKET else ()
+        return all((r, packet) in self.packets for each in arriving for packet in _packets(each))
 
     def _nop(self, r: int, t: int, _op: Op) -> None:
-        if self.clocks is not None:
-            self.clocks.meet(self.threads[r, t])
+        self._act((r, t, 0), self.last[r, t, 1])
+        self.last[r, t, 1] = self.last[r, t, 0]
 
     def _signal(self, r: int, t: int, op: Op) -> None:
-        for i in range(len(op["channel_ids"])):
-            channel, thread = self._channel(r, t, op, i), self.threads[r, t][min(i, 1)]
-            if op["channel_type"] == "port":
-                self._learn(channel.nic, self._tell(thread))
-                thread = channel.nic
-            if channel.other is None:
-                raise self.memory.fault(f"gpu {channel.peer} has no end of the channel")
-            channel.other.inbound.append(self._tell(thread))
+        for i, (kind, _, peer, number) in enumerate(self._inboxes(r, t, op)):
+            thread: Any = (r, t, min(i, 1))
+            if kind == "port":
+                thread, asked = (kind, r, peer, number), self.last[thread]
+                self._act(thread, asked)
+            if (kind, peer, r, number) not in self.inboxes:
+                raise self._fault(f"gpu {peer} has no end of the channel")
+            self.inboxes[kind, peer, r, number].append(self.last[thread])
 
     def _wait(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
-            self._learn(self.threads[r, t][min(i, 1)], inbox.popleft())
+            self._act((r, t, min(i, 1)), self.inboxes[inbox].popleft())
 
     def _release(self, r: int, t: int, op: Op) -> None:
         for i, inbox in enumerate(self._inboxes(r, t, op)):
-            inbox.append(self._tell(self.threads[r, t][min(i, 1)]))
+            self.inboxes[inbox].append(self.last[r, t, min(i, 1)])
 
     def _flush(self, r: int, t: int, op: Op) -> None:
         # As many channels as there are destinations are flushed.
         for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
-            self._learn(self.threads[r, t][min(i, 1)], self._tell(self._channel(r, t, op, i).nic))
+            self._act((r, t, min(i, 1)), self.last[self._channel(r, t, op, i)])
 
     def _put(self, r: int, t: int, op: Op) -> None:
         for i, (src, dst) in enumerate(zip(op["src_buff"], op["dst_buff"], strict=True)):
-            threads: tuple[int, ...] = self.threads[r, t]
-            if op["channel_type"] == "port":
-                nic = self._channel(r, t, op, i).nic
-                self._learn(nic, self._tell(threads[min(i, 1)]))
-                threads = (nic,)
-            peer, buffer = self._remote(r, t, op["channel_type"], dst["buffer_id"])
-            values = self._read(r, src, threads)
-            self.memory.put(values, self.memory.rows(r, peer, buffer, dst), threads)
+            reads, kind = self._own(r, src), op["channel_type"]
+            targets = self._places(r, *self._remote(r, t, kind, dst), dst)
+            self._write(r, t, [self._content(place) for place in reads], reads, targets, op, i)
+
+    def _write(
+        self,
+        r: int,
+        t: int,
+        values: list[Content],
+        reads: list[Place],
+        targets: list[Place],
+        op: Op,
+        i: int = 0,
+    ) -> None:
+        """Chunks go to as many places, by way of a NIC over a port channel, and else by all threads."""
+        if len(values) != len(targets):
+            raise self._fault(f"{len(values)} chunks go to {len(targets)}")
+        if op.get("channel_type") == "port":
+            self._act(self._channel(r, t, op, i), self.last[r, t, min(i, 1)], reads=reads, writes=targets)
+        else:
+            for thread in (0, 1):
+                self._act((r, t, thread), reads=reads, writes=targets)
+        self.contents |= zip(targets, values, strict=True)
 
     def _put_packets(self, r: int, t: int, op: Op) -> None:
-        threads = self.threads[r, t]
         for src, dst in zip(op["src_buff"], op["dst_buff"], strict=True):
-            peer, buffer = self._remote(r, t, "memory", dst["buffer_id"])
+            peer, buffer = self._remote(r, t, "memory", dst)
             if buffer != "s":
-                raise self.memory.fault(f"packets go to {buffer}; expected s, scratch")
-            for value, number in zip(self._read(r, src, threads), packets(dst), strict=False):
-                self.memory.send_packet(peer, number, value, threads)
+                raise self._fault(f"packets go to {buffer}; expected s, scratch")
+            reads = self._own(r, src)
+            values = [self._content(place) for place in reads]
+            for number, value in zip(_packets(dst), values, strict=True):
+                if (peer, number) in self.packets:
+                    raise self._fault(f"packet {number} of gpu {peer} is written twice")
+                self.packets[peer, number] = value
+            # Packet p lies where chunks 2p and 2p + 1 would.
+            lies = {"index": 2 * dst["index"], "size": 2 * dst["size"]}
+            halves = self._places(r, peer, "s", lies)
+            self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
 
     def _combine(self, r: int, t: int, op: Op) -> None:
-        """Put the sum of an operation's sources, chunks of the rank or packets, in their place."""
-        sources, (dst,), threads = op["src_buff"], op["dst_buff"], self.threads[r, t]
+        """Put the sum of an operation's sources, chunks of the rank or packets, in their place.
+
+        That a packet came says nothing of anything else that its sender did.
+        """
+        sources, (dst,) = op["src_buff"], op["dst_buff"]
         first = _FIRST_PACKET.get(op["name"], len(sources))
-        columns = [self._read(r, each, threads) for each in sources[:first]]
-        columns += [[self.memory.packet(r, packet) for packet in packets(each)] for each in sources[first:]]
-        sums = [reduce(add, each) for each in zip(*columns, strict=False)]
-        self.memory.put(sums, self.memory.rows(r, r, dst["type"], dst), threads)
-
-    def _read(self, r: int, chunks: Op, threads: tuple[int, ...]) -> list[Content]:
-        return [self.memory.read(place, threads) for place in self.memory.rows(r, r, chunks["type"], chunks)]
-
-    def _end(self) -> None:
-        for (r, _), threads in self.threads.items():
-            for thread in threads:
-                self._learn(self.memory.users[r], self._tell(thread))
-        self.memory.end()
-        for r, gpu in enumerate(self.gpus):
-            for kind, channels in self.channels[r].items():
-                for number, channel in enumerate(channels):
-                    if channel.inbound:
-                        left = format_count(len(channel.inbound), "signal")
-                        raise VerificationError(f"{left} too many on {kind} channel {number} of gpu {r}")
-            for number, semaphore in enumerate(self.semaphores[r]):
-                if len(semaphore) != gpu["semaphores"][number]["init_value"]:
-                    raise VerificationError(f"semaphore {number} of gpu {r} ends at {len(semaphore)}")
+        reads = [self._own(r, each) for each in sources[:first]]
+        columns = [[self._content(place) for place in each] for each in reads]
+        columns += [[self.packets[r, packet] for packet in _packets(each)] for each in sources[first:]]
+        sums = [reduce(add, each) for each in zip(*columns, strict=True)]
+        self._write(r, t, sums, [place for each in reads for place in each], self._own(r, dst), op)
 
 
-def _channels(gpu: Mapping[str, Any]) -> dict[str, list[_Channel]]:
-    channels: dict[str, list[_Channel]] = defaultdict(list)
-    for entry in gpu["channels"]:
-        channels[entry["channel_type"]].extend(_Channel(peer) for peer in entry["connected_to"])
-    return dict(channels)
+def _packets(chunks: Op) -> range:
+    return range(chunks["index"], chunks["index"] + chunks["size"])
 
 
 def _listed(entries: list[Op], key: str, kind: str, ids: str) -> list[int]:
     return [number for entry in entries if entry[key] == kind for number in entry[ids]]
 
 
-def _check_threadblock(where: str, number: int, threadblock: Mapping[str, Any]) -> None:
+def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
+    """What the plan is for; None where it has a name of its own."""
+    if plan["collective"] not in _KINDS:
+        return None
+    size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])
+    return collective_of(ProgramKind(_KINDS[plan["collective"]], size, root), len(plan["gpus"]))
+
+
+def _check_gpu(gpu: Mapping[str, Any], r: int) -> None:
     """Raise `FormatError` beyond a limit of the executor, and for operations that are not known here."""
-    ops = threadblock["ops"]
-    if threadblock["id"] != number:
-        raise FormatError(f"found id {threadblock['id']}; expected {number}", where=where)
-    if len(ops) > _MAX_OPERATIONS:
-        raise FormatError(f"found {len(ops)} operations; expected at most {_MAX_OPERATIONS}", where=where)
-    for entry in (*threadblock["channels"], *threadblock["remote_buffer_refs"]):
-        count = len(entry["channel_ids"] if "channel_ids" in entry else entry["remote_buffer_ids"])
-        if count > _MAX_CHANNELS:
+    if gpu["id"] != r:
+        raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
+    if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:
+        raise FormatError(
+            f"gpu {r} has {gpu['input_chunks']} input and {gpu['output_chunks']} output chunks; expected at "
+            "least one each",
+            where="plan",
+        )
+    for t, threadblock in enumerate(gpu["threadblocks"]):
+        where, ops = f"threadblock {t} of gpu {r}", threadblock["ops"]
+        lists = [each["channel_ids"] for each in threadblock["channels"]]
+        lists += [each["remote_buffer_ids"] for each in threadblock["remote_buffer_refs"]]
+        lists += [op.get("semaphore_ids", ()) for op in ops]
+        if threadblock["id"] != t:
+            raise FormatError(f"found id {threadblock['id']}; expected {t}", where=where)
+        for found, most, what in (
+            (len(ops), _MAX_OPERATIONS, "operations"),
+            (max(map(len, lists), default=0), _MAX_IDS, "channels, buffers or semaphores in a list"),
+        ):
+            if found > most:
+                raise FormatError(f"found {found} {what}; expected at most {most}", where=where)
+        unknown = next((op["name"] for op in ops if op["name"] not in OPERATIONS), None)
+        if unknown is not None:
             raise FormatError(
-                f"found {count} channels or buffers; expected at most {_MAX_CHANNELS}", where=where
+                f"found operation {unknown!r}; expected one of {', '.join(OPERATIONS)}", where=where
             )
-    for op in ops:
-        if op["name"] not in OPERATIONS:
-            raise FormatError(
-                f"found operation {op['name']!r}; expected one of {', '.join(OPERATIONS)}", where=where
-            )
-        if len(op.get("semaphore_ids", ())) > _MAX_IDS:
-            raise FormatError(f"found more than {_MAX_IDS} semaphores in an operation", where=where)
