@@ -61,7 +61,22 @@ def load_upstream_algorithm(
     - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
     """
     where = str(path)
-    file = algorithm_file(parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True), where=where)
+    return schedule_in(
+        parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True),
+        where=where, topology=topology, chunk_size=chunk_size, time_unit_us=time_unit_us,
+    )  # fmt: skip
+
+
+def schedule_in(
+    data: dict[str, Any],
+    *,
+    where: str,
+    topology: Topology | None = None,
+    chunk_size: int | str | None = None,
+    time_unit_us: int | float | str | Fraction | None = None,
+) -> Schedule:
+    """The same in the content of a file, its numbers exact; `where` is the file, for messages."""
+    file = algorithm_file(data, where=where)
     unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
     if unit_us == 0:
         raise InputError("found 0; expected the microseconds in a unit", where="time_unit_us")

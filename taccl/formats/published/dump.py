@@ -1,8 +1,13 @@
 """Schedules as algorithm files of the published TACCL tool, which `load_upstream_algorithm` reads back.
 
-Read back, every send has the start and the end that it had. A file that could not promise this is not
-written. (The one exception is an allreduce whose halves overlap: readers time it anew, and the warning says
-so.) What the file has no place for is left out, with a `LossyConversionWarning` that names it.
+What is written was read back before: every send has the start and the end that it had, and the whole is right
+under the tool's model. (The one exception is an allreduce whose halves overlap: readers time it anew, and the
+warning says so.) What the file has no place for is left out, with a `LossyConversionWarning` that names it.
+
+The tool's model: nodes are copies of one. Inside it, a pair of local ranks has so many parallel links of one
+cost for a chunk. Between nodes, the same local ranks are joined for every ordered pair of nodes, all at one
+latency and one cost per chunk, and only there do chunks merge. Beyond two nodes a rank sends to one other
+node at a time, and receives from one. Ranks at a switch have a port out and a port in for each of its planes.
 """
 
 from __future__ import annotations
@@ -10,9 +15,11 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,11 +27,12 @@ import numpy as np
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning
-from taccl.formats.published.algorithm import shift_of_second_half
+from taccl.formats.published.algorithm import schedule_in, shift_of_second_half
 from taccl.formats.published.collective import KINDS
-from taccl.formats.published.layout import Layout, lay_out
 from taccl.formats.published.topology import MACHINES
+from taccl.names import first_of
 from taccl.problem import Clauses, Problem
+from taccl.reading import parse_json
 from taccl.schedule.schedule import Schedule
 from taccl.units import exact, format_count, format_size
 
@@ -35,6 +43,7 @@ _MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}
 _LARGEST = 10**15
 #: Of a microsecond: ticks are no finer.
 _MOST_DIGITS = 6
+_SHOWN = 3
 
 
 @checked
@@ -45,49 +54,41 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
       1 where that is exact, and else a finer unit that is; the warning names it, because the file does not.
     """
     _check(schedule)
-    layout = lay_out(schedule)
-    problem = schedule.problem
-    unit_us = _unit(schedule, layout, time_unit_us)
-    lost = [*_always_lost(problem), *layout.lost, *_second_half(schedule)]
-    if unit_us != 1:
-        lost.append(f"the unit of time: load it with time_unit_us={_decimal(unit_us)}")
-    warnings.warn(
-        f"an algorithm of the published tool has no place for {'; '.join(lost)}",
-        LossyConversionWarning,
-        stacklevel=2,
+    problem, used = schedule.problem, set(schedule.link.tolist())
+    refused: list[str] = []
+    # What keeps most comes first: nodes as they are, idle links, and switches.
+    ways = product(
+        sorted({problem.topology.num_nodes, 1}, reverse=True),
+        dict.fromkeys((tuple(sorted(used.union(problem.links_allowed))), tuple(sorted(used)))),
+        (True, False),
     )
-    steps = _steps(schedule, layout, unit_us)
-    name, num_ranks, chunks = problem.collective.name, problem.topology.num_ranks, _chunks(problem)
-    starts_at, ends_at = _by_rank(chunks, problem, "pre"), _by_rank(chunks, problem, "post")
-    document = {
-        "sccl_type": "algorithm",
-        "name": schedule.producer,
-        "instance": {
-            "sccl_type": "instance", "steps": len(steps), "extra_rounds": 0,
-            "chunks": problem.collective.chunks_per_rank, "pipeline": None, "extra_memory": None,
-            "allow_exchange": False,
-        },
-        "input_map": _addresses(chunks, starts_at),
-        "output_map": _addresses(chunks, ends_at),
-        "steps": steps,
-        "collective": {
-            "sccl_type": "collective",
-            "name": f"{_NAMES[name]}(n={num_ranks})" if name in _NAMES else name,
-            "nodes": num_ranks,
-            "chunks": chunks,
-            "ranks": [
-                {"sccl_type": "rank", "pre": starts_at[rank], "post": ends_at[rank], "id": rank}
-                for rank in range(num_ranks)
-            ],
-            "triggers": {},
-        },
-        "topology": _topology(problem, layout, unit_us),
-    }  # fmt: skip
-    return json.dumps(document) + "\n"
+    for num_nodes, links, with_switches in ways:
+        try:
+            writing = _Writing(schedule, num_nodes, links, with_switches)
+            unit_us = _unit(schedule, writing.costs, time_unit_us)
+            text = json.dumps(writing.document(unit_us)) + "\n"
+            back = _read_back(schedule, text, unit_us)
+        except InputError as error:
+            if error.where == "time_unit_us":
+                raise
+            refused.append(error.message)
+        except ExportError as error:
+            refused.append(str(error))
+        else:
+            lost = [*_always_lost(problem), *writing.lost(back), *_second_half(schedule)]
+            if unit_us != 1:
+                lost.append(f"the unit of time: load it with time_unit_us={_decimal(unit_us)}")
+            told = f"an algorithm of the published tool has no place for {'; '.join(lost)}"
+            warnings.warn(told, LossyConversionWarning, stacklevel=2)
+            return text
+    reasons = "; or else ".join(dict.fromkeys((refused[0], refused[-1])))
+    raise ExportError(
+        f"an algorithm of the published tool cannot hold the schedule: {reasons}; write another format"
+    )
 
 
 def _check(schedule: Schedule) -> None:
-    """Raise `ExportError` for a problem that the file has no fields for, or times that are not its costs'."""
+    """Raise `ExportError` for a problem that the file has no fields for, or a schedule that is not right."""
     problem = schedule.problem
     collective = problem.collective
     if collective.derivations:
@@ -105,20 +106,207 @@ def _check(schedule: Schedule) -> None:
             f"chunks of {format_size(min(problem.chunk_bytes))} and {format_size(max(problem.chunk_bytes))}: "
             "an algorithm of the published tool has one cost for all chunks; write another format"
         )
-    if collective.combining and all(len(chunk.origins) == 1 for chunk in collective.chunks):
-        raise ExportError(
-            f"{collective.name}: every sum has one contribution, which an algorithm of the published tool "
-            "cannot tell from a copy; write another format"
-        )
-    lone = next((c for c, chunk in enumerate(collective.chunks) if not chunk.destinations), None)
-    if collective.combining and lone is not None:
-        raise ExportError(f"{collective.name}: chunk {lone} ends nowhere; name a destination")
-    odd = (each for each in verify(schedule).violations if each.kind in ("index", "interval", "times"))
-    for violation in odd:
+    for violation in verify(schedule).violations:
         raise ExportError(f"{violation}; verify the schedule to see all that is wrong")
 
 
-def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) -> Fraction:
+def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
+    """What a reader makes of the file; `ExportError` where that is another schedule, or not right."""
+    data = parse_json(text, source="the file", exact=True)
+    back = schedule_in(
+        data, where="the file", chunk_size=schedule.problem.chunk_bytes[0], time_unit_us=unit_us
+    )
+    ours, theirs = _transfers(schedule, back), _transfers(back, schedule)
+    changed = next(((ours - theirs) + (theirs - ours)).elements(), None)
+    if changed is not None and not shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
+        raise ExportError(
+            f"under the tool's model the send of chunk {changed[0]} from rank {changed[1]} to {changed[2]} "
+            "takes another time, as only sends between nodes merge, at one cost"
+        )
+    for violation in verify(back).violations:
+        raise ExportError(f"under the tool's model there is {violation}")
+    return back
+
+
+def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
+    """What is sent when, in ticks that are finer by those of another schedule."""
+    links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
+    return Counter(
+        (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
+        for t in schedule
+    )
+
+
+@dataclass(eq=False)
+class _Writing:
+    """A way to write a schedule: as so many nodes, with some of its links, and with or without switches."""
+
+    schedule: Schedule
+    num_nodes: int
+    links: Sequence[int]
+    with_switches: bool
+
+    def __post_init__(self) -> None:
+        topology, costs = self.schedule.problem.topology, self.schedule.problem.costs
+        self.size, rest = divmod(topology.num_ranks, self.num_nodes)
+        in_order = all(node == rank // self.size for rank, node in enumerate(topology.node_of_rank))
+        if rest or (self.num_nodes > 1 and not in_order):
+            raise ExportError("its nodes differ in size, or their ranks do not follow one another")
+        units = int(costs.chunk_units[0]) if len(costs.chunk_units) else 1
+        #: The place of every link among those between its ranks; and of local ranks, how many there are.
+        self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
+        #: What a chunk costs in ticks between local ranks; and alpha and beta between nodes.
+        self.inside: dict[tuple[int, int], int] = {}
+        self.across: set[tuple[int, int]] = set()
+        self.receivers: dict[int, set[int]] = defaultdict(set)
+        met: Counter[tuple[int, int]] = Counter()
+        for e in self.links:
+            link = topology.links[e]
+            if len(link.srcs) > 1 or len(link.dsts) > 1:
+                raise ExportError(f"link {link} joins more than two ranks")
+            local = link.src % self.size, link.dst % self.size
+            if link.src // self.size != link.dst // self.size:
+                self.across.add((int(costs.link_alpha[e]), units * int(costs.link_beta[e])))
+                self.receivers[local[0]].add(local[1])
+                continue
+            self.number[e] = met[link.src, link.dst]
+            met[link.src, link.dst] += 1
+            self.parallel[local] = max(self.parallel[local], met[link.src, link.dst])
+            cost = costs.duration(e, units)
+            if self.inside.setdefault(local, cost) != cost:
+                raise ExportError(
+                    f"links from rank {link.src} to rank {link.dst}, or their like, differ in cost"
+                )
+        if len(self.across) != (self.num_nodes > 1):
+            raise ExportError(
+                "links between nodes differ in cost" if self.across else "no link joins its nodes"
+            )
+        self.costs = {*self.inside.values(), *(cost for both in self.across for cost in both)}
+
+    def lost(self, back: Schedule) -> Iterator[str]:
+        """What has no place in the file, as it was read back."""
+        problem = self.schedule.problem
+        topology = problem.topology
+        if self.num_nodes != topology.num_nodes:
+            yield f"its {topology.num_nodes} nodes, whose ranks are written as one"
+        idle = len(set(problem.links_allowed).difference(self.links))
+        if idle:
+            yield f"{idle} of {len(problem.links_allowed)} links, which carry nothing"
+        # The file gives each node all links that one of them has.
+        added = self.num_nodes * sum(self.parallel.values()) - len(self.links)
+        added += self.num_nodes * (self.num_nodes - 1) * sum(map(len, self.receivers.values()))
+        if added > 0:
+            yield f"the difference of its nodes: {added} links are added to make them alike"
+        written, kept = back.problem.topology, set(self.links)
+        alike = [_pairs(written, links) for links in _holders(written)]
+        shared = [
+            topology.resources[resource].name
+            for resource, links in enumerate(each & kept for each in _holders(topology))
+            if len(links) > 1 and not any(_pairs(topology, links) <= pairs for pairs in alike)
+        ]
+        if shared:
+            yield f"resources that links share ({first_of(shared, _SHOWN)})"
+        if any(problem.costs.link_alpha[e] for e in self.links if not self._is_across(e)):
+            yield "latencies inside nodes, which become a part of what a chunk costs"
+
+    def _is_across(self, e: int) -> bool:
+        link = self.schedule.problem.topology.links[e]
+        return link.src // self.size != link.dst // self.size
+
+    def document(self, unit_us: Fraction) -> dict[str, Any]:
+        """The content of the file."""
+        problem = self.schedule.problem
+        name, num_ranks = problem.collective.name, problem.topology.num_ranks
+        steps, chunks = self._steps(unit_us), _chunks(problem)
+        starts_at, ends_at = _by_rank(chunks, num_ranks, "pre"), _by_rank(chunks, num_ranks, "post")
+        return {
+            "sccl_type": "algorithm",
+            "name": self.schedule.producer,
+            "instance": {
+                "sccl_type": "instance", "steps": len(steps), "extra_rounds": 0,
+                "chunks": problem.collective.chunks_per_rank, "pipeline": None, "extra_memory": None,
+                "allow_exchange": False,
+            },
+            "input_map": _addresses(chunks, starts_at),
+            "output_map": _addresses(chunks, ends_at),
+            "steps": steps,
+            "collective": {
+                "sccl_type": "collective",
+                "name": f"{_NAMES[name]}(n={num_ranks})" if name in _NAMES else name,
+                "nodes": num_ranks,
+                "chunks": chunks,
+                "ranks": [
+                    {"sccl_type": "rank", "pre": starts_at[rank], "post": ends_at[rank], "id": rank}
+                    for rank in range(num_ranks)
+                ],
+                "triggers": {},
+            },
+            "topology": self._topology(unit_us),
+        }  # fmt: skip
+
+    def _steps(self, unit_us: Fraction) -> list[dict[str, Any]]:
+        """A step for every time at which sends start; its rounds are the tenths of a unit until the next."""
+        problem = self.schedule.problem
+        links, per_us = problem.topology.links, problem.costs.ticks_per_us
+        by_start: dict[int, list[list[Any]]] = defaultdict(list)
+        for t in self.schedule:
+            tenths = int(Fraction(t.start_ticks, per_us) * 10 / unit_us)
+            entry = [t.chunk, links[t.link].src, links[t.link].dst, tenths, self.number[t.link]]
+            # The sixth entry, which only a combining algorithm has.
+            operation = ["rrc" if t.reduce else None] if problem.collective.combining else []
+            by_start[tenths].append(entry + operation)
+        starts = sorted(by_start)
+        finish = math.ceil(self.schedule.finish * 10 / unit_us)
+        return [
+            {
+                "sccl_type": "step",
+                "rounds": until - start,
+                "sends": sorted(by_start[start], key=lambda s: (s[1], s[2], s[4], s[0])),
+            }
+            for start, until in zip(starts, [*starts[1:], finish], strict=True)
+        ]
+
+    def _topology(self, unit_us: Fraction) -> dict[str, Any]:
+        topology, per_us = self.schedule.problem.topology, self.schedule.problem.costs.ticks_per_us
+
+        def cost(ticks: int) -> int | float:
+            value = Fraction(ticks, per_us) / unit_us
+            return int(value) if value.denominator == 1 else float(value)
+
+        ranks = range(self.size)
+        (alpha, beta), *_ = (*((cost(a), cost(b)) for a, b in self.across), (-1, -1))
+        switches = [
+            sorted(s.ranks) for s in topology.switches if len(s.ranks) > 1 and max(s.ranks) < self.size
+        ]
+        return {
+            "sccl_type": "topology",
+            "name": f"{_MACHINES.get(topology.machine, 'Custom')}-"
+            f"{topology.name.removesuffix(f' x{self.num_nodes}')}",
+            "copies": self.num_nodes,
+            "ngpus_per_node": self.size,
+            "node_links": [[self.parallel[src, dst] for src in ranks] for dst in ranks],
+            "node_invbws": [[cost(self.inside.get((src, dst), 0)) for src in ranks] for dst in ranks],
+            "remote_invbw": cost(sum(*self.across)) if self.across else -1,
+            "remote_alpha": alpha,
+            "remote_beta": beta,
+            "internode_conn": {str(src): sorted(self.receivers[src]) for src in sorted(self.receivers)},
+            "local_switches": switches if self.with_switches else [],
+        }
+
+
+def _holders(topology: Any) -> list[set[int]]:
+    """The links that hold every resource."""
+    holders: list[set[int]] = [set() for _ in topology.resources]
+    for hold in topology.holds:
+        holders[hold.resource].add(hold.link)
+    return holders
+
+
+def _pairs(topology: Any, links: Iterable[int]) -> set[tuple[int, int]]:
+    return {(topology.links[e].src, topology.links[e].dst) for e in links}
+
+
+def _unit(schedule: Schedule, costs: Iterable[int], wanted: int | float | str | None) -> Fraction:
     """Microseconds in the unit of which starts are whole tenths: 1, 0.1, ... or what it takes."""
     per_us = schedule.problem.costs.ticks_per_us
     ticks = np.unique(schedule.start).tolist()
@@ -126,7 +314,7 @@ def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) 
     def fits(unit_us: Fraction) -> bool:
         tenths = (Fraction(t, per_us) * 10 / unit_us for t in ticks)
         return all(t.denominator == 1 and t <= _LARGEST for t in tenths) and all(
-            _is_exact(Fraction(cost, per_us) / unit_us) for cost in layout.costs
+            _is_exact(Fraction(cost, per_us) / unit_us) for cost in costs
         )
 
     if wanted is not None:
@@ -139,13 +327,10 @@ def _unit(schedule: Schedule, layout: Layout, wanted: int | float | str | None) 
             )
         return given
     decimal = [Fraction(1, 10**digits) for digits in range(_MOST_DIGITS + 1)]
-    for unit_us in (*decimal, Fraction(10 * math.gcd(*ticks, *layout.costs), per_us)):
+    for unit_us in (*decimal, Fraction(10 * math.gcd(*ticks, *costs), per_us)):
         if unit_us and fits(unit_us):
             return unit_us
-    raise ExportError(
-        "starts and costs are no exact numbers of any unit that an algorithm of the published tool can have; "
-        "give costs with fewer decimals"
-    )
+    raise ExportError("starts and costs are no exact numbers of any unit; give costs with fewer decimals")
 
 
 def _is_exact(value: Fraction) -> bool:
@@ -172,29 +357,6 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
         )
 
 
-def _steps(schedule: Schedule, layout: Layout, unit_us: Fraction) -> list[dict[str, Any]]:
-    """A step for every time at which sends start; its rounds are the tenths of a unit until the next."""
-    problem = schedule.problem
-    links, per_us = problem.topology.links, problem.costs.ticks_per_us
-    by_start: dict[int, list[list[Any]]] = defaultdict(list)
-    for t in schedule:
-        tenths = int(Fraction(t.start_ticks, per_us) * 10 / unit_us)
-        entry = [t.chunk, links[t.link].src, links[t.link].dst, tenths, layout.number[t.link]]
-        # The sixth entry, which only a combining algorithm has.
-        operation = ["rrc" if t.reduce else None] if problem.collective.combining else []
-        by_start[tenths].append(entry + operation)
-    starts = sorted(by_start)
-    finish = math.ceil(schedule.finish * 10 / unit_us)
-    return [
-        {
-            "sccl_type": "step",
-            "rounds": until - start,
-            "sends": sorted(by_start[start], key=lambda s: (s[1], s[2], s[4], s[0])),
-        }
-        for start, until in zip(starts, [*starts[1:], finish], strict=True)
-    ]
-
-
 def _chunks(problem: Problem) -> list[dict[str, Any]]:
     """The tool's chunks: of a sum, one for each contribution, all at the sum's address."""
     collective = problem.collective
@@ -205,44 +367,15 @@ def _chunks(problem: Problem) -> list[dict[str, Any]]:
     ]
 
 
-def _by_rank(chunks: list[dict[str, Any]], problem: Problem, end: str) -> list[list[int]]:
+def _by_rank(chunks: list[dict[str, Any]], num_ranks: int, end: str) -> list[list[int]]:
     """Chunks that start (``"pre"``) or must end (``"post"``) at every rank."""
-    found: list[list[int]] = [[] for _ in range(problem.topology.num_ranks)]
-    for index, chunk in enumerate(chunks):
-        for rank in chunk[end]:
-            found[rank].append(index)
-    return found
+    return [[index for index, chunk in enumerate(chunks) if rank in chunk[end]] for rank in range(num_ranks)]
 
 
 def _addresses(chunks: list[dict[str, Any]], by_rank: list[list[int]]) -> dict[str, list[int]]:
     return {
         str(rank): list(dict.fromkeys(chunks[index]["addr"] for index in held))
         for rank, held in enumerate(by_rank)
-    }
-
-
-def _topology(problem: Problem, layout: Layout, unit_us: Fraction) -> dict[str, Any]:
-    topology, per_us = problem.topology, problem.costs.ticks_per_us
-    ranks = range(layout.size)
-
-    def cost(ticks: int) -> int | float:
-        value = Fraction(ticks, per_us) / unit_us
-        return int(value) if value.denominator == 1 else float(value)
-
-    name = topology.name.removesuffix(f" x{layout.num_nodes}")
-    across = layout.across
-    return {
-        "sccl_type": "topology",
-        "name": f"{_MACHINES.get(topology.machine, 'Custom')}-{name}",
-        "copies": layout.num_nodes,
-        "ngpus_per_node": layout.size,
-        "node_links": [[layout.parallel.get((src, dst), 0) for src in ranks] for dst in ranks],
-        "node_invbws": [[cost(layout.inside.get((src, dst), 0)) for src in ranks] for dst in ranks],
-        "remote_invbw": cost(across.alpha + across.beta) if across else -1,
-        "remote_alpha": cost(across.alpha) if across else -1,
-        "remote_beta": cost(across.beta) if across else -1,
-        "internode_conn": {str(src): list(dsts) for src, dsts in across.receivers.items()} if across else {},
-        "local_switches": [list(switch) for switch in layout.switches],
     }
 
 

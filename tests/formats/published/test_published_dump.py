@@ -101,9 +101,8 @@ def test_real_topology_comes_back_whole(shared_data, tmp_path):
 def test_overlapping_algorithm_is_refused(path):
     """A file that would be judged wrong is not written; the message names the first link across."""
     schedule = load_upstream_algorithm(path)
-    with pytest.raises(
-        ExportError, match=rf"sends over link 0->{schedule.problem.topology.num_ranks // 2} overlap"
-    ):
+    link = schedule.problem.topology.num_ranks // 2
+    with pytest.raises(ExportError, match=rf"contention: .*\(0->{link}\).*; verify the schedule"):
         dump_upstream_algorithm(schedule)
 
 
@@ -168,9 +167,7 @@ def test_random_schedules_come_back_or_are_refused(tmp_path):
         try:
             back, _ = _round_trip(schedule, tmp_path)
         except ExportError as error:
-            assert any(
-                word in str(error) for word in ("cannot hold", "no exact numbers", "partial sums apart")
-            )
+            assert any(word in str(error) for word in ("cannot hold", "partial sums apart"))
             continue
         assert _transfers(back) == _transfers(schedule), seed
         assert taccl.verify(back).ok, seed
@@ -333,9 +330,9 @@ def _wrong_end():
 @pytest.mark.parametrize(
     ("schedule", "reason"),
     [
-        (_merged, "merges 2 chunks"),
+        (_merged, "takes another time, as only sends between nodes merge"),
         (_multicast, "joins more than two ranks"),
-        (_pipelined, "overlap"),
+        (_pipelined, "under the tool's model there is contention"),
         (_uneven_chunks, "chunks of 1MB and 2MB"),
         (_scan, "ranks make chunks from others"),
         (_wrong_end, "verify the schedule"),
