@@ -18,7 +18,7 @@ https://github.com/microsoft/taccl, whose INPUT_GUIDE.md describes the topology 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations, product
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from taccl.collectives import make
-from taccl.errors import InputError, SketchError, TopologyError
+from taccl.errors import SketchError, TopologyError
 from taccl.reading import parse_json, read_text
 from taccl.sketch.library import load_sketch
 from taccl.topology.machines import SHAPES
@@ -234,15 +234,43 @@ def wired(
     return builder.build()
 
 
+def edges_inside(
+    pairs: Iterable[tuple[int, int, int, Fraction]], planes: Mapping[tuple[int, int], tuple[int, int]]
+) -> list[Edge]:
+    """Links of a node, from source, destination, how many in parallel, and beta; they take turns at planes.
+
+    - `planes`: As `planes_between` has them.
+    """
+    edges = []
+    for src, dst, parallel, beta in pairs:
+        switch, num_planes = planes.get((src, dst), (None, 1))
+        for number in range(parallel):
+            plane = number % num_planes
+            through = None if switch is None else (switch, plane)
+            name = f"plane {plane}" if num_planes > 1 else ""
+            edges.append(Edge(src, dst, Fraction(0), beta, through, name))
+    return edges
+
+
+def edges_across(
+    pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
+) -> list[Edge]:
+    """Links between local ranks, the same for every ordered pair of nodes of so many ranks."""
+    return [
+        Edge(here * size + sender, there * size + receiver, alpha_us, beta)
+        for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)
+    ]
+
+
 def planes_between(
-    switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str], error: type[InputError]
+    switches: Iterable[tuple[Iterable[int], int]], *, where: Callable[[int], str]
 ) -> dict[tuple[int, int], tuple[int, int]]:
     """The switch between two local ranks, and its number of planes, from the ranks and planes of each."""
     joined: dict[tuple[int, int], tuple[int, int]] = {}
     for switch, (ranks, num_planes) in enumerate(switches):
         for rank in ranks:
             if (rank, rank) in joined:
-                raise error(
+                raise SketchError(
                     f"found local rank {rank} in two switches; expected switches that are equal or disjoint; "
                     "correct the lists",
                     where=where(switch),
@@ -328,18 +356,15 @@ class UpstreamModel:
         switches = [(switch.ranks, switch.planes or 1) for switch in self.sketch.switch]
         for index, (ranks, _) in enumerate(switches):
             self._check_local(ranks, self._where_of_switch(index))
-        planes = planes_between(switches, where=self._where_of_switch, error=SketchError)
-        edges = []
+        planes = planes_between(switches, where=self._where_of_switch)
+        pairs = []
         for src, dst, parallel, beta, total in self._node_links():
-            switch, num_planes = planes.get((src, dst), (None, 1))
+            num_planes = planes[src, dst][1] if (src, dst) in planes else 1
             # The tool adds alpha only where it splits a switch; elsewhere it takes the file's own total.
             cost = int(self.file.alpha + beta / num_planes) if self.sketch.switch else int(total)
             per_mb = self._per_mb(cost, "node_betas_list" if self.sketch.switch else "node_invbws_list")
-            for plane, _ in product(range(num_planes), range(parallel)):
-                through = None if switch is None else (switch, plane)
-                name = f"plane {plane}" if num_planes > 1 else ""
-                edges.append(Edge(src, dst, Fraction(0), per_mb, through, name))
-        return edges
+            pairs.append((src, dst, parallel * num_planes, per_mb))
+        return edges_inside(pairs, planes)
 
     def _where_of_switch(self, index: int) -> str:
         return self.sketch.where(f"switch[{index}].ranks")
@@ -368,13 +393,9 @@ class UpstreamModel:
             )
         num_links = sum(len(receivers) for receivers in connections.values())
         per_mb = self._per_mb(int(file.remote_beta * num_links / nics), "remote_beta")
-        alpha_us = file.remote_alpha * self.time_unit_us
-        size = file.gpus_per_node
         pairs = [(sender, receiver) for sender, receivers in connections.items() for receiver in receivers]
-        return [
-            Edge(here * size + sender, there * size + receiver, alpha_us, per_mb)
-            for (here, there), (sender, receiver) in product(permutations(range(self.nodes), 2), pairs)
-        ]
+        alpha_us = file.remote_alpha * self.time_unit_us
+        return edges_across(pairs, self.nodes, file.gpus_per_node, alpha_us, per_mb)
 
     def _connections(self) -> dict[int, tuple[int, ...]]:
         """Receivers of every sending local rank."""

@@ -30,7 +30,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.collective import collective_of
-from taccl.formats.published.fields import AlgorithmFile, algorithm_file
+from taccl.formats.published.fields import REMEDY, AlgorithmFile, algorithm_file
 from taccl.formats.published.topology import build_topology
 from taccl.problem import Problem, make_problem
 from taccl.reading import parse_json, read_text
@@ -86,7 +86,7 @@ def schedule_in(
             where="time_unit_us",
         )
     chunk_bytes = BYTES_PER_MB if chunk_size is None else parse_size(chunk_size, where="chunk_size")
-    reducing = any(send.reduces for send in file.sends)
+    reducing = any(send.operation for _, send in file.sends)
     built = build_topology(file, chunk_bytes, unit_us, reducing=reducing) if topology is None else topology
     if built.num_ranks != file.num_ranks:
         raise FormatError(
@@ -101,7 +101,7 @@ def schedule_in(
     except FormatError:
         raise
     except InputError as error:
-        raise FormatError(f"{error}; write the file anew with the tool that made it", where=where) from None
+        raise FormatError(f"{error}; {REMEDY}", where=where) from None
     if chunk_size is None:
         problem = replace(problem, size_bytes=None)
     columns = _columns(file, problem, chunk_of)
@@ -149,12 +149,12 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
     across = set(topology.internode_links)
     groups: dict[tuple[int, ...], int] = {}
     rows = []
-    for position, send in enumerate(file.sends):
+    for position, (place, send) in enumerate(file.sends):
         if send.chunk not in chunk_of:
             raise FormatError(
-                f"found chunk {send.chunk}; expected one of the {len(chunk_of)} of collective.chunks; write "
-                "the file anew with the tool that made it",
-                where=f"{file.where}: {send.place}",
+                f"found chunk {send.chunk}; expected one of the {len(chunk_of)} of collective.chunks; "
+                f"{REMEDY}",
+                where=f"{file.where}: {place}",
             )
         links = parallel.get((send.src, send.dst), ())
         if send.number >= len(links):
@@ -162,11 +162,11 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
             raise FormatError(
                 f"found link {send.number} from rank {send.src} to rank {send.dst}; topology {topology.name} "
                 f"has {found} there; correct the send, or the topology",
-                where=f"{file.where}: {send.place}",
+                where=f"{file.where}: {place}",
             )
-        index = links[send.number]
-        key = (index, send.start, int(send.reduces)) if index in across else (index, send.start, -1, position)
-        rows.append((chunk_of[send.chunk], index, groups.setdefault(key, len(groups)), send.reduces))
+        index, reduces = links[send.number], send.operation is not None
+        key = (index, send.start, int(reduces)) if index in across else (index, send.start, -1, position)
+        rows.append((chunk_of[send.chunk], index, groups.setdefault(key, len(groups)), reduces))
     table = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return {
         "chunk": table[0], "link": table[1], "group": table[2], "reduce": table[3].astype(bool),
@@ -178,11 +178,11 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
     """The sends at the starts stated, but for what says nothing about time (see the module)."""
     costs = problem.costs
     tenth = unit_us / 10 * costs.ticks_per_us
-    exact_starts = [send.start * tenth for send in file.sends]
+    exact_starts = [send.start * tenth for _, send in file.sends]
     if max(exact_starts, default=Fraction(0)) > _LAST_TICK:
         raise FormatError(
-            f"found starts up to {max(send.start for send in file.sends)} tenths of a unit, which need more "
-            f"than 64 bits at {costs.ticks_per_us} ticks a microsecond; expected less; check the file",
+            "found starts that need more than 64 bits at "
+            f"{costs.ticks_per_us} ticks a microsecond; expected less; check the file",
             where=f"{file.where}: steps",
         )
     start = np.array([math.floor(each) for each in exact_starts], dtype=np.int64)
@@ -232,7 +232,7 @@ def _by_place(schedule: Schedule) -> NDArray[np.int64]:
 
 def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str, Any]) -> Schedule:
     """The sends on a topology that the file was not made for, timed in the order stated."""
-    start = np.array([send.start for send in file.sends], dtype=np.int64)
+    start = np.array([send.start for _, send in file.sends], dtype=np.int64)
     schedule = retimed(make_schedule(problem, start=start, end=start + 1, **columns))
     if schedule is None:
         raise FormatError(

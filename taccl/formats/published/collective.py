@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taccl.collective import Chunk, Collective
 from taccl.collectives import ROOTED, make
 from taccl.errors import FormatError
-
-if TYPE_CHECKING:
-    from taccl.formats.published.fields import AlgorithmFile
+from taccl.formats.published.fields import REMEDY, AlgorithmFile, ChunkFields
 
 _LONGEST_NAME = 200
 
@@ -30,29 +27,31 @@ KINDS = {
 
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
     """The chunk of every number that sends use, the collective, and what a person should know."""
-    by_address: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(list)
-    for pre, post, address in file.chunks:
-        by_address[address].append((pre, post))
-    if len(by_address) == len(file.chunks):
-        numbered = {address: index for index, (_, _, address) in enumerate(file.chunks)}
-        return numbered, _named(file, [Chunk(pre, post) for pre, post, _ in file.chunks], combining=False), []
-    numbers = {send.chunk for send in file.sends}
-    if numbers.issubset(by_address) or not any(send.reduces for send in file.sends):
-        numbered = {address: index for index, address in enumerate(by_address)}
+    chunks = file.collective.chunks
+    by_address: dict[int, list[ChunkFields]] = defaultdict(list)
+    for each in chunks:
+        by_address[each.addr].append(each)
+    numbered = {address: index for index, address in enumerate(by_address)}
+    if len(by_address) == len(chunks):
+        alone = [Chunk(tuple(sorted(each.pre)), tuple(sorted(each.post))) for each in chunks]
+        return numbered, _named(file, alone, combining=False), []
+    sends = [send for _, send in file.sends]
+    numbers = {send.chunk for send in sends}
+    if numbers.issubset(by_address) or not any(send.operation for send in sends):
         sums = [_sum(file, address, parts) for address, parts in by_address.items()]
         return numbered, _named(file, sums, combining=True), []
     # The tool's own allreduce: its sends name chunks by number, and each is a piece of everyone's data
     # that is summed at the rank where the file has it start.
     everyone = tuple(range(file.num_ranks))
     pieces = []
-    for index, (pre, post, _) in enumerate(file.chunks):
-        if len(pre) != 1 or not post:
+    for index, each in enumerate(chunks):
+        if len(each.pre) != 1 or not each.post:
             raise FormatError(
-                f"found {len(pre)} ranks where it starts and {len(post)} where it ends; expected one rank, "
-                "at which it is summed, and at least one; write the file anew with the tool that made it",
+                f"found {len(each.pre)} ranks where it starts and {len(each.post)} where it ends; expected "
+                f"one rank, at which it is summed, and at least one; {REMEDY}",
                 where=f"{file.where}: collective.chunks[{index}]",
             )
-        pieces.append(Chunk(everyone, post, pre[0]))
+        pieces.append(Chunk(everyone, tuple(sorted(each.post)), each.pre[0]))
     note = (
         f"{file.where}: sends name {len(numbers)} chunks, but the buffers hold {len(by_address)}; the chunks "
         "are taken as pieces of every rank's data, and the buffer maps are set aside"
@@ -60,25 +59,28 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
     return {index: index for index in range(len(pieces))}, _named(file, pieces, combining=True), [note]
 
 
-def _sum(
-    file: AlgorithmFile, address: int, parts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> Chunk:
+def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chunk:
     """The chunk that contributions to one address make; its root is the first rank that asks for it."""
-    origins = sorted(rank for pre, _ in parts for rank in pre)
-    destinations = parts[0][1]
-    if any(post != destinations for _, post in parts) or len(set(origins)) < len(origins) or not destinations:
+    origins = sorted(rank for each in parts for rank in each.pre)
+    destinations = sorted(parts[0].post)
+    if (
+        any(sorted(each.post) != destinations for each in parts)
+        or len(set(origins)) < len(origins)
+        or not destinations
+    ):
         raise FormatError(
             f"address {address}: found contributions that end at different ranks, come twice from one, or "
             "end nowhere; expected one sum that the same ranks ask for; others (scan) are not read",
             where=f"{file.where}: collective.chunks",
         )
-    return Chunk(tuple(origins), destinations, destinations[0])
+    return Chunk(tuple(origins), tuple(destinations), destinations[0])
 
 
 def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
     """The collective of these chunks, by our name for it where they are what that name says."""
-    collective = Collective(file.collective[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
-    name = file.collective.partition("(")[0]
+    stated = file.collective.name
+    collective = Collective(stated[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
+    name = stated.partition("(")[0]
     if name not in KINDS:
         return collective
     kind, fewest = KINDS[name][0], file.num_ranks ** KINDS[name][1]

@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from itertools import permutations
 
 from taccl.errors import FormatError, InputError
-from taccl.sketch.upstream import Edge, planes_between, wired
+from taccl.formats.published.fields import REMEDY, AlgorithmFile
+from taccl.sketch.upstream import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.parts import check_num_links
-from taccl.units import BYTES_PER_MB
-
-if TYPE_CHECKING:
-    from taccl.formats.published.fields import AlgorithmFile, TopologyFields
-    from taccl.topology.topology import Topology
+from taccl.topology.topology import Topology
+from taccl.units import BYTES_PER_MB, exact
 
 #: The tool puts the kind of machine before the name of its topology file, and often the ranks in a node
 #: after it.
@@ -38,80 +36,39 @@ def build_topology(
       the other direction get it.
     """
     fields = file.topology
-    _check_size(fields, file.where, reducing=reducing)
     per_mb = time_unit_us * BYTES_PER_MB / chunk_bytes
-    inside = _inside(fields, file.where, per_mb)
-    across = _across(fields, file.where, per_mb, time_unit_us) if fields.copies > 1 else []
-    if reducing:
-        inside += _turned_round(inside)
-        across += _turned_round(across)
     match = _NAME.match(fields.name)
     kind, name = (match[1], match[2]) if match else ("", fields.name)
+    ranks, connections = range(fields.ngpus_per_node), (fields.internode_conn or {}).items()
+    pairs = [
+        (src, dst, fields.node_links[dst][src], fields.node_invbws[dst][src] * per_mb)
+        for src, dst in permutations(ranks, 2) if fields.node_links[dst][src]
+    ]  # fmt: skip
+    num_links = sum(parallel for _, _, parallel, _ in pairs) * fields.copies
+    num_links += sum(len(receivers) for _, receivers in connections) * fields.copies * (fields.copies - 1)
+    # Equal switches are planes of one.
+    switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
     try:
+        check_num_links(num_links * (2 if reducing else 1), where="node_links")
+        inside = edges_inside(pairs, planes_between(switches, where=lambda _: "local_switches"))
+        across: list[Edge] = []
+        if fields.copies > 1:
+            alpha_us, beta = (
+                exact(getattr(fields, name), where=name) for name in ("remote_alpha", "remote_beta")
+            )
+            joined = [(int(sender), receiver) for sender, receivers in connections for receiver in receivers]
+            across = edges_across(
+                joined, fields.copies, fields.ngpus_per_node, alpha_us * time_unit_us, beta * per_mb
+            )
+        if reducing:
+            inside += _turned_round(inside)
+            across += _turned_round(across)
         return wired(
             name, MACHINES.get(kind, ""), nodes=fields.copies, size=fields.ngpus_per_node, inside=inside,
             across=across,
         )  # fmt: skip
     except InputError as error:
-        raise FormatError(
-            f"{error}; write the file anew with the tool that made it", where=f"{file.where}: topology"
-        ) from None
-
-
-def _check_size(fields: TopologyFields, where: str, *, reducing: bool) -> None:
-    """Raise `FormatError` for a topology that memory could not hold."""
-    inside = sum(map(sum, fields.node_links)) * fields.copies
-    receivers = sum(map(len, (fields.internode_conn or {}).values()))
-    across = receivers * fields.copies * (fields.copies - 1)
-    try:
-        check_num_links((inside + across) * (2 if reducing else 1), where=f"{where}: topology")
-    except InputError as error:
-        raise FormatError(error.message, where=error.where) from None
-
-
-def _inside(fields: TopologyFields, where: str, per_mb: Fraction) -> list[Edge]:
-    """Links inside node 0; of parallel ones through a switch, each has a plane."""
-    # Equal switches are planes of one.
-    switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
-    planes = planes_between(switches, where=lambda _: f"{where}: topology.local_switches", error=FormatError)
-    edges = []
-    ranks = range(fields.ngpus_per_node)
-    for src in ranks:
-        for dst in ranks:
-            parallel, cost = fields.node_links[dst][src], fields.node_invbws[dst][src]
-            if src == dst or not parallel:
-                continue
-            if cost == 0:
-                raise FormatError(
-                    f"found cost 0 of the link from local rank {src} to {dst}; expected more; give it a "
-                    "cost, or take the link out of node_links",
-                    where=f"{where}: topology.node_invbws[{dst}][{src}]",
-                )
-            switch, num_planes = planes.get((src, dst), (None, 1))
-            for number in range(parallel):
-                plane = number % num_planes
-                through = None if switch is None else (switch, plane)
-                name = f"plane {plane}" if num_planes > 1 else ""
-                edges.append(Edge(src, dst, Fraction(0), cost * per_mb, through, name))
-    return edges
-
-
-def _across(fields: TopologyFields, where: str, per_mb: Fraction, time_unit_us: Fraction) -> list[Edge]:
-    """Links between nodes: the connections, for every ordered pair of nodes."""
-    alpha_us = fields.remote_cost("remote_alpha", where) * time_unit_us
-    beta = fields.remote_cost("remote_beta", where)
-    if beta == 0:
-        raise FormatError(
-            "found 0; expected the cost of a chunk between nodes, which is more; correct it",
-            where=f"{where}: topology.remote_beta",
-        )
-    size, nodes = fields.ngpus_per_node, range(fields.copies)
-    connections = {int(sender): receivers for sender, receivers in (fields.internode_conn or {}).items()}
-    return [
-        Edge(here * size + sender, there * size + receiver, alpha_us, beta * per_mb)
-        for here in nodes for there in nodes if here != there
-        for sender, receivers in connections.items() for receiver in receivers
-    ]  # fmt: skip
+        raise FormatError(f"{error}; {REMEDY}", where=f"{file.where}: topology") from None
 
 
 def _turned_round(edges: list[Edge]) -> list[Edge]:
