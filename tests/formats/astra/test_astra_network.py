@@ -158,29 +158,36 @@ def test_every_assumption_is_a_note():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (_file(topology="[ Mesh ]"), "line 1: topology: found 'Mesh'"),
-        (_file(npus_count="[ 1 ]"), "line 2: npus_count: found '1'"),
-        (_file(npus_count="[ 4.0 ]"), "line 2: npus_count"),
-        (_file(npus_count="[ 4, 2 ]"), "npus_count: found 2 values for 1 dimensions"),
+        (
+            _file(topology="[ Mesh ]"),
+            "topology[0]: found 'Mesh'; expected 'Ring', 'FullyConnected' or 'Switch'",
+        ),
+        (_file(npus_count="[ 1 ]"), "npus_count[0]: found '1'"),
+        (_file(npus_count="[ 4.5 ]"), "npus_count[0]: found '4.5'"),
+        (_file(npus_count="[ 4, 2 ]"), "found 2 values of npus_count for 1 dimensions"),
         (_file(npus_count="[ 999999999 ]"), "npus_count: found"),
-        (_file(bandwidth="[ 0 ]"), "line 3: bandwidth: found 0 GB/s"),
-        (_file(bandwidth="[ .inf ]"), "line 3: bandwidth"),
-        (_file(latency="[ -1 ]"), "line 4: latency"),
-        (_file(latency="[ 1e999999999 ]"), "line 4: latency"),
-        (_file(latency="500"), "line 4: latency: found no list"),
-        (_file(latency="[ 500"), "line 4: latency: found no list"),
-        (_file(latency="[ [500] ]"), "line 4: latency"),
-        (_file(latency="[ *x ]"), "line 4: latency: found '*x'"),
-        (_file(latency="[ ]"), "line 4: latency"),
-        (_file(latency=""), "latency"),
+        (_file(bandwidth="[ 0 ]"), "bandwidth[0]: found 0 GB/s"),
+        (_file(bandwidth="[ .inf ]"), "bandwidth[0]: found '.inf'"),
+        (_file(latency="[ -1 ]"), "latency[0]: found '-1'"),
+        (_file(latency="[ 1e999999999 ]"), "latency[0]: found"),
+        (_file(latency="500"), "found 0 values of latency"),
+        (_file(latency="[ 500"), "line 5: found text that is not YAML: expected ',' or ']'"),
+        (_file(latency="[ [500] ]"), "latency[0]: found"),
+        (_file(latency="[ *x ]"), "line 4: found text that is not YAML: found undefined alias"),
+        (_file(latency="[ ]"), "found 0 values of latency"),
+        (_file(latency=""), "found 0 values of latency"),
         (_file() + "latency: [ 1 ]\n", "line 5: found latency twice"),
-        (_file().replace("latency", "delay"), "found no latency"),
-        ("!!python/object:os.system [ x ]\n", "line 1: found"),
-        ("- Ring\n", "line 1: found"),
+        (_file().replace("latency", "delay"), "latency: found nothing"),
+        (_file(topology="[ Ring ]" * 1).replace("Ring", ", ".join(["Ring"] * 17)), "topology: found"),
+        ("!!python/object:os.system [ x ]\n", "found no fields"),
+        ("!!python/object:os.system { x: 1 }\n", "topology: found nothing"),
+        (_file(latency="[" * 20_000), "found lists nested too deeply"),
+        ("a: &a [ x, x ]\nb: &b [ *a, *a ]\ntopology: [ *b, *b ]\n", "topology[0]: found"),
+        ("- Ring\n", "found no fields"),
     ],
 )
-def test_wrong_file_is_named_with_line_and_field(tmp_path, text, message):
-    """One sentence with file, line and field."""
+def test_wrong_file_is_named_with_its_field(tmp_path, text, message):
+    """One sentence with the file, and the field or the line."""
     path = _write(tmp_path, text)
     with pytest.raises(FormatError) as caught:
         load_astra_network(path)
