@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
-from taccl.topology.fabrics import fully_connected, hypercube, mesh, ring, star, torus
+from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, ring, star, torus
 from taccl.topology.graphs import from_networkx
 from taccl.topology.in_network import InNetwork
 from taccl.topology.machines import (
@@ -21,7 +21,6 @@ from taccl.topology.machines import (
     mi355x,
     ndv2,
 )
-from taccl.topology.products import multidim
 from taccl.topology.racks import in_network, rack
 from taccl.topology.registry import fabric_names, machine_names, parse
 from taccl.topology.topology import Topology, TopologyBuilder

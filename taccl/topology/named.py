@@ -1,29 +1,27 @@
 """Fabrics described by name, size and costs alone, for as many ranks as one likes: no link is listed.
 
-A `NamedFabric` says by arithmetic whether two ranks are linked, and at what cost. `to_topology` writes a
-small one out, link for link as `taccl.topology.fabrics` does.
+A `NamedFabric` says by arithmetic whether two ranks are linked, and at what cost. `to_topology` lists the
+links of a small one.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from taccl.arguments import quoted
 from taccl.errors import TopologyError
-from taccl.names import shown
-from taccl.topology.fabrics import ALPHA_US, BANDWIDTH_GB_PER_S
-from taccl.topology.parts import check_count, exact_cost, rates_of_axes
-from taccl.topology.products import Dimension, Kind, multidim, name_of, read_dimensions
-from taccl.topology.registry import FABRICS, dims_of_size, find_kind
-from taccl.topology.topology import AlphaMeaning
+from taccl.names import did_you_mean, matching, shown
+from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost, rates_of_axes
+from taccl.topology.products import ALPHA_US, Dimension, Kind, add_dimensions, name_of, read_dimensions
+from taccl.topology.topology import AlphaMeaning, TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,8 +30,15 @@ if TYPE_CHECKING:
 
 MAX_NAMED_RANKS = 2**26
 """More ranks than this are refused: rank numbers, and a pattern's offsets, are kept in 32 bits."""
+BANDWIDTH_GB_PER_S = 50
+"""With an alpha of 0.5 us, of no machine: round numbers in common use for comparing synthesizers."""
 
-_GRIDS = ("ring", "torus", "mesh")
+EXAMPLES = {
+    "ring": "ring:8", "mesh": "mesh:4x4", "torus": "torus:4x4", "hypercube": "hypercube:3",
+    "fully-connected": "fully-connected:8", "star": "star:16", "multidim": "multidim:switch16@100,ring8@50",
+}  # fmt: skip
+"""A name of every kind of fabric."""
+_GRIDS = ("mesh", "torus")
 #: How ranks are joined along the axes of a fabric.
 _JOINED: dict[str, Kind] = {
     "ring": "ring", "torus": "ring", "mesh": "line", "hypercube": "ring", "star": "switch",
@@ -43,7 +48,7 @@ _JOINED: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class NamedFabric:
-    """A ring, torus, mesh, hypercube, fully connected fabric, star or product, of `MAX_NAMED_RANKS` at most.
+    """A ring, torus, mesh, hypercube, fully connected fabric, star or product.
 
     - `axes`: How ranks are joined along each, in the order of the name; those of a hypercube are its bits.
     """
@@ -53,18 +58,14 @@ class NamedFabric:
     alpha_meaning: AlphaMeaning = "occupies"
 
     def __post_init__(self) -> None:
-        if self.kind not in FABRICS:
+        if self.kind not in EXAMPLES:
             raise TopologyError(f"found {quoted(self.kind)}; expected the kind of a fabric", where="fabric")
         if self.alpha_meaning not in get_args(AlphaMeaning):
             raise TopologyError(
                 f"found {quoted(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",
                 where=f"{self.name}: alpha_meaning",
             )
-        if not 2 <= self.num_ranks <= MAX_NAMED_RANKS:
-            found = self.num_ranks if self.num_ranks < 2**62 else "too many"
-            raise TopologyError(
-                f"found {found} ranks; expected 2 to {MAX_NAMED_RANKS}", where=shown(self.name, 100)
-            )
+        check_count(self.num_ranks, where=f"{self.kind}: number of ranks", least=2)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -114,17 +115,43 @@ class NamedFabric:
         axis[differing != 1] = -1
         return axis
 
-    def to_topology(self) -> Topology:
-        """The topology, link for link; `TopologyError` if they are too many to be listed."""
-        if self.kind == "multidim":
-            return multidim(self.axes, alpha_meaning=self.alpha_meaning)
-        rates = [Fraction(1000) / each.beta_us_per_mb for each in self.axes]
-        return FABRICS[self.kind](
-            *self.dims,
-            bandwidth_gb_per_s=rates if self.kind in ("mesh", "torus") else rates[0],
-            alpha_us=self.axes[0].alpha_us,
-            alpha_meaning=self.alpha_meaning,
-        )
+    def to_topology(self, *, ranks_per_node: int | None = None) -> Topology:
+        """The topology, link for link, all in one node or cut into nodes of some ranks each.
+
+        `TopologyError` if its links are too many to be listed, or its ranks do not divide into such nodes.
+        """
+        ways = ((2, each.size - 1)[each.kind not in ("ring", "line")] for each in self.axes)
+        check_num_links(self.num_ranks * sum(ways), where=self.kind)
+        per_node = ranks_per_node or self.num_ranks
+        if self.num_ranks % per_node:
+            raise TopologyError(
+                f"found {per_node}; expected a divisor of the {self.num_ranks} ranks",
+                where=f"{self.kind}: ranks_per_node",
+            )
+        nodes, meaning = [rank // per_node for rank in range(self.num_ranks)], self.alpha_meaning
+        builder = TopologyBuilder(self.name, nodes, alpha_meaning=meaning, machine=self.kind)
+        if self.kind == "star":
+            add_crossbar(builder, range(self.num_ranks), self.axes[0].link_cost, name="switch")
+        elif self.kind in ("multidim", "ring", "fully-connected"):
+            add_dimensions(builder, self.axes, names=None if self.kind == "multidim" else {self.kind: ""})
+        else:
+            for src, dst, axis in self._neighbours():
+                builder.add_link(src, dst, **self.axes[axis].link_cost._asdict())
+        return builder.build()
+
+    def _neighbours(self) -> Iterator[tuple[int, int, int]]:
+        """(source, destination, axis) of every link of a grid or a hypercube, in order."""
+        if self.kind == "hypercube":
+            yield from ((r, r ^ s, k) for r in range(self.num_ranks) for k, s in enumerate(self.strides))
+            return
+        for axis, (each, stride) in enumerate(zip(self.axes, self.strides, strict=True)):
+            for rank in range(self.num_ranks):
+                place = rank // stride % each.size
+                if place + 1 < each.size:
+                    yield from ((rank, rank + stride, axis), (rank + stride, rank, axis))
+                elif each.kind == "ring" and each.size > 2:
+                    first = rank - place * stride
+                    yield from ((rank, first, axis), (first, rank, axis))
 
     def to_dict(self) -> dict[str, Any]:
         """The fabric as plain values."""
@@ -139,6 +166,39 @@ class NamedFabric:
         return f"NamedFabric({self.name!r}, {self.num_ranks} ranks)"
 
 
+def fabric(
+    kind: str,
+    dims: Sequence[int],
+    bandwidth_gb_per_s: Number | Sequence[Number] = BANDWIDTH_GB_PER_S,
+    alpha_us: Number = ALPHA_US,
+    alpha_meaning: AlphaMeaning = "occupies",
+) -> NamedFabric:
+    """The fabric of a kind, but for products, with the numbers behind the colon of its name, and costs.
+
+    `TopologyError` says which of them makes none.
+    """
+    if not dims:
+        raise TopologyError("found no axes; expected at least one, e.g. 4, 4", where=f"{kind}: dims")
+    sizes = (2,) * min(dims[0], 62) if kind == "hypercube" else dims
+    alpha = exact_cost(alpha_us, where=f"{kind}: alpha_us")
+    num_axes = len(dims) if kind in _GRIDS else 1
+    betas = rates_of_axes(bandwidth_gb_per_s, num_axes, where=f"{kind}: bandwidth_gb_per_s")
+    axes = (
+        Dimension.of_link(_JOINED[kind], check_count(each, where=f"{kind}: dims"), alpha, beta)
+        for each, beta in zip(sizes, betas if num_axes > 1 else betas * len(sizes), strict=True)
+    )
+    return NamedFabric(kind, tuple(axes), alpha_meaning)
+
+
+def read_size(kind: str, size: str) -> tuple[int, ...]:
+    """The numbers behind the colon of a fabric's name, but for products."""
+    form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
+    if not re.fullmatch(form, size.strip().lower()):
+        found = quoted(size) if size else "no size"
+        raise TopologyError(f"found {found}; expected a size as in {EXAMPLES[kind]!r}", where=f"{kind}: size")
+    return tuple(int(dim) for dim in size.lower().split("x"))
+
+
 def parse_named(
     name: str,
     *,
@@ -146,33 +206,28 @@ def parse_named(
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning | None = None,
 ) -> NamedFabric:
-    """The fabric that a name such as ``"torus:100x100x100"`` stands for; nothing is listed.
+    """The fabric of `MAX_NAMED_RANKS` at most that a name such as ``"torus:100x100x100"`` stands for.
 
     - `bandwidth_gb_per_s`, `alpha_us`, `alpha_meaning`: As in `taccl.topology.fabrics`; a bandwidth for every
       axis is for a mesh or a torus, and the name of a ``"multidim"`` says its own.
 
     Raises `TopologyError` if no fabric has that name, it has no such size, or a cost is wrong.
     """
-    if not isinstance(name, str) or not name.strip():
-        raise TopologyError(f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'", where="fabric")
-    kind, _, size = name.strip().partition(":")
-    kind = find_kind(kind, name)
-    if kind == "multidim":
-        return NamedFabric(kind, read_dimensions(size, alpha_us=alpha_us), alpha_meaning or "pipelined")
-    if kind not in FABRICS:
-        raise TopologyError(
-            f"found {quoted(name)}, a machine; expected a fabric, e.g. 'torus:100x100'", where="fabric"
-        )
-    dims = dims_of_size(kind, size)
-    num_axes = len(dims) if kind in _GRIDS else 1
-    alpha = exact_cost(alpha_us, where=f"{kind}: alpha_us")
-    betas = rates_of_axes(bandwidth_gb_per_s, num_axes, where=f"{kind}: bandwidth_gb_per_s")
-    sizes = (2,) * min(dims[0], 64) if kind == "hypercube" else dims
-    axes = (
-        Dimension.of_link(_JOINED[kind], check_count(each, where=f"{kind}: dims"), alpha, beta)
-        for each, beta in zip(sizes, betas if num_axes > 1 else betas * len(sizes), strict=True)
-    )
-    return NamedFabric(kind, tuple(axes), alpha_meaning or "occupies")
+    kind, _, size = name.strip().partition(":") if isinstance(name, str) else ("", "", "")
+    found = matching(kind, EXAMPLES)
+    if found is None:
+        said = f"found {quoted(name)}; expected a fabric, e.g. 'torus:100x100'{did_you_mean(kind, EXAMPLES)}"
+        raise TopologyError(said, where="fabric")
+    if found == "multidim":
+        named = NamedFabric(found, read_dimensions(size, alpha_us=alpha_us), alpha_meaning or "pipelined")
+    else:
+        dims = read_size(found, size)
+        named = fabric(found, dims, bandwidth_gb_per_s, alpha_us, alpha_meaning or "occupies")
+    if named.num_ranks > MAX_NAMED_RANKS:
+        many = named.num_ranks if named.num_ranks < 2**62 else "too many"
+        said = f"found {many} ranks; expected 2 to {MAX_NAMED_RANKS}"
+        raise TopologyError(said, where=shown(named.name, 100))
+    return named
 
 
 def as_named(topology: Topology) -> NamedFabric | None:

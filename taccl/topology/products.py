@@ -1,8 +1,8 @@
 """Products: networks of several dimensions, each a ring, a fully connected group or a switch of its own.
 
 Ranks are numbered in mixed radix, the first dimension's digit varying fastest; two ranks are joined where
-they differ in one digit. `multidim` makes such a topology, and `Dimensions` says of any what its dimensions
-are; `taccl.topology.recognise` finds them.
+they differ in one digit. `Dimensions` says what the dimensions of a topology are; `taccl.topology.recognise`
+finds them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import quoted
 from taccl.errors import InputError, TopologyError
 from taccl.names import did_you_mean, matching
-from taccl.topology.fabrics import ALPHA_US, start_fabric
 from taccl.topology.parts import LinkCost, add_crossbar, check_count, exact_cost
-from taccl.topology.topology import AlphaMeaning  # noqa: TC001  its words are read when `multidim` is called
 from taccl.units import parse_time_us
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count, Number
+    from taccl.arguments import Number
     from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology, TopologyBuilder
 
 Kind = Literal["ring", "fully-connected", "switch", "line"]
 MAX_DIMENSIONS = 16
+ALPHA_US = Fraction(1, 2)
 _EXAMPLE = "'multidim:switch16@100,ring8@50'"
 _MADE = ("ring", "fully-connected", "switch")
 _WORD = re.compile(r"\s*([A-Za-z][A-Za-z_-]*?)-?([0-9]{1,9})\s*(?:@([^@]*))?(?:@([^@]*))?")
@@ -73,6 +72,11 @@ class Dimension:
     def beta_us_per_mb(self) -> Fraction:
         """Microseconds for 10**6 bytes over one link."""
         return 1000 * self.num_ways / self.bandwidth_gb_per_s
+
+    @property
+    def link_cost(self) -> LinkCost:
+        """What a send over one link takes."""
+        return LinkCost(self.alpha_us, self.beta_us_per_mb)
 
     @property
     def hops(self) -> tuple[int, ...]:
@@ -160,51 +164,6 @@ class Dimensions(Sequence[Dimension]):
         return f"Dimensions({self.host.name}: {' x '.join(map(str, self.dims))})"
 
 
-@checked_as(TopologyError)
-def multidim(
-    dims: str | Sequence[Any],
-    *,
-    alpha_us: Number = ALPHA_US,
-    alpha_meaning: AlphaMeaning = "pipelined",
-    num_ranks: Count | None = None,
-    ranks_per_node: Count | None = None,
-) -> Topology:
-    """A product of dimensions, e.g. ``multidim([("switch", 16, "100GB/s", "0.5us"), ("ring", 8, 50)])``.
-
-    Ranks are numbered in mixed radix, the first dimension's digit fastest.
-
-    Parameters
-    ----------
-    dims : sequence of (kind, size, bandwidth[, alpha]), or str
-        A kind is ``"ring"`` (both ways), ``"fully-connected"`` or ``"switch"``. The bandwidth is a rank's,
-        each way, over all its links of the dimension together: a number of GB/s, ``"100GB/s"`` or
-        ``"800Gbps"``. An alpha is a number of microseconds, or ``"0.5us"``. As text:
-        ``"switch16@100,ring8@50@0.7us"``.
-    alpha_us : number
-        Latency of dimensions that say none.
-    alpha_meaning : {"occupies", "pipelined"}
-        Whether a link stays busy during its alpha; by default it does not, as in ASTRA-sim.
-    num_ranks : int, optional
-        Refuses dimensions of any other number of ranks.
-    ranks_per_node : int, optional
-        Cuts the ranks, in order, into nodes of this many; by default all ranks are in one node.
-
-    Raises
-    ------
-    TopologyError
-        If a kind is unknown, a size is less than 2, a bandwidth is missing or not positive, or the product of
-        the sizes is not `num_ranks`.
-    """
-    found = read_dimensions(dims, alpha_us=alpha_us)
-    count = prod(each.size for each in found)
-    if num_ranks is not None and count != num_ranks:
-        raise TopologyError(wrong_product([each.size for each in found], num_ranks), where="multidim: dims")
-    most_links = sum(count * (each.num_ways if each.kind == "ring" else each.size - 1) for each in found)
-    builder = start_fabric("multidim", found, count, most_links, alpha_meaning, ranks_per_node)
-    add_dimensions(builder, found)
-    return builder.build()
-
-
 def name_of(dims: Sequence[Dimension]) -> str:
     """The name that stands for dimensions on the command line."""
     return f"multidim:{','.join(map(str, dims))}"
@@ -216,21 +175,20 @@ def add_dimensions(
     """Add the links of a product; `names` say what links of a kind are called, by default like their kind."""
     num_ranks, stride = len(builder.node_of_rank), 1
     for number, each in enumerate(dims):
-        cost = LinkCost(each.alpha_us, each.beta_us_per_mb)
         name = (names or {}).get(each.kind, each.kind)
         firsts = [rank for rank in range(num_ranks) if rank // stride % each.size == 0]
         for line, first in enumerate(firsts):
             ranks = [first + i * stride for i in range(each.size)]
             if each.kind == "switch":
                 switch = f"switch {line} of dimension {number}"
-                add_crossbar(builder, ranks, cost, name=switch, link_name=name)
+                add_crossbar(builder, ranks, each.link_cost, name=switch, link_name=name)
                 continue
             pairs: list[tuple[int, int]] = list(permutations(ranks, 2))
             if each.kind == "ring" and each.size > 2:
                 upwards = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
                 pairs = upwards + [(dst, src) for src, dst in upwards]
             for src, dst in pairs:
-                builder.add_link(src, dst, **cost._asdict(), name=name)
+                builder.add_link(src, dst, **each.link_cost._asdict(), name=name)
         stride *= each.size
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
-from math import prod
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as, quoted
+from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.names import did_you_mean, matching
 from taccl.topology import fabrics, machines
-from taccl.topology.products import multidim, read_dimensions
+from taccl.topology.named import EXAMPLES, parse_named, read_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from taccl.arguments import Count
     from taccl.topology.topology import Topology
@@ -23,19 +21,8 @@ _MACHINES: Mapping[str, Callable[..., Topology]] = {
     name: getattr(machines, name.replace("-", "_")) for name in machines.SHAPES
 }
 FABRICS: Mapping[str, Callable[..., Topology]] = {
-    "ring": fabrics.ring,
-    "mesh": fabrics.mesh,
-    "torus": fabrics.torus,
-    "hypercube": fabrics.hypercube,
-    "fully-connected": fabrics.fully_connected,
-    "star": fabrics.star,
-    "multidim": multidim,
+    name: getattr(fabrics, name.replace("-", "_")) for name in EXAMPLES
 }
-_EXAMPLES = (
-    "ring:8", "mesh:4x4", "torus:4x4", "hypercube:3", "fully-connected:8", "star:16",
-    "multidim:switch16@100,ring8@50",
-)  # fmt: skip
-_GRIDS = ("mesh", "torus")
 
 
 def machine_names() -> tuple[str, ...]:
@@ -83,13 +70,13 @@ def parse(name: str, *, nodes: Count | None = None, profile: str | None = None, 
         return _call(_MACHINES[kind], kind, (nodes or 1,), options)
     if profile is not None:
         raise TopologyError(f"found {profile!r}; a fabric has no profiles: leave it out", where="profile")
-    if kind == "multidim":
-        dims = tuple(each.size for each in read_dimensions(size))
-        made: tuple[Any, ...] = (size,)
-    else:
-        made = dims = dims_of_size(kind, size)
+    made: tuple[Any, ...] = (size,) if kind == "multidim" else read_size(kind, size)
     if nodes is not None:
-        options["ranks_per_node"] = _ranks_per_node(kind, dims, nodes)
+        num_ranks = parse_named(f"{kind}:{size}").num_ranks
+        if num_ranks % nodes:
+            said = f"found {nodes}; expected a whole number of nodes that divides the {num_ranks} ranks"
+            raise TopologyError(said, where=f"{kind}: nodes")
+        options["ranks_per_node"] = num_ranks // nodes
     return _call(FABRICS[kind], kind, made, options)
 
 
@@ -104,27 +91,7 @@ def find_kind(kind: str, name: str) -> str:
 
 
 def _expected() -> str:
-    return f"a machine ({', '.join(_MACHINES)}) or a fabric ({', '.join(_EXAMPLES)})"
-
-
-def dims_of_size(kind: str, size: str) -> tuple[int, ...]:
-    """The numbers behind the colon of a fabric's name."""
-    example = next(each for each in _EXAMPLES if each.startswith(kind))
-    form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
-    if not re.fullmatch(form, size.strip().lower()):
-        found = quoted(size) if size else "no size"
-        raise TopologyError(f"found {found}; expected a size as in {example!r}", where=f"{kind}: size")
-    return tuple(int(dim) for dim in size.lower().split("x"))
-
-
-def _ranks_per_node(kind: str, dims: Sequence[int], nodes: int) -> int:
-    num_ranks = 2 ** min(dims[0], 64) if kind == "hypercube" else prod(dims)
-    if num_ranks % nodes:
-        raise TopologyError(
-            f"found {nodes!r}; expected a whole number of nodes that divides the {num_ranks} ranks",
-            where=f"{kind}: nodes",
-        )
-    return num_ranks // nodes
+    return f"a machine ({', '.join(_MACHINES)}) or a fabric ({', '.join(EXAMPLES.values())})"
 
 
 def _call(

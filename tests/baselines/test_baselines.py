@@ -29,7 +29,7 @@ TOPOLOGIES = {
     "dgx2 x1": machines.dgx2(),
     "mesh 2x3": fabrics.mesh(2, 3),
     "torus 4x4 in 4 nodes": fabrics.torus(4, 4, ranks_per_node=4),
-    "one-way ring": fabrics.ring(5, bidirectional=False),
+    "one-way ring": fabrics.ring(5).without(links=range(5, 10)),
     "star 3": fabrics.star(3),
 }
 
