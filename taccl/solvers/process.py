@@ -1,4 +1,4 @@
-"""The worker processes themselves: started, listened to, ended, and kept for reuse.
+"""The worker processes themselves: started, spoken to, ended, and kept for reuse.
 
 A native library can hang, abort, or eat all memory; in a process of its own none of that reaches the caller.
 `multiprocessing` lends its channels only: its spawn method imports the caller's ``__main__`` again, which a
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -29,17 +28,10 @@ _TAIL_BYTES = 4096
 
 
 class Process:
-    """One worker process, and the thread that listens to it.
-
-    - `messages` (queue of dict): What it sends, and None once it has ended.
-    - `ended`: Its exit code and the end of what it printed; None while it lives.
-    """
+    """One worker process: started, spoken to, and ended."""
 
     def __init__(self, family: str, folder: str | None) -> None:
         self.family = family
-        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.ended: tuple[int, str] | None = None
-        self._lock = threading.Lock()
         self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-", dir=folder)  # the worker's TMPDIR
         # What native code prints, and Python's last words: read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
@@ -50,7 +42,11 @@ class Process:
         except OSError:
             self._close()
             raise
-        threading.Thread(target=self._listen, name=f"taccl-{family}-worker", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._popen.poll() is None
 
     def begin(self, task: bytes) -> bool:
         """Hand a task over; False if the process has ended meanwhile."""
@@ -66,16 +62,34 @@ class Process:
         with contextlib.suppress(OSError, ValueError):
             self._channel.send_bytes(encode({"kind": "stop", "task": number}))
 
-    def kill(self) -> None:
-        """End the process and whatever it started."""
-        with self._lock:
-            if self._popen.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._popen.pid, signal.SIGKILL)
+    def next_message(self, timeout_s: float) -> dict[str, Any] | None:
+        """What it sends next; None if nothing comes in time. Raises `EOFError` once it has ended."""
+        there = False
+        try:
+            there = self._channel.poll(timeout_s)
+            return decode(self._channel.recv_bytes()) if there else None
+        except OSError:  # closed, or reset
+            raise EOFError from None
+        except KeyboardInterrupt:
+            if there:  # half of it may have been read
+                self.end()
+            raise
 
-    def remove_folder(self) -> None:
-        """Delete the process's temporary files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def kill(self) -> None:
+        """End the process and whatever it started; what it has sent can still be read."""
+        if self._popen.returncode is None:  # not reaped yet, so its number is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and the end of what was printed, of the process, which is no more then."""
+        self.kill()
+        code, tail = self._popen.wait(), b""
+        if not self._quiet.closed:
+            size = os.fstat(self._quiet.fileno()).st_size
+            tail = os.pread(self._quiet.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        self._close()
+        return code, tail.decode(errors="replace")
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's worker."""
@@ -83,23 +97,10 @@ class Process:
         self._quiet.close()
         self._popen.returncode = 0
 
-    def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self.messages.put(decode(self._channel.recv_bytes()))
-        self.kill()  # and any process it started; it is not reaped yet, so its number is still its own
-        with self._lock:
-            code = self._popen.wait()
-        size = os.fstat(self._quiet.fileno()).st_size
-        tail = os.pread(self._quiet.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        self._close()
-        self.ended = code, tail.decode(errors="replace")
-        self.messages.put(None)
-
     def _close(self) -> None:
         self._channel.close()
         self._quiet.close()
-        self.remove_folder()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Workers:
@@ -120,11 +121,12 @@ class Workers:
         with self._lock:
             while self._idle[family]:
                 process = self._idle[family].pop()
-                if process.ended is None:
+                if process.is_alive:
                     return process
+                process.end()
         process = Process(family, self.folder)
         with self._lock:
-            self._all = [process, *(each for each in self._all if each.ended is None)]
+            self._all = [process, *(each for each in self._all if each.is_alive)]
         return process
 
     def release(self, process: Process) -> None:
@@ -133,7 +135,7 @@ class Workers:
             if len(self._idle[process.family]) < _MAX_IDLE:
                 self._idle[process.family].append(process)
                 return
-        process.kill()
+        process.end()
 
     def end_idle(self) -> None:
         """End the workers that have no task."""
@@ -142,13 +144,12 @@ class Workers:
             for processes in self._idle.values():
                 processes.clear()
         for process in idle:
-            process.kill()
+            process.end()
 
     def kill_all(self) -> None:
         """End every worker and delete its files; at exit."""
         for process in self._all:
-            process.kill()
-            process.remove_folder()
+            process.end()
 
     def forget_all(self) -> None:
         """In a forked child: the workers are the parent's; start afresh."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from taccl.errors import InputError
 from taccl.names import did_you_mean
-from taccl.solvers.worker import run_task, start_task
+from taccl.solvers.worker import Outcome, run_task
 
 PULP_PREFIX = "pulp:"
 _INFO_TIME_S = 30.0
@@ -92,14 +93,15 @@ def solver_infos() -> tuple[SolverInfo, ...]:
 
     The libraries are loaded in workers, not here.
     """
-    tasks = {
-        name: start_task(family, f"taccl.solvers.{module}:availability", {}, time_limit_s=_INFO_TIME_S)
-        for name, (family, module) in {**_SOLVERS, PULP_PREFIX: _THROUGH_PULP}.items()
-    }
+    kinds = {**_SOLVERS, PULP_PREFIX: _THROUGH_PULP}
+
+    def availability(of: tuple[str, str]) -> Outcome:
+        return run_task(of[0], f"taccl.solvers.{of[1]}:availability", {}, time_limit_s=_INFO_TIME_S)
+
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        outcomes = list(pool.map(availability, kinds.values()))
     found: list[dict[str, Any]] = []
-    for name, task in tasks.items():
-        outcome = task.wait()
-        assert outcome is not None
+    for name, outcome in zip(kinds, outcomes, strict=True):
         result = outcome.result or {"message": outcome.message}
         why_not = [{"name": name, "why_not": result.get("message")}] if name in _SOLVERS else []
         found += result.get("solvers", why_not)

@@ -80,7 +80,7 @@ def solve(
     - `threads`: At least 1.
     - `relative_gap`: Stop once (objective - bound) / objective is no larger.
     - `hint`, (V,) float64: A point to start from, nan where unknown. It need not be feasible.
-    - `memory_limit_mb`: See `taccl.solvers.worker.start_task`.
+    - `memory_limit_mb`: See `taccl.solvers.worker.run_task`.
     - `log`: Let the solver print its log to standard error.
     - `on_progress`: Called in this thread while the solver runs, with ``"seconds"`` since it began, the best
       ``"objective"`` and ``"bound"`` so far, or None, and the point, ``"values"``, where it is new.

@@ -11,12 +11,10 @@ import contextlib
 import itertools
 import logging
 import math
-import os
-import queue
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from taccl.errors import InputError
@@ -31,7 +29,7 @@ Status = Literal["done", "crashed", "out-of-memory", "timed-out", "interrupted"]
 _TASK_NUMBERS = itertools.count()
 _START_S = 60.0  # what starting Python and importing a library may take on a busy machine
 _GRACE_S = 5.0  # past its time limit, before a task is killed
-_LONGEST_WAIT_S = 3600.0  # at a time: queues know no wait of years
+_LONGEST_WAIT_S = 3600.0  # at a time: channels know no wait of years
 _INTERRUPT_S = 2.0  # after Ctrl-C, before a task is killed
 # HiGHS 1.15 hears no interrupt within the first relaxation of a MILP. It has reported its best point by then.
 _INTERRUPT_HIGHS_S = 0.5
@@ -45,11 +43,11 @@ class Outcome:
     """How a task ended.
 
     - `status`: "done" (`result` is what the function returned), "crashed", "out-of-memory", "timed-out"
-      (killed because it overran its time limit), or "interrupted" (Ctrl-C or `Task.kill`).
+      (killed because it overran its time limit), or "interrupted" (Ctrl-C).
     - `result`: What the function returned; present unless the task died.
     - `last_progress`: The last news the task sent.
     - `message`: What happened, for a person; empty when done.
-    - `seconds`: From `start_task` until the outcome was known.
+    - `seconds`: From `run_task` until the outcome was known.
     """
 
     status: Status
@@ -59,186 +57,149 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Task:
-    """A task, once it has begun in a worker process; see `start_task` for what it takes.
+def run_task(
+    family: str,
+    function: str,
+    payload: dict[str, Any],
+    *,
+    time_limit_s: float,
+    memory_limit_mb: int | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+    log: bool = False,
+) -> Outcome:
+    """The outcome of a task, however long it takes.
 
-    - `is_running` (bool): Whether the worker has read the task, so that it can be asked to stop.
-    """
-
-    def __init__(
-        self,
-        family: str,
-        function: str,
-        payload: dict[str, Any],
-        *,
-        time_limit_s: float,
-        memory_limit_mb: int | None = None,
-        on_progress: Callable[[dict[str, Any]], None] | None = None,
-        log: bool = False,
-    ) -> None:
-        _check(family)
-        if memory_limit_mb is not None and not memory_limit_mb >= 1:
-            raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
-        if not math.isfinite(time_limit_s):
-            raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
-        self.family = family
-        self.number = next(_TASK_NUMBERS)
-        self.time_limit_s = float(time_limit_s)
-        self.memory_limit_mb = memory_limit_mb
-        self.is_running = False
-        request = {"function": function, "payload": payload, "log": log}
-        limits = {"time_limit_s": self.time_limit_s, "memory_limit_mb": memory_limit_mb}
-        self._request = encode({"kind": "task", "task": self.number, **request, **limits})
-        self._on_progress = on_progress
-        self._last_progress: dict[str, Any] | None = None
-        self._outcome: Outcome | None = None
-        self._process: Process | None = None
-        self._killed: tuple[Status, str] | None = None  # as what, and why
-        self._start_s = time.monotonic()
-        self._limit_s = self._start_s + _START_S + self.time_limit_s + _GRACE_S
-        self._owner_pid = os.getpid()
-
-    def hand_over(self) -> None:
-        """Find a worker that takes the task."""
-        for _ in range(3):  # an idle worker may have been killed since its last task
-            try:
-                self._process = WORKERS.acquire(self.family)
-            except OSError as error:
-                self._finish("crashed", message=f"the worker process could not be started: {error}")
-                return
-            if self._process.begin(self._request):
-                self._request = b""
-                return
-        self._finish("crashed", message="worker processes end before they take a task")
-
-    def wait(self, timeout_s: float | None = None, *, quietly: bool = False) -> Outcome | None:
-        """The outcome, or None if not known within `timeout_s`; hands news to `on_progress` meanwhile.
-
-        A few seconds past its time limit the task is killed.
-
-        - `quietly`: Keep news to itself.
-        """
-        if os.getpid() != self._owner_pid:
-            return Outcome("crashed", message="the task belongs to another process")
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while self._outcome is None:
-            assert self._process is not None
-            until_s = min(deadline_s, self._limit_s)
-            try:
-                left_s = min(max(0.0, until_s - time.monotonic()), _LONGEST_WAIT_S)
-                message = self._process.messages.get(timeout=left_s)
-            except queue.Empty:
-                if time.monotonic() < until_s:
-                    continue
-                if until_s == deadline_s:
-                    return None
-                self._kill("timed-out", f"killed: it overran its time limit of {self.time_limit_s:g} s")
-                continue
-            self._take(message, quietly=quietly)
-        return self._outcome
-
-    def stop(self) -> None:
-        """Ask the task to end soon; its outcome still arrives, with the best it has."""
-        if self._process is not None:
-            self._process.send_stop(self.number)
-
-    def kill(self) -> None:
-        """End the task's process at once; its outcome becomes "interrupted"."""
-        self._kill("interrupted", "killed on request")
-
-    def interrupt(self) -> Outcome:
-        """The outcome after Ctrl-C: the task is asked to stop, and killed if it does not."""
-        outcome = None
-        if self.is_running:
-            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
-                self.stop()
-                outcome = self.wait(
-                    _INTERRUPT_HIGHS_S if self.family == "highs" else _INTERRUPT_S, quietly=True
-                )
-        if outcome is None and self._process is not None:
-            self.kill()
-            outcome = self.wait(_KILLED_S, quietly=True)
-        return replace(outcome or Outcome("interrupted"), status="interrupted", message="stopped by Ctrl-C")
-
-    def _kill(self, status: Status, message: str) -> None:
-        """End the process unless the task has ended; how it then ended is as first said."""
-        if self._process is not None and self._outcome is None:
-            self._killed, self._limit_s = self._killed or (status, message), math.inf
-            self._process.kill()
-
-    def _take(self, message: dict[str, Any] | None, *, quietly: bool) -> None:
-        """What the worker sent; None where it has ended."""
-        assert self._process is not None
-        if message is None:
-            assert self._process.ended is not None
-            status, why = self._killed or _diagnose(*self._process.ended, self.memory_limit_mb)
-            self._finish(status, message=why)
-        elif message["kind"] == "started":
-            self.is_running = True
-            self._limit_s = time.monotonic() + self.time_limit_s + _GRACE_S
-        elif message["kind"] == "progress":
-            self._last_progress = message["progress"]
-            if self._on_progress is not None and not quietly:
-                self._on_progress(message["progress"])
-        else:
-            kind, result = message["kind"], message.get("result")
-            failed = (result or {}).get("status", kind) in _FAILED
-            if kind == "out-of-memory" or (self.memory_limit_mb is not None and failed):
-                self._process.kill()  # what it holds, and which parts of a library, is not known any more
-            else:
-                WORKERS.release(self._process)
-            if message.get("traceback"):
-                _LOG.debug("task %d failed in its worker:\n%s", self.number, message["traceback"])
-            self._finish(kind, result, message.get("message", ""))
-
-    def _finish(self, status: Status, result: dict[str, Any] | None = None, message: str = "") -> None:
-        seconds = time.monotonic() - self._start_s
-        self._outcome = Outcome(status, result, self._last_progress, message, seconds)
-
-
-def start_task(family: str, function: str, payload: dict[str, Any], **options: Any) -> Task:
-    """A task that has begun in a worker process.
+    On Ctrl-C the task is asked to stop and killed if it has not within two seconds (half a second for HiGHS;
+    at once, if its worker is still loading); the outcome is then "interrupted", with its result or last
+    progress, and the KeyboardInterrupt is not raised again.
 
     - `family`: Which worker: one of `FAMILIES`.
     - `function`: ``"taccl.package.module:name"``. It is called in the worker as ``function(payload,
       control)``, where `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of
       its module's ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
     - `payload`: JSON values and numpy arrays; what the function returns is limited to the same.
-    - `**options`: Of the following, the first is needed.
-    - `time_limit_s`: The function should return by itself; a few seconds later `Task.wait` kills its process.
+    - `time_limit_s`: The function should return by itself; a few seconds later its process is killed.
     - `memory_limit_mb`: How much the task may add to the worker's address space, in units of 10**6 bytes,
       where the platform can enforce it.
-    - `on_progress`: Gets what the function gives to ``control.progress``; called from `Task.wait`.
+    - `on_progress`: Gets what the function gives to ``control.progress``; called in this thread.
     - `log`: Let native libraries print to standard error.
 
     Raises `InputError` if the family is unknown, or a limit makes no sense. `TypeError` if the payload cannot
     be sent.
     """
-    task = Task(family, function, payload, **options)
-    task.hand_over()
-    return task
-
-
-def run_task(family: str, function: str, payload: dict[str, Any], **options: Any) -> Outcome:
-    """The outcome of a task, however long it takes; parameters as for `start_task`.
-
-    On Ctrl-C the task is asked to stop and killed if it has not within two seconds (half a second for HiGHS;
-    at once, if its worker is still loading); the outcome is then "interrupted", with its result or last
-    progress, and the KeyboardInterrupt is not raised again.
-    """
-    task = None
+    _check(family)
+    if memory_limit_mb is not None and not memory_limit_mb >= 1:
+        raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
+    if not math.isfinite(time_limit_s):
+        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
+    task = _Task(family, float(time_limit_s), memory_limit_mb, on_progress)
+    limits = {"time_limit_s": task.time_limit_s, "memory_limit_mb": memory_limit_mb}
+    request = {"task": task.number, "function": function, "payload": payload, "log": log, **limits}
     try:
-        task = Task(family, function, payload, **options)
-        task.hand_over()
-        outcome = task.wait()
-        assert outcome is not None
-        return outcome
+        return task.run(encode({"kind": "task", **request}))
     except KeyboardInterrupt:
-        return Outcome("interrupted", message="stopped by Ctrl-C") if task is None else task.interrupt()
+        return task.interrupted()
     except BaseException:
-        if task is not None:
-            task.kill()
+        if task.process is not None:
+            task.process.end()
         raise
+
+
+@dataclass(slots=True)
+class _Task:
+    """A task under way.
+
+    - `is_running`: Whether the worker has read it, so that it can be asked to stop.
+    - `limit_s`: When it is killed.
+    """
+
+    family: str
+    time_limit_s: float
+    memory_limit_mb: int | None
+    on_progress: Callable[[dict[str, Any]], None] | None
+    number: int = field(default_factory=_TASK_NUMBERS.__next__)
+    start_s: float = field(default_factory=time.monotonic)
+    process: Process | None = None
+    is_running: bool = False
+    limit_s: float = 0.0
+    last_progress: dict[str, Any] | None = None
+
+    def run(self, request: bytes) -> Outcome:
+        """The outcome, once a worker has taken the task."""
+        for _ in range(3):  # an idle worker may have been killed since its last task
+            try:
+                self.process = WORKERS.acquire(self.family)
+            except OSError as error:
+                return self._outcome("crashed", f"the worker process could not be started: {error}")
+            if self.process.begin(request):
+                break
+            self.process.end()
+        else:
+            return self._outcome("crashed", "worker processes end before they take a task")
+        del request
+        self.limit_s = self.start_s + _START_S + self.time_limit_s + _GRACE_S
+        late = f"killed: it overran its time limit of {self.time_limit_s:g} s"
+        return self._listen() or self._killed("timed-out", late)
+
+    def interrupted(self) -> Outcome:
+        """The outcome after Ctrl-C: the task is asked to stop, and killed if it does not."""
+        outcome = None
+        if self.is_running and self.process is not None:
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
+                self.process.send_stop(self.number)
+                outcome = self._listen(_INTERRUPT_HIGHS_S if self.family == "highs" else _INTERRUPT_S)
+        outcome = outcome or self._killed("interrupted", "")
+        return replace(outcome, status="interrupted", message="stopped by Ctrl-C")
+
+    def _killed(self, status: Status, message: str) -> Outcome:
+        """The outcome of a task whose process is ended; what it has sent by then still counts."""
+        if self.process is not None:
+            self.process.kill()
+            outcome = self._listen(_KILLED_S)
+            if outcome is not None and outcome.status == "done":
+                return outcome
+        return self._outcome(status, message)
+
+    def _listen(self, seconds: float | None = None) -> Outcome | None:
+        """The outcome; None if it is not known in time: by the task's limit, or quietly for some seconds."""
+        quietly = seconds is not None
+        if seconds is not None:
+            self.limit_s = time.monotonic() + seconds
+        assert self.process is not None
+        while True:
+            left_s = min(max(0.0, self.limit_s - time.monotonic()), _LONGEST_WAIT_S)
+            try:
+                message = self.process.next_message(left_s)
+            except EOFError:
+                return self._outcome(*_diagnose(*self.process.end(), self.memory_limit_mb))
+            if message is None:
+                if time.monotonic() >= self.limit_s:
+                    return None
+            elif message["kind"] == "started":
+                self.is_running = True
+                self.limit_s = time.monotonic() + self.time_limit_s + _GRACE_S
+            elif message["kind"] == "progress":
+                self.last_progress = message["progress"]
+                if self.on_progress is not None and not quietly:
+                    self.on_progress(message["progress"])
+            else:
+                return self._ended(message)
+
+    def _ended(self, message: dict[str, Any]) -> Outcome:
+        """The outcome as the worker tells it, which is kept for the next task if it may be."""
+        assert self.process is not None
+        kind, result = message["kind"], message.get("result")
+        failed = (result or {}).get("status", kind) in _FAILED
+        if kind == "out-of-memory" or (self.memory_limit_mb is not None and failed):
+            self.process.end()  # what it holds, and which parts of a library, is not known any more
+        else:
+            WORKERS.release(self.process)
+        if message.get("traceback"):
+            _LOG.debug("task %d failed in its worker:\n%s", self.number, message["traceback"])
+        return self._outcome(kind, message.get("message", ""), result)
+
+    def _outcome(self, status: Status, message: str, result: dict[str, Any] | None = None) -> Outcome:
+        return Outcome(status, result, self.last_progress, message, time.monotonic() - self.start_s)
 
 
 def warm_up(family: str) -> None:

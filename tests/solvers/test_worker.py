@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from taccl.errors import InputError
 from taccl.solvers.memory import tells_of_memory
-from taccl.solvers.worker import run_task, start_task, warm_up
+from taccl.solvers.worker import run_task, warm_up
 
 DRILLS = "tests.solvers.faults:"
 
@@ -54,11 +55,14 @@ def test_workers_are_reused():
 
 def test_tasks_at_once_have_a_process_each():
     """A second task does not wait for the first."""
-    slow = start_task("pulp", DRILLS + "linger", {}, time_limit_s=20)
-    assert drill("echo").status == "done"
-    assert slow.wait(0) is None
-    slow.stop()
-    assert slow.wait().status == "done"
+    ended = []
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(drill, "linger", time_limit_s=3, on_progress=lambda _: ended.append(slow.done()))
+        while not ended:
+            time.sleep(0.01)
+        assert drill("echo").status == "done"
+        assert not slow.done()
+    assert slow.result().status == "done"
 
 
 @pytest.mark.slow
@@ -142,27 +146,6 @@ def test_task_that_ignores_its_limit_is_killed():
     assert outcome.status == "timed-out"
     assert outcome.last_progress == {"count": 1}
     assert outcome.seconds < 10
-
-
-def test_stop_returns_the_best():
-    """A task that is asked to stop still returns."""
-    task = start_task("pulp", DRILLS + "linger", {}, time_limit_s=20)
-    assert task.wait(0.3) is None
-    task.stop()
-    outcome = task.wait(5)
-    assert outcome.status == "done"
-    assert outcome.result["stopped"]
-
-
-@pytest.mark.slow
-def test_kill_ends_a_task():
-    """A killed task is interrupted, with its last progress."""
-    task = start_task("pulp", DRILLS + "overrun", {}, time_limit_s=20)
-    while task.wait(0.05) is None and time.monotonic() < task._start_s + 1.0:
-        pass
-    task.kill()
-    outcome = task.wait(5)
-    assert (outcome.status, outcome.last_progress) == ("interrupted", {"count": 1})
 
 
 def test_progress_reaches_the_caller_in_order():
@@ -289,10 +272,11 @@ print(pid() == before)
 def test_worker_ends_with_its_parent():
     """A parent that is killed leaves no worker behind."""
     text = (
-        "import os, signal\nfrom taccl.solvers.worker import start_task\n"
-        f"task = start_task('pulp', '{DRILLS}overrun', {{}}, time_limit_s=60)\n"
-        "while task._last_progress is None: task.wait(0.05)\n"
-        "print(task._process._popen.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal\nfrom taccl.solvers.process import WORKERS\n"
+        "from taccl.solvers.worker import run_task\n"
+        "def die(news):\n"
+        "    print(WORKERS._all[0]._popen.pid, flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"run_task('pulp', '{DRILLS}overrun', {{}}, time_limit_s=60, on_progress=die)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False

@@ -114,7 +114,7 @@ def test_columns_are_aligned_and_html():
 @pytest.mark.slow
 def test_library_that_kills_its_worker(monkeypatch):
     """A library that dies when it is asked is unavailable for that reason; the others are there."""
-    start = registry.start_task
+    start = registry.run_task
 
     def drilled(family, function, *rest, **options):
         return start(
@@ -124,7 +124,7 @@ def test_library_that_kills_its_worker(monkeypatch):
             **options,
         )
 
-    monkeypatch.setattr(registry, "start_task", drilled)
+    monkeypatch.setattr(registry, "run_task", drilled)
     table = taccl.backends()
     assert not row(table, "gurobi").available
     assert "SIGABRT" in row(table, "gurobi").why_not

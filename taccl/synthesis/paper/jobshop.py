@@ -48,7 +48,7 @@ def solve(
     - `optional`, `required`: Hops that may be made, and that must be; all others are left out.
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
     - `hint`: A schedule on the quotient to start from; its hops need not all be among those given.
-    - `**options`: Those of `taccl.solvers.worker.start_task`, of which a time limit is needed.
+    - `**options`: Those of `taccl.solvers.worker.run_task`, of which a time limit is needed.
     """
     hops = sorted({*optional, *required})
     required, limits = set(required), quotient.hop_limit
