@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
-#: How many links most chunks need not pass: ranks as near are found for all of them at once.
-_NEAR = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -84,7 +81,7 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
         return hops_from(
             problem.topology,
             (rank,),
-            problem.open_links(chunk, reducing=reducing).__getitem__,
+            problem.open_links(chunk, reducing=reducing),
             reducing=True,
             limit=problem.clauses.path_limit,
         ).keys()
@@ -137,32 +134,14 @@ def _alike(problem: Problem, chunk: int) -> Hashable:
 
 def unmet(problem: Problem) -> Iterator[Demand]:
     """The demands that are not met, each with the ends that are not reached."""
-    near: dict[Hashable, Set[int]] = {}
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
         kind = demand.starts, demand.reducing, id(problem.open_links(demand.chunk, reducing=demand.reducing))
-        if kind not in near:
-            near[kind] = _near(problem, demand)
-        if near[kind] >= set(demand.ends):
-            continue
         if kind not in known:
             known[kind] = reached(problem, demand).keys()
         ends = tuple(rank for rank in demand.ends if rank not in known[kind])
         if ends:
             yield replace(demand, ends=ends)
-
-
-def _near(problem: Problem, demand: Demand) -> Set[int]:
-    """Ranks that a demand's chunk gets to over a few links, each of one source and one destination."""
-    links = np.flatnonzero(problem.open_links(demand.chunk, reducing=demand.reducing))
-    if wide := wide_links(problem.topology):
-        links = np.setdiff1d(links, wide)
-    ahead, behind = (each[links] for each in link_ends(problem.topology)[:: -1 if demand.reducing else 1])
-    found = np.zeros(problem.topology.num_ranks, bool)
-    found[list(demand.starts)] = True
-    for _ in range(min(_NEAR, problem.clauses.path_limit or _NEAR)):
-        found[behind[found[ahead]]] = True
-    return set(np.flatnonzero(found).tolist())
 
 
 def demands(problem: Problem) -> Iterator[Demand]:
@@ -206,7 +185,7 @@ def reached(problem: Problem, demand: Demand) -> dict[int, int]:
     return hops_from(
         problem.topology,
         demand.starts,
-        problem.open_links(demand.chunk, reducing=demand.reducing).__getitem__,
+        problem.open_links(demand.chunk, reducing=demand.reducing),
         reducing=demand.reducing,
         limit=problem.clauses.path_limit,
     )
@@ -252,7 +231,7 @@ def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.in
 def hops_from(
     topology: Topology,
     starts: Iterable[int],
-    is_open: Callable[[int], bool],
+    is_open: NDArray[np.bool_] | Callable[[int], bool],
     *,
     reducing: bool = False,
     limit: int | None = None,
@@ -262,24 +241,25 @@ def hops_from(
     A copy goes over a link once all the link's sources have it. With `reducing`: ranks that a contribution
     gets to the starts from, be it over a link that adds up what several sources have.
     """
-    incident = topology.links_to if reducing else topology.links_from
-    hops = dict.fromkeys(starts, 0)
-    queue = list(hops)
-    for rank in queue:
-        if len(hops) == topology.num_ranks:  # the fewest links to all are known
+    if not isinstance(is_open, np.ndarray):
+        is_open = np.fromiter(map(is_open, range(len(topology.links))), bool, len(topology.links))
+    wide = [topology.links[e] for e in wide_links(topology) if is_open[e]]
+    single = is_open.copy()
+    single[list(wide_links(topology))] = False
+    ahead, behind = (each[single] for each in link_ends(topology)[:: -1 if reducing else 1])
+    hops = np.full(topology.num_ranks, -1)
+    hops[list(starts)] = 0
+    for passed in range(topology.num_ranks if limit is None else limit):
+        found = hops >= 0
+        fresh = set(behind[found[ahead]].tolist())
+        for link in wide:  # of several sources the last to have the chunk leads it on
+            if found[list(link.dsts)].any() if reducing else found[list(link.srcs)].all():
+                fresh.update(link.srcs if reducing else link.dsts)
+        new = [rank for rank in fresh if not found[rank]]
+        if not new:
             break
-        here = hops[rank]
-        for link in incident[rank] if limit is None or here < limit else ():
-            srcs, dsts = topology.links[link].srcs, topology.links[link].dsts
-            fresh = [end for end in (srcs if reducing else dsts) if end not in hops]
-            if not fresh:
-                continue
-            # Of several sources the last to have the chunk leads it on.
-            waits = not reducing and len(srcs) > 1 and any(hops.get(src, here + 1) > here for src in srcs)
-            if not waits and is_open(link):
-                queue += fresh
-                hops.update(dict.fromkeys(fresh, here + 1))
-    return hops
+        hops[new] = passed + 1
+    return {rank: int(hops[rank]) for rank in np.flatnonzero(hops >= 0).tolist()}
 
 
 def _explained(problem: Problem, demand: Demand) -> InputError:
