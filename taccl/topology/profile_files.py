@@ -5,13 +5,17 @@ Beside them are what a launch and each protocol cost, and which protocol was tak
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
 
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.units import format_count, format_size
 from taccl.validation import Cost, Positive, Table, validated
+
+ProtocolName = Literal["simple", "ll", "ll128"]
 
 
 class Measured(Table):
@@ -22,11 +26,18 @@ class Measured(Table):
     high: Cost | None = None
     source: str
 
-    def told(self) -> str:
-        """The source, with the interval."""
-        if self.low is None or self.high is None:
-            return self.source
-        return f"{self.source} (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
+    def constant(self, name: str) -> Constant:
+        """The constant of that name, with the interval behind its source."""
+        source = self.source
+        if self.low is not None and self.high is not None:
+            source += f" (90 %: {float(self.low):.4g} to {float(self.high):.4g})"
+        return Constant(name, self.value, source)
+
+
+class Share(Measured):
+    """A part of what is promised."""
+
+    value: Annotated[Cost, Field(gt=0, le=1)]
 
 
 class Launch(Table):
@@ -42,20 +53,12 @@ class ProtocolTable(Table):
     base_us: Measured
     node_hop_us: Measured
     network_hop_us: Measured
-    bandwidth_share: Measured
+    bandwidth_share: Share
 
     def costs(self, name: str) -> ProtocolCosts:
         """The costs of the protocol of that name."""
         fields = ("base_us", "node_hop_us", "network_hop_us", "bandwidth_share")
-        return ProtocolCosts(name, *(_constant(field, getattr(self, field)) for field in fields))
-
-
-class Protocols(Table):
-    """Those that the machine has."""
-
-    simple: ProtocolTable | None = None
-    ll: ProtocolTable | None = None
-    ll128: ProtocolTable | None = None
+        return ProtocolCosts(name, *(getattr(self, field).constant(field) for field in fields))
 
 
 class Range(Table):
@@ -64,7 +67,7 @@ class Range(Table):
     collective: str
     ranks: Positive
     nodes: Positive
-    protocol: Literal["simple", "ll", "ll128"]
+    protocol: ProtocolName
     from_bytes: Positive
     up_to_bytes: Positive
 
@@ -85,7 +88,7 @@ class ProfileFile(Table):
     source: str = ""
     constants: dict[str, Measured]
     launch: Launch | None = None
-    protocol: Protocols = Protocols()
+    protocol: dict[ProtocolName, ProtocolTable] = {}
     range: list[Range] = []
 
 
@@ -113,23 +116,12 @@ def load_profile(path: str, nominal: Profile) -> Profile:
             raise TopologyError(said, where=where)
         if "_beta_" in name and not file.constants[name].value:
             raise TopologyError("found 0 us per MB; expected a positive number", where=where)
-    found = overheads | {name: _constant(name, each) for name, each in file.constants.items()}
-    protocols = {name: getattr(file.protocol, name) for name in type(file.protocol).model_fields}
-    for name, each in protocols.items():
-        if each is not None and not 0 < each.bandwidth_share.value <= 1:
-            raise TopologyError(
-                f"found {each.bandwidth_share.value}; expected a share above 0 and at most 1",
-                where=f"{path}: protocol.{name}.bandwidth_share",
-            )
+    found = overheads | {name: each.constant(name) for name, each in file.constants.items()}
     return Profile(
         machine,
         path,
         tuple(found[name] for name in known),
-        None if file.launch is None else _constant("launch_us", file.launch.latency_us),
-        tuple(each.costs(name) for name, each in protocols.items() if each is not None),
+        None if file.launch is None else file.launch.latency_us.constant("launch_us"),
+        tuple(file.protocol[each].costs(each) for each in get_args(ProtocolName) if each in file.protocol),
         tuple(file.range),
     )
-
-
-def _constant(name: str, measured: Measured) -> Constant:
-    return Constant(name, measured.value, measured.told())

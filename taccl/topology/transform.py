@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
@@ -118,22 +118,6 @@ def degraded(topology: Topology, links: Mapping[int | tuple[int, int] | str, Num
         beta[hold.link] = max(beta[hold.link], holds[-1].beta_us_per_mb)
     slower = (replace(link, beta_us_per_mb=each) for link, each in zip(topology.links, beta, strict=True))
     return replace(topology, links=tuple(slower), holds=tuple(holds))
-
-
-@checked_as(TopologyError)
-def scale(topology: Topology, *, alpha: Number = 1, beta: Number = 1) -> Topology:
-    """The topology with every alpha, and every beta, times a factor: of links and of holds alike."""
-    by_alpha = exact_cost(alpha, where="scale: alpha")
-    by_beta = exact_cost(beta, where="scale: beta")
-    if by_beta == 0:
-        raise TopologyError("found 0; expected a positive factor", where="scale: beta")
-
-    def scaled(each: Any) -> Any:
-        return replace(each, alpha_us=each.alpha_us * by_alpha, beta_us_per_mb=each.beta_us_per_mb * by_beta)
-
-    # A hold of alpha alone is none once alpha is scaled to 0.
-    holds = tuple(scaled(hold) for hold in topology.holds if hold.beta_us_per_mb or by_alpha)
-    return replace(topology, links=tuple(map(scaled, topology.links)), holds=holds)
 
 
 @checked_as(TopologyError)

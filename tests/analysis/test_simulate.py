@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -15,7 +16,6 @@ from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.profiles import find_profile
 from taccl.topology.topology import TopologyBuilder
-from taccl.topology.transform import scale
 from tests.analysis.random_schedules import few_schedules, random_schedules
 from tests.analysis.valid_schedules import (
     MB,
@@ -193,10 +193,19 @@ def test_profile_of_a_machine_without_rails():
     assert assume(machine_problem(topology), profile="nominal").topology == expected
 
 
+def scaled(topology, factor, *fields):
+    """A topology with costs of links and holds times a factor."""
+    links, holds = (
+        tuple(replace(each, **{name: getattr(each, name) * factor for name in fields}) for each in all_of)
+        for all_of in (topology.links, topology.holds)
+    )
+    return replace(topology, links=links, holds=holds)
+
+
 def test_topology_gives_the_costs():
     """All costs doubled make twice the time."""
     schedule = relay()
-    slower = scale(schedule.problem.topology, alpha=2, beta=2)
+    slower = scaled(schedule.problem.topology, 2, "alpha_us", "beta_us_per_mb")
     assert simulate(schedule, topology=slower).finish == 2 * schedule.finish
 
 
@@ -447,7 +456,7 @@ def test_size_needs_a_known_size():
 def test_order_that_cannot_be_kept_is_refused():
     """Without alpha, the first partial sum arrives before the other may leave: each must go before the other."""
     schedule = exchange()
-    without_alpha = scale(schedule.problem.topology, alpha=0)
+    without_alpha = scaled(schedule.problem.topology, 0, "alpha_us")
     with pytest.raises(InputError, match="cannot be kept under these assumptions: sends of groups 0, 1"):
         simulate(schedule, topology=without_alpha)
 

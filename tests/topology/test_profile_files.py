@@ -32,7 +32,7 @@ def test_fitted_bandwidths_are_those_of_the_links(profile):
     ('machine = "dgx-h100"', 'machine = "dgx2"', "machine: found a profile of dgx2; expected one of dgx-h100"),
     ("nic_alpha_us =", "nic_beta =", r"nic_alpha_us: found nothing; this constant is required"),
     ("[launch]", "more_us = { value = 1, source = 'x' }\n[launch]", "unknown constant"),
-    ("[protocol.simple]", "[protocol.ll3]", "found an unknown field"),
+    ("[protocol.simple]", "[protocol.ll3]", "protocol.ll3: found 'll3'; expected 'simple', 'll' or 'll128'"),
 ])  # fmt: skip
 def test_wrong_files_are_named(profile, old, new, said):
     """A profile of another machine, without a constant, with one too many, with an unknown protocol."""

@@ -14,7 +14,7 @@ from taccl.errors import TopologyError
 from taccl.topology.fabrics import mesh, ring, star
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
 from taccl.topology.topology import TopologyBuilder
-from taccl.topology.transform import degraded, relabel, scale, without
+from taccl.topology.transform import degraded, relabel, without
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -207,20 +207,3 @@ def test_what_is_degraded_must_exist_and_keep_something(links: dict[object, obje
     """A part of the bandwidth is left, or the link is lost."""
     with pytest.raises(TopologyError, match=message):
         degraded(ring(4), links)  # type: ignore[arg-type]
-
-
-def test_scale_multiplies_links_and_holds() -> None:
-    """Twice the alpha, a third of the beta: 2.6 becomes 5.2, 105 becomes 35; the NIC's alpha stays 0."""
-    topology = scale(ndv2(2), alpha=2, beta=Fraction(1, 3))
-    link = topology.internode_links[0]
-    assert (topology.links[link].alpha_us, topology.links[link].beta_us_per_mb) == (Fraction(26, 5), 35)
-    assert [(h.alpha_us, h.beta_us_per_mb) for h in topology.holds_of_link[link]] == [
-        (Fraction(26, 5), 35), (0, 35), (0, 35),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("factors", [{"beta": 0}, {"alpha": -1}, {"beta": "fast"}])
-def test_scale_wants_factors(factors: dict[str, object]) -> None:
-    """Beta stays positive, and alpha does not become negative."""
-    with pytest.raises(TopologyError, match="alpha|beta"):
-        scale(ring(3), **factors)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.caching import cached
 from taccl.problem import Problem, make_problem
-from taccl.topology.transform import scale
+from taccl.topology.transform import rescaled
 from taccl.units import format_us
 
 #: Seconds for what limits more than latency; and after which what is found will do.
@@ -74,5 +74,6 @@ def _unpadded(problem: Problem) -> Problem:
     padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
     if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
         return problem
-    topology = scale(problem.topology, beta=Fraction(problem.size_bytes, padded))
+    less = dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(problem.size_bytes, padded))
+    topology = rescaled(problem.topology, less)
     return replace(problem, topology=topology, size_bytes=padded)
