@@ -118,6 +118,8 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
         block, kept[group_of[c], root] = kept[group_of[c], root], kept[group_of[c], root] + 1
         for ends, adds in ((chunk.origins, True), (chunk.destinations, False)):
             relays = {rank: relay(rank, root) for rank in ends}
+            # A relay adds its own to what it passes on; sent apart as well it would count twice.
+            relays |= {each: each for each in relays.values() if each in relays}
             near = [(rank, each) for rank, each in relays.items() if rank not in (root, each)]
             far = [(each, root) for each in sorted({*relays.values()} - {root})]
             for level, hops in enumerate((near, far) if adds else (far, near)):

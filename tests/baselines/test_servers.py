@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from taccl.problem import Problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.topologies import rack
+from taccl.topology.topology import TopologyBuilder
 
 
 def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
@@ -146,6 +148,18 @@ def test_partial_sums_cross_the_core_for_a_rack():
     assert crossing(flat) == 3 * crossing(two) == 3 * 2 * 4 * 10**6
     assert two.finish < flat.finish
     assert servers(problem, cut=False).finish == two.finish
+
+
+def test_a_relay_sends_straight_to_the_root():
+    """What rank 1 sends to rank 2 goes by way of rank 0, whose own contribution goes with it and not twice."""
+    builder = TopologyBuilder("uneven", [0, 0, 0])
+    bus = builder.add_resource("bus")
+    for src, dst in itertools.permutations(range(3), 2):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        if (src, dst) in {(0, 1), (1, 2), (2, 0), (2, 1)}:
+            builder.add_hold(link, bus, alpha_us=0, beta_us_per_mb=1)
+    problem = make_problem(builder.build(), "allreduce", chunk_bytes=10**6, chunks_per_rank=1)
+    verify(servers(problem, cut=False, levels="two")).raise_if_failed()
 
 
 def test_two_tenants_share_a_box():
