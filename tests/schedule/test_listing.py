@@ -9,7 +9,11 @@ import pytest
 
 import taccl
 from taccl import collectives, topologies
+from taccl.analysis.certificates.witnesses import Late
+from taccl.collective import Chunk, Collective, Derivation
 from taccl.schedule.listing import Tasks
+from taccl.schedule.schedule import make_schedule
+from taccl.topology.topology import TopologyBuilder
 
 
 @pytest.fixture
@@ -63,6 +67,45 @@ def test_what_comes_late_is_named_and_refused(problem):
     with pytest.raises(taccl.NoSolutionError, match="due"):
         taccl.synthesize(due, backend="greedy")
     assert taccl.synthesize(replace(problem, due_us=((0, 1, 11),)), backend="greedy").finish_us == 11
+
+
+def derived_chunks(origins, first_needed):
+    """A line of three, 2 us a hop: rank 1 makes chunk 1 of chunk 0, which starts at some ranks; rank 2 needs it."""
+    builder = TopologyBuilder("line", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+    chunks = (Chunk(origins, first_needed), Chunk((), (1, 2)))
+    made = Collective("made", 3, chunks, derivations=(Derivation(0, 1, 1),))
+    return taccl.make_problem(builder.build(), made, chunk_bytes=1_000_000)
+
+
+def test_what_is_made_of_a_chunk_is_there_no_sooner_than_that():
+    """Rank 1 has chunk 0 at 2 us, and so what it makes of it: it is not there by 1 us."""
+    problem = derived_chunks((0,), (1,))
+    columns = {"chunk": [0, 1], "link": [0, 1], "start": [0, 2], "end": [2, 4]}
+    for due_us, kinds in ((1, ["due"]), (2, [])):
+        due = replace(problem, due_us=((1, 1, due_us),))
+        found = taccl.verify(make_schedule(due, **columns))
+        assert [each.kind for each in found.violations] == kinds
+
+
+def test_what_is_made_of_a_chunk_waits_for_its_release():
+    """Rank 1 has chunk 0 at 100 us: it cannot send before what it makes of it."""
+    problem = replace(derived_chunks((1,), (1,)), release_us=((0, 1, 100),))
+    for start, kinds in ((0, ["presence"]), (99, ["presence"]), (100, [])):
+        schedule = make_schedule(problem, chunk=[1], link=[1], start=[start], end=[start + 2])
+        assert [each.kind for each in taccl.verify(schedule).violations] == kinds
+
+
+def test_what_stays_where_it_is_bounds_nothing(problem):
+    """A chunk that no rank lacks is there late, and nothing is sent of it: the last arrival is sooner."""
+    both = collectives.custom(3, precondition={0: [0], 1: [1]}, postcondition={0: [1], 1: [1]})
+    late = taccl.make_problem(problem.topology, both, chunk_bytes=1_000_000)
+    late = replace(late, release_us=((1, 1, 100),))
+    result = taccl.synthesize(late, backend="greedy")
+    assert result.finish_us == result.bound_us == 11
+    claimed = replace(result.bound, bound=Fraction(100), witness=Late(Fraction(100), None))
+    assert not claimed.check()
 
 
 def test_due_times_order_sends():

@@ -84,6 +84,8 @@ def late_part(problem: Problem, moment: Fraction) -> Problem | None:
     collective, chunks, sizes = problem.collective, [], []
     for index, chunk in enumerate(collective.chunks):
         late = tuple(rank for rank in chunk.origins if release.get((index, rank), 0) >= moment)
+        if chunk.is_met(is_sum=collective.sums_up):  # nothing is sent, however late it is there
+            continue
         if late and (collective.sums_up or late == chunk.origins):
             chunks.append(replace(chunk, origins=late))
             sizes.append(problem.chunk_bytes[index])

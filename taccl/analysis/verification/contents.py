@@ -20,8 +20,7 @@ _MOST_TRIED = 200_000
 
 def check_copies(replay: Replay) -> int:
     """Presence and postcondition where nothing combines; returns the number of redundant arrivals."""
-    links = replay.topology.links
-    since: dict[tuple[int, int], int] = {}  # (rank, chunk) -> when the rank first holds the chunk
+    links, since = replay.topology.links, replay.since
     num_arrivals = 0
     for i in replay.usable:
         chunk, end = replay.chunk[i], replay.end[i]
@@ -35,12 +34,15 @@ def check_copies(replay: Replay) -> int:
     brought = dict(since)
     for chunk, data in enumerate(replay.collective.chunks):
         for rank in data.origins:
-            since[rank, chunk] = _ALWAYS
+            release = replay.release.get((chunk, rank), _ALWAYS)
+            since[rank, chunk] = min(release, since.get((rank, chunk), release))
     made = _derive(replay, since)
     num_useful = sum(since[key] == end < made.get(key, end + 1) for key, end in brought.items())
     for i in replay.usable:
         for rank in links[replay.link[i]].srcs:
             held_from = since.get((rank, replay.chunk[i]))
+            if (replay.chunk[i], rank) in replay.release:
+                continue  # `check_moments` judges it
             if held_from is None or held_from > replay.start[i]:
                 _report_absent(replay, i, rank, held_from)
     for chunk, data in enumerate(replay.collective.chunks):
@@ -242,12 +244,14 @@ def _report_unmade(
         replay.report("double-count", text, i, rank=rank, chunk=chunk)
 
 
-def _derive(replay: Replay, since: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+def _derive(
+    replay: Replay, since: dict[tuple[int, int], int | Fraction]
+) -> dict[tuple[int, int], int | Fraction]:
     """Enter the chunks that ranks make from others, chains of them too; returns when each is made."""
     makes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in replay.collective.derivations:
         makes[each.rank, each.source].append(each.chunk)
-    made: dict[tuple[int, int], int] = {}
+    made: dict[tuple[int, int], int | Fraction] = {}
     waiting = [key for key in makes if key in since]
     while waiting:
         rank, source = waiting.pop()
@@ -275,7 +279,7 @@ def events(replay: Replay) -> Iterable[tuple[int, bool]]:
         yield replay.usable[event % len(usable)], event < len(usable)
 
 
-def _report_absent(replay: Replay, i: int, rank: int, held_from: int | None) -> None:
+def _report_absent(replay: Replay, i: int, rank: int, held_from: int | Fraction | None) -> None:
     when = "never" if held_from is None else f"only from {replay.us(held_from)} us"
     if replay.collective.combining and not replay.collective.derivations:
         when = "not when the send starts"

@@ -30,35 +30,34 @@ def check_clauses(replay: Replay) -> None:
 
 def check_moments(replay: Replay) -> None:
     """What a rank starts with is neither sent nor added to before its release, and comes when it is due."""
-    if not (replay.release_us or replay.due_us):
+    if not (replay.release or replay.due_us):
         return
-    release = {(chunk, rank): us for chunk, rank, us in replay.release_us}
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i in replay.usable:
         ends, chunk = replay.topology.links[replay.link[i]], replay.chunk[i]
         for rank in ends.srcs:
-            us = release.get((chunk, rank), 0)
-            if replay.start[i] < us * replay.ticks_per_us:
-                replay.report(
-                    "release", f"leaves before {float(us):.6g} us, when the rank has it", i, rank=rank
-                )
+            release = replay.release.get((chunk, rank), 0)
+            if replay.start[i] < release:
+                text = f"leaves before {_us(replay, release)} us, when the rank has it"
+                replay.report("release", text, i, rank=rank)
         for rank in ends.dsts:
-            us = release.get((chunk, rank), 0)
+            release = replay.release.get((chunk, rank), 0)
             arrived[chunk, rank].append(replay.end[i])
-            if replay.reduce[i] and replay.end[i] < us * replay.ticks_per_us:
-                text = f"is added to what the rank has only from {float(us):.6g} us on"
+            if replay.reduce[i] and replay.end[i] < release:
+                text = f"is added to what the rank has only from {_us(replay, release)} us on"
                 replay.report("release", text, i, rank=rank)
     for chunk, rank, us in replay.due_us:
-        # A sum is whole with its last arrival; a copy is there with its first.
-        ends_here = arrived[chunk, rank]
-        last = max if replay.collective.combining and not replay.collective.derivations else min
-        there: int | Fraction = last(ends_here, default=0)
-        if rank in replay.collective.chunks[chunk].origins:
-            own = release.get((chunk, rank), 0) * replay.ticks_per_us
-            there = own if last is min else max(there, own)
+        if replay.collective.sums_up:  # a sum is whole with its last arrival
+            there = max([replay.release.get((chunk, rank), 0), *arrived[chunk, rank]])
+        else:
+            there = replay.since.get((rank, chunk), 0)
         if there > us * replay.ticks_per_us:
             text = f"is there at {replay.us(there)} us; it is due at {float(us):.6g} us"
             replay.report("due", text, rank=rank, chunk=chunk)
+
+
+def _us(replay: Replay, ticks: int | Fraction) -> str:
+    return f"{float(Fraction(ticks) / replay.ticks_per_us):.6g}"
 
 
 def _links_allowed(replay: Replay, link: int, chunk: int, reducing: bool) -> str:

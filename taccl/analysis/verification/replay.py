@@ -24,13 +24,16 @@ class Replay:
       `check_sums` fills it in.
     - `starts_at` (list of frozenset of int): Where every chunk starts to spread: its root where it is reduced
       first, or where it is made.
+    - `release` (dict of (chunk, rank) to ticks): When a rank first has what it starts with, if not from 0 on.
+    - `since` (dict of (rank, chunk) to ticks): When a rank first has a chunk that is copied; `check_copies`
+      fills it in.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         problem = schedule.problem
         self.topology, self.collective, self.clauses = problem.topology, problem.collective, problem.clauses
         self.chunk_bytes = problem.chunk_bytes
-        self.release_us, self.due_us = problem.release_us, problem.due_us
+        self.due_us = problem.due_us
         self.unit_bytes = math.gcd(*problem.chunk_bytes) if problem.chunk_bytes else 1
         self.ticks_per_us = int(problem.costs.ticks_per_us)
         self.chunk: list[int] = schedule.chunk.tolist()
@@ -45,6 +48,8 @@ class Replay:
             bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
             self.carried = [bits[number] for number in schedule.carries.tolist()]
         self.reducing = [False] * len(self.chunk)
+        self.release = {(chunk, rank): us * self.ticks_per_us for chunk, rank, us in problem.release_us}
+        self.since: dict[tuple[int, int], int | Fraction] = {}
         self.violations: list[Violation] = []
         self.usable: list[int] = []
         self.sends: list[list[int]] = []
