@@ -214,7 +214,7 @@ def make_schedule(
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
         number: dict[tuple[int, ...], int] = {}
-        named = [number.setdefault(tuple(sorted(set(ranks))), len(number)) for ranks in contributions]
+        named = [number.setdefault(tuple(sorted(ranks)), len(number)) for ranks in contributions]
         columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
         _check_lengths({name: columns[name] for name in ("chunk", "carries")})
         columns.setdefault("reduce", lacking(problem, columns["chunk"].tolist(), contributions))
@@ -257,6 +257,12 @@ def _check_carries(schedule: Schedule) -> None:
     if strange:
         raise InputError(
             f"found a contribution of rank {min(strange)}; there are ranks 0-{collective.num_ranks - 1}",
+            where="schedule.sums",
+        )
+    twice = next((ranks for ranks in schedule.sums if len(set(ranks)) < len(ranks)), None)
+    if twice is not None:
+        raise InputError(
+            f"found the sum of ranks {first_of(twice, 8)}, which names one twice; name each rank once",
             where="schedule.sums",
         )
 

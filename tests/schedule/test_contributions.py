@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,17 @@ def test_one_buffer_would_count_twice():
         reduce=named.reduce,
     )
     assert "double-count" in {each.kind for each in taccl.verify(plain).violations}
+
+
+def test_a_contribution_is_named_once():
+    """A sum that names rank 0 twice is neither that of rank 0 nor that of rank 1: it is refused."""
+    schedule = exchange()
+    twice = [(0, 0) if ranks == (0,) else ranks for ranks in schedule.contributions]
+    with pytest.raises(InputError, match="0, 0, which names one twice"):
+        mutated(schedule, contributions=twice)
+    sums = tuple((0, 0) if ranks == (1,) else ranks for ranks in schedule.sums)
+    with pytest.raises(InputError, match="names one twice"):
+        replace(schedule, sums=sums)
 
 
 def mutated(schedule, **columns):
