@@ -59,16 +59,22 @@ def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> Li
 
 
 def _remaining(quotient: Quotient) -> list[int]:
-    """Per hop, the longest way from its start to the last arrival that follows from it, in ticks."""
+    """Per hop, the longest way from its start to the last arrival that follows from it, in ticks.
+
+    A multicast may lead back to where the chunk has been: nothing follows from that.
+    """
     heights: dict[int, int] = {}
+    under_way: set[int] = set()
     pending = list(range(len(quotient.hops)))
     while pending:
         m = pending[-1]
         after = {n for p in quotient.hops[m].dsts for n in quotient.states[p].hops_out}
-        unknown = after - heights.keys() if m not in heights else ()
+        unknown = after - heights.keys() - under_way if m not in heights else ()
         if not unknown:
-            longest = max((heights[n] for n in after), default=0)
+            longest = max((heights[n] for n in after if n in heights), default=0)
             heights[pending.pop()] = quotient.hops[m].duration + longest
+        else:
+            under_way.add(m)
         pending += unknown
     return [heights[m] for m in range(len(quotient.hops))]
 

@@ -122,3 +122,11 @@ def test_a_way_of_many_ranks_is_no_recursion() -> None:
         found = order(quotient, rule)
         assert found is not None
         assert found.finish_ticks == 1199
+
+
+def test_a_way_that_leads_back_ends():
+    """Moves that go round between ranks 1 to 3, as multicasts may: nothing follows from an arrival of old."""
+    orbits = fold(problem_of(ring(4), collectives.broadcast(4)))
+    schedule = order(orbits, "longest-path-first")
+    assert schedule is not None
+    assert schedule.finish_ticks == 2 * orbits.moves[0].duration
