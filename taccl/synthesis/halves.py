@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
+from taccl.costs import wide_links
+from taccl.errors import InfeasibleError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import (
     concatenate,
@@ -107,6 +109,21 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     found = [part.best for part in searches if isinstance(part.best, Schedule)]
     if len(found) < len(halves):
         return
+    if halves[0].name == "reduce" and not _adds_up(search.problem, found[0]):
+        again = _without_wide_links(halves[0].problem)
+        part = search.part(again, "reduce, over plain links: ", search.deadline, bound=searches[0].bound)
+        try:
+            search_half(part)
+        except (InfeasibleError, NoSolutionError):
+            if search.best is not None:
+                return
+            said = "no schedule found that adds each contribution once over links of several sources"
+            raise NoSolutionError(
+                f"{search.problem!r}: {said}; allow links of one source", bound_us=search.bound_us
+            ) from None
+        if not isinstance(part.best, Schedule):
+            return
+        found[0] = replace(part.best, problem=halves[0].problem)
     try:
         whole = join(search.problem, found)
     except KeyboardInterrupt:  # it takes a moment, and all is there
@@ -134,7 +151,11 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
     since, problem, finish = time.monotonic(), contributions_apart(search.problem), search.best.finish
     left_s = search.deadline.left_s
     budget_s = search.parameters.budget.bound_share * left_s
-    bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
+    try:
+        bound = lower_bound(problem, budget_s=budget_s, limit_s=left_s, finish=finish)
+    except (SketchError, TopologyError) as error:  # clauses admit sums, and not each contribution
+        search.record("apart: bound", "taccl", "infeasible", since, message=str(error))
+        return
     if bound.bound >= finish:
         search.record("apart: bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
         return
@@ -144,6 +165,24 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
         whole = summed_at_destinations(part.best, search.problem)
         if whole.finish < finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
+
+
+def _adds_up(problem: Problem, half: Schedule) -> bool:
+    """Whether a reduction, searched as a spread, is one when it is turned round.
+
+    A multicast may bring a rank what it has, or needs not: turned round, the rank would add its contribution
+    twice, or have none to add.
+    """
+    if not np.isin(half.link, wide_links(problem.topology)).any():
+        return True
+    found = verify(reverse(half, problem))
+    return {each.kind for each in found.violations} <= {"postcondition"}  # sums are not spread yet
+
+
+def _without_wide_links(half: Problem) -> Problem:
+    """A half over links of one source and one destination alone."""
+    wide = wide_links(half.topology)
+    return half.with_clauses(links_allowed=frozenset(half.links_allowed).difference(wide))
 
 
 def _copying(half: Problem) -> Problem:

@@ -8,8 +8,13 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.collective import Chunk, Collective
+from taccl.deadline import Deadline
 from taccl.synthesis import stages
+from taccl.synthesis.halves import search_apart
 from taccl.synthesis.large import schedule_large
+from taccl.synthesis.search import Options, Search
+from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
@@ -183,3 +188,29 @@ def test_halves_of_fine_ticks_are_joined():
     found = schedule_large(problem, num_runs=1, seed=0)
     assert found.finish_ticks > 2**32
     assert taccl.verify(found).ok
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize("backend", ["greedy", "auto"])
+def test_links_that_add_up_count_a_contribution_once(name, backend):
+    """A ring of three, and a link that adds up what ranks 1 and 2 send to rank 0."""
+    builder = TopologyBuilder("adding", [0, 0, 0])
+    for rank, beta in enumerate((3, 1, 3)):
+        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=beta)
+    builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.make(name, 3))
+    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=2), problem)
+
+
+def test_sums_are_kept_where_contributions_cannot_go_apart():
+    """A link carries what starts at rank 1, where the sum is made, and no contribution of rank 0 to rank 2."""
+    builder = TopologyBuilder("line", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    sums = Collective("sum", 3, (Chunk((0, 1), (1, 2), 1),), combining=True)
+    problem = problem_of(builder.build(), sums, carries_from={1: frozenset({1})})
+    found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
+    search = Search(problem, Options(), Deadline.after(2), best=found)
+    search_apart(search, lambda _: pytest.fail("there is nothing to search"))
+    assert search.best is found
+    assert [stage.status for stage in search.stages] == ["infeasible"]
