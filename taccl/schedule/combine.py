@@ -11,7 +11,7 @@ from taccl.caching import cached
 from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.problem import Problem
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 
 
@@ -93,6 +93,28 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
         return timed(list(sums.items()), merged=True)
     except InputError:  # some of what would arrive as a sum has to go on by itself
         return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
+
+
+def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
+    """The same sends as a schedule of `problem`, which sums up, each with what contributions it carries."""
+    links, chunks = problem.topology.links, problem.collective.chunks
+    held = {(rank, c): frozenset((rank,)) for c, chunk in enumerate(chunks) for rank in chunk.origins}
+    start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))
+    of_chunk, link = schedule.chunk.tolist(), schedule.link.tolist()
+    carried = [frozenset[int]()] * len(start)
+    # At one moment sums arrive before copies, and both before anything starts.
+    arrivals = [(end[t], 0 if reduce[t] else 1, t) for t in range(len(start))]
+    for _, phase, t in sorted(arrivals + [(start[t], 2, t) for t in range(len(start))]):
+        ends, c = links[link[t]], of_chunk[t]
+        if phase == 2:
+            carried[t] = frozenset().union(*(held.get((rank, c), ()) for rank in ends.srcs))
+            continue
+        for rank in ends.dsts:
+            held[rank, c] = carried[t] | held.get((rank, c), frozenset())
+    return make_schedule(
+        problem, chunk=schedule.chunk, link=schedule.link, start=schedule.start, end=schedule.end,
+        group=schedule.group, producer=schedule.producer, contributions=carried,
+    )  # fmt: skip
 
 
 def _from_roots(collective: Collective, *, to: str) -> Collective:

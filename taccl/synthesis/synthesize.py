@@ -25,6 +25,8 @@ from taccl.baselines.servers import servers
 from taccl.deadline import Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
+from taccl.schedule.combine import naming_contributions
+from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
@@ -216,8 +218,20 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     if problem is asked or options.keep == "summary":
         return found
     schedule = replace(found.schedule, problem=asked)
-    verify(schedule).raise_if_failed()
-    return replace(found, schedule=schedule, bound=bound_within(asked, limit, budget))
+    verdict = verify(schedule)
+    if verdict.ok:
+        return replace(found, schedule=schedule, bound=bound_within(asked, limit, budget))
+    # That a sum is whole at another rank than its root is plain only where sends name what they carry.
+    listed = found.schedule.expand() if isinstance(found.schedule, CompactSchedule) else found.schedule
+    named = naming_contributions(listed, asked)
+    verdict = verify(named)
+    if not verdict.ok:
+        kinds = ", ".join(sorted({each.kind for each in verdict.violations}))
+        said = (
+            f"sums that are made at other ranks than their roots were found, and break the sketch ({kinds})"
+        )
+        raise NoSolutionError(f"{asked!r}: {said}; name roots that all contributions reach", bound_us=None)
+    return replace(found, schedule=named, bound=bound_within(asked, limit, budget))
 
 
 def _search_and_improve(

@@ -25,7 +25,7 @@ from taccl import collectives
 from taccl.collective import Chunk, Collective
 from taccl.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError, TopologyError
-from taccl.problem import Problem
+from taccl.problem import Clauses, Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.solvers.process import WORKERS
@@ -840,6 +840,18 @@ class TestRootsOutOfReach:
         problem = self.sums(4, [(0, 2), (1, 2), (0, 3)], ((0, 1), (2, 3), 2))
         with pytest.raises(TopologyError, match="cannot get from rank 2 to rank 3"):
             synthesized(problem)
+
+    def test_a_whole_sum_crosses_from_the_rank_that_made_it(self):
+        """Rank 0, the root, cannot make the sum; rank 1 of its node can, and sends it straight on to rank 2."""
+        builder = TopologyBuilder("two nodes", [0, 0, 1])
+        for src, dst in ((0, 1), (1, 2), (2, 1)):
+            builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
+        collective = Collective("sum", 3, (Chunk((0, 1, 2), (1, 2), 0),), combining=True)
+        problem = Problem(builder.build(), collective, (1_000_000,), Clauses(direct_crossing=True))
+        result = synthesized(problem)
+        assert_sound(result, problem)
+        assert result.finish_us == result.bound_us == 22
+        assert result.schedule.contributions[-1] == (0, 1, 2)
 
     @pytest.mark.slow
     @pytest.mark.fuzz
