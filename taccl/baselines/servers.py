@@ -16,7 +16,6 @@ from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import make_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,8 +148,4 @@ def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str)
             urgency[s] = (turn,)
         for (_, s), (_, later) in pairwise(lane):
             tasks.after[s].append((later, 0))
-    start = np.array(tasks.starts(urgency)[: len(sends)], dtype=np.int64)
-    return make_schedule(
-        problem, chunk=chunk_of, link=link_of, start=start, end=start + np.array(order.duration),
-        reduce=reduce, producer=producer,
-    )  # fmt: skip
+    return order.schedule(tasks.starts(urgency), producer=producer)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from taccl.problem import Problem
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import Schedule
 
 
 @dataclass(slots=True)
@@ -31,16 +34,16 @@ class Tasks:
     after: list[list[tuple[int, int]]] = field(default_factory=list)
 
     @classmethod
-    def of_sends(cls, order: Precedence) -> Tasks:
-        """The sends of an order and its joins, with what they wait for but their turns on resources."""
+    def of_sends(cls, order: Precedence, *, turns: bool = False) -> Tasks:
+        """The sends of an order and its joins: what they hold and wait for; or (`turns`) wait for in turn."""
         count = order.num_events
         joins = count - order.num_sends
         tasks = cls([*order.duration, *[0] * joins], [[] for _ in range(count)], [[] for _ in range(count)])
-        for resource, uses in order.uses.items():
+        for resource, uses in () if turns else order.uses.items():
             for use in uses:
                 tasks.holds[use.send].append((resource, use.begin, use.until))
         for source, target, after, lead, extra, cause, tile in order.waits:
-            if cause < 0 and not tile:
+            if (cause < 0 or turns) and not tile:
                 tasks.after[source].append((target, after - lead + extra))
         return tasks
 
@@ -67,6 +70,25 @@ class Tasks:
             raise ValueError("the order of sends contradicts itself: some wait for each other")
         return order
 
+    def components(self) -> list[list[int]]:
+        """Tasks that wait for each other together; in order, each after all that it waits for."""
+        with suppress(ValueError):  # most often none do
+            return [[task] for task in self.order()]
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        ends = np.array([(task, later) for task, after in enumerate(self.after) for later, _ in after]).T
+        graph = csr_array((np.ones(len(ends[0]), np.int8), (ends[0], ends[1])), shape=(len(self.after),) * 2)
+        number, part = connected_components(graph, connection="strong")
+        between = Tasks(after=[[] for _ in range(number)])
+        for here, there in set(zip(*part[ends].tolist(), strict=True)):
+            if here != there:
+                between.after[here].append((there, 0))
+        members: list[list[int]] = [[] for _ in range(number)]
+        for task, each in enumerate(part.tolist()):
+            members[each].append(task)
+        return [members[each] for each in between.order()]
+
     def _num_awaited(self) -> list[int]:
         """For how many others each task waits."""
         number = [0] * len(self.after)
@@ -84,11 +106,28 @@ class Tasks:
         return tail
 
     def heads(self) -> list[int]:
-        """When each would start if no resource kept it waiting."""
-        head = [0] * len(self.duration)
-        for task in self.order():
-            for later, gap in self.after[task]:
-                head[later] = max(head[later], head[task] + gap)
+        """When each would start if no resource kept it waiting.
+
+        Two ranks that exchange partial sums bound each other. That is no contradiction as long as going round
+        such a cycle delays nobody; else `ValueError` is raised.
+        """
+        head = [0] * len(self.after)
+
+        def put_off(some: Iterable[int]) -> bool:
+            moved = False
+            for task in some:
+                now = head[task]
+                for later, gap in self.after[task]:
+                    if now + gap > head[later]:
+                        head[later], moved = now + gap, True
+            return moved
+
+        try:
+            put_off(self.order())
+        except ValueError:
+            for some in self.components():
+                if all(put_off(some) for _ in range(len(some) + 1)) and len(some) > 1:
+                    raise
         return head
 
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
@@ -167,7 +206,8 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
     - `problem`: That of the schedule, but for when things are there and due.
     - `schedule`: Whose sends and what each of them carries are kept.
     """
-    order, tasks = _unordered(problem, schedule)
+    order = Precedence(problem, schedule.problem, **schedule.columns)
+    tasks = Tasks.of_sends(order)
     due = {(chunk, rank): int(us * problem.costs.ticks_per_us) for chunk, rank, us in problem.due_us}
     latest = [sum(tasks.duration)] * len(tasks.duration)
     for s, transfers in enumerate(order.transfers):
@@ -181,7 +221,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
     start = tasks.starts(
         [(by, -tail, task) for task, (by, tail) in enumerate(zip(latest, tasks.tails(), strict=True))]
     )
-    return started(problem, schedule, order, start)
+    return order.schedule(start, producer=schedule.producer)
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
@@ -189,26 +229,9 @@ def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
 
     Raises `ValueError` if some wait for each other, as where ranks exchange partial sums.
     """
-    order, tasks = _unordered(schedule.problem, schedule)
+    order = Precedence(schedule.problem, schedule.problem, **schedule.columns)
+    tasks = Tasks.of_sends(order)
     urgency = [-tail for tail in tasks.tails()]
     if not longest_first:
         urgency = order.start + [0] * (order.num_events - order.num_sends)
-    return started(schedule.problem, schedule, order, tasks.starts([(each,) for each in urgency]))
-
-
-def _unordered(problem: Problem, schedule: Schedule) -> tuple[Precedence, Tasks]:
-    """The order of a schedule, and its sends with what they wait for but their turns."""
-    order = Precedence(
-        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-        reduce=schedule.reduce, start=schedule.start, end=schedule.end, contributions=schedule.contributions,
-    )  # fmt: skip
-    return order, Tasks.of_sends(order)
-
-
-def started(problem: Problem, schedule: Schedule, order: Precedence, start: Sequence[int]) -> Schedule:
-    """The sends of a schedule at other times."""
-    return make_schedule(
-        problem, chunk=schedule.chunk, link=schedule.link, start=[start[s] for s in order.send],
-        end=[start[s] + order.duration[s] for s in order.send], group=order.send, reduce=schedule.reduce,
-        producer=schedule.producer, contributions=schedule.contributions,
-    )  # fmt: skip
+    return order.schedule(tasks.starts([(each,) for each in urgency]), producer=schedule.producer)

@@ -21,14 +21,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.problem import Costs, Problem
+from taccl.schedule.schedule import Schedule, make_schedule
 
 #: Causes of a wait; a cause that is not negative is the resource.
 DATA, SUM, CLAUSE = -1, -2, -3
@@ -139,6 +140,12 @@ class Precedence:
                     f"transfers of group {group[odd[0]]} differ in {name}; expected one send, at one time "
                     "over one link, that copies or reduces"
                 )
+        self._columns: dict[str, Any] = {
+            "chunk": chunk,
+            "link": link,
+            "reduce": reduce,
+            "contributions": contributions,
+        }
         self.num_sends = self.num_events = len(first)
         self.link: list[int] = link[first].tolist()
         self.chunk: list[int] = chunk.tolist()
@@ -171,6 +178,14 @@ class Precedence:
             self._of_copies()
         self._of_own_first()
         self._of_releases()
+
+    def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
+        """The sends at these starts, in ticks of the problem whose costs say how long they take."""
+        begin = np.asarray(start)[self.send]
+        return make_schedule(
+            problem or self.problem, **self._columns, group=self.send, start=begin,
+            end=begin + np.array(self.duration)[self.send], producer=producer,
+        )  # fmt: skip
 
     def _wait(
         self, source: int, target: int, cause: int, after: int = 0, *, lead: int = 0, extra: int = 0

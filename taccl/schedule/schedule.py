@@ -99,6 +99,11 @@ class Schedule(Figures):
         return None if self.carries is None else [self.sums[number] for number in self.carries.tolist()]
 
     @property
+    def columns(self) -> dict[str, Any]:
+        """All that `make_schedule` makes this of, but problem and producer."""
+        return {**{name: getattr(self, name) for name in _COLUMNS}, "contributions": self.contributions}
+
+    @property
     def num_transfers(self) -> int:
         """How many transfers there are; merged ones count one by one."""
         return len(self.chunk)

@@ -163,11 +163,7 @@ def _template(topology: Topology, sent: _Sent, chunk_bytes: int, times: int) -> 
 
 def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
     """About how long the sends of a schedule take so many times, as closely as resources let them follow."""
-    order = Precedence(
-        problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-        reduce=schedule.reduce, start=schedule.start, end=schedule.end,
-    )  # fmt: skip
-    tasks = Tasks.of_sends(order)
+    tasks = Tasks.of_sends(Precedence(problem, schedule.problem, **schedule.columns))
     load = Counter[int]()
     for holds in tasks.holds:
         load.update({resource: until - begin for resource, begin, until in holds})

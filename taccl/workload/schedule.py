@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.schedule.listing import Tasks, started
+from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
 from taccl.workload.costs import RATES, tile_costs
 from taccl.workload.exchange import parts_by_chunk, sends_of
@@ -115,10 +115,8 @@ class _StepTasks:
         self.place: dict[int, tuple[int, int]] = {}
         if sends is not None:
             self.problem = sends.problem
-            self.precedence = Precedence(
-                sends.problem, sends.problem, chunk=sends.chunk, link=sends.link, group=sends.group,
-                reduce=sends.reduce, start=sends.start, places=True, impose=True,
-            )  # fmt: skip
+            columns = {**sends.columns, "end": None, "contributions": None}
+            self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
             self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
         for position, (name, tile) in enumerate(workload.tiles):
             self._add_tile(position, name, tile, math.ceil(costs[name] * self.per_us))
@@ -212,4 +210,4 @@ class _StepTasks:
             for each in (release, due)
         )
         problem = replace(self.problem, release_us=release_us, due_us=due_us)
-        return started(problem, replace(sends, producer="workload"), self.precedence, start)
+        return self.precedence.schedule(start, producer="workload", problem=problem)

@@ -8,11 +8,10 @@ from the schedule's in sizes and costs (`taccl.analysis.simulation.assumptions`)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any, Literal
 
+from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 
 if TYPE_CHECKING:
@@ -42,19 +41,14 @@ class Events(Precedence):
     """
 
     def __init__(self, schedule: Schedule, problem: Problem) -> None:
-        super().__init__(
-            problem, schedule.problem, chunk=schedule.chunk, link=schedule.link, group=schedule.group,
-            reduce=schedule.reduce, start=schedule.start, end=schedule.end,
-            contributions=schedule.contributions,
-        )  # fmt: skip
+        super().__init__(problem, schedule.problem, **schedule.columns)
+        self.components = Tasks.of_sends(self, turns=True).components()
         columns: list[list[int]] = [list(column) for column in zip(*self.waits, strict=True)] or [[]] * 7
         self.source, self.target, self.after, self.lead, self.extra, self.cause, self.tile = columns
         self.waits.clear()  # a simulation keeps the columns alone: its waits may be millions
         self.waits_of: list[list[int]] = [[] for _ in range(self.num_events)]
         for wait, event in enumerate(self.target):
             self.waits_of[event].append(wait)
-        within = ([self.source[w] for w in waits if not self.tile[w]] for waits in self.waits_of)
-        self.components = _components(dict(enumerate(within)))
 
     def sent(self, send: int) -> tuple[tuple[int, ...], int, str]:
         """What travels in a send: its chunks, over which link, by index and ends."""
@@ -166,13 +160,3 @@ def _over(
             time = starts[source] + events.after[wait] * scale[source]
             over = max(over, time - events.lead[wait] * scale[send] + events.extra[wait] * one)
     return over
-
-
-def _components(sources: dict[int, list[int]]) -> list[list[int]]:
-    """Strongly connected components of events that wait for others, each after those that it waits for."""
-    with suppress(CycleError):  # most often nothing waits for itself
-        return [[event] for event in TopologicalSorter(sources).static_order()]
-    import networkx as nx
-
-    condensed = nx.condensation(nx.DiGraph(sources))
-    return [sorted(condensed.nodes[c]["members"]) for c in reversed([*nx.topological_sort(condensed)])]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-
-import numpy as np
 
 from taccl.analysis.simulation.events import JITTER_BITS, EventTimes, WaitedFor, spend
 from taccl.arguments import Natural, checked
@@ -14,17 +13,17 @@ from taccl.errors import InputError
 from taccl.names import numbers_table
 from taccl.problem import Problem
 from taccl.schedule.figures import Figures
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import Schedule
 from taccl.units import format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One send of a critical path, and what its start waited for.
+class TimedSend:
+    """One send of a critical path or a cycle, and what its start waited for.
 
     - `chunks`: The chunks that travel in it.
     - `tile`, `group`, `link`: `group` is the send's in the schedule.
-    - `start`, `end`: Microseconds, exact.
+    - `start`, `end`: Microseconds, exact; in a cycle since the start of the send that the first waits for.
     - `waited_for`: What came last before the start; ``"nothing"`` for a send at time 0.
     - `what`: The chunk, the resource or the clause.
     """
@@ -48,6 +47,16 @@ class Step:
     def end_us(self) -> float:
         """When the send ends, in microseconds."""
         return float(self.end)
+
+
+def sends_table(sends: Sequence[TimedSend], *, limit: int | None = None) -> str:
+    """Sends as text, a row each."""
+    rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
+    for send in sends[:limit]:
+        times = f"{send.start_us:.3f}", f"{send.end_us:.3f}"
+        reason = f"{send.waited_for}: {send.what}" if send.what else send.waited_for
+        rows.append((*times, str(send.tile), ",".join(map(str, send.chunks)), send.link_name, reason))
+    return numbers_table(rows, hidden=len(sends) + 1 - len(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +148,7 @@ class Simulation(Figures):
         return None if size_bytes is None else self.tiles * size_bytes
 
     @cached_property
-    def critical_path(self) -> tuple[Step, ...]:
+    def critical_path(self) -> tuple[TimedSend, ...]:
         """Sends from time 0 to the finish, each of which held up the next."""
         events = self.run.events
         if not events.num_sends:
@@ -153,7 +162,7 @@ class Simulation(Figures):
                 end = start + events.duration[event] * self.run.scale(tile)[event]
                 waited_for, what = events.described(wait)
                 ends = self._us(start), self._us(end)
-                steps.append(Step(*events.sent(event), *ends, waited_for, what, tile, event))
+                steps.append(TimedSend(*events.sent(event), *ends, waited_for, what, tile, event))
             if wait < 0:
                 return tuple(reversed(steps))
             event = events.source[wait]
@@ -182,19 +191,7 @@ class Simulation(Figures):
                 "jitter: simulate that",
                 where="tiles, jitter",
             )
-        events, old = self.run.events, self.schedule
-        start = self.run.starts[0][events.send]
-        return make_schedule(
-            self.problem,
-            chunk=old.chunk,
-            link=old.link,
-            start=start,
-            end=start + np.array(events.duration)[events.send],
-            group=events.send,
-            reduce=old.reduce,
-            producer=old.producer,
-            contributions=old.contributions,
-        )
+        return self.run.events.schedule(self.run.starts[0], producer=self.schedule.producer)
 
     @checked
     def table(self, *, limit: Natural | None = None) -> str:
@@ -211,12 +208,7 @@ class Simulation(Figures):
     @checked
     def path_table(self, *, limit: Natural | None = None) -> str:
         """The critical path as text, one send a row."""
-        rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
-        for step in self.critical_path[:limit]:
-            times = f"{step.start_us:.3f}", f"{step.end_us:.3f}"
-            reason = f"{step.waited_for}: {step.what}" if step.what else step.waited_for
-            rows.append((*times, str(step.tile), ",".join(map(str, step.chunks)), step.link_name, reason))
-        return numbers_table(rows, hidden=len(self.critical_path) + 1 - len(rows))
+        return sends_table(self.critical_path, limit=limit)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the assumptions, the finish, and the busiest resources."""

@@ -16,39 +16,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from taccl.analysis.simulation.events import Events, WaitedFor
+from taccl.analysis.simulation.events import Events
+from taccl.analysis.simulation.simulation import TimedSend, sends_table
 from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import numbers_table, shown
+from taccl.names import shown
 from taccl.schedule.schedule import Schedule
 from taccl.units import gb_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class CycleStep:
-    """One send of the cycle that limits, and what it waits for: the step before it.
-
-    - `chunks`: The chunks that travel in it.
-    - `group`, `link`: `group` is the send's in the schedule.
-    - `tile`: Counted from the tile of the cycle's first send.
-    - `after`: Microseconds from the start of the step before (of the first step: the last) to this one's;
-      negative where ingress lets a send start before the one whose turn comes first.
-    - `what`: The chunk, the resource or the clause.
-    """
-
-    chunks: tuple[int, ...]
-    link: int
-    link_name: str
-    group: int
-    tile: int
-    after: Fraction
-    waits_for: WaitedFor
-    what: str
-
-    @property
-    def after_us(self) -> float:
-        """`after` as a float."""
-        return float(self.after)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,23 +79,23 @@ class SteadyState:
         )
 
     @cached_property
-    def cycle(self) -> tuple[CycleStep, ...]:
-        """The sends that wait for one another, in order; the first waits for the last."""
+    def cycle(self) -> tuple[TimedSend, ...]:
+        """The sends that wait for one another, in order; the first waits for the last.
+
+        Tiles are counted from that of the first.
+        """
         problem = self.schedule.problem
         events, us = Events(self.schedule, problem), problem.costs.us
         gaps = events.gaps()
         # Begin behind a send, so that every join on the way is passed between two sends.
         first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
         steps = []
-        after = tile = 0
+        now = tile = 0
         for wait in (*self._waits[first:], *self._waits[:first]):
-            after += gaps[wait]
-            tile += events.tile[wait]
-            send = events.target[wait]
-            if send >= events.num_sends:
-                continue
-            steps.append(CycleStep(*events.sent(send), send, tile, us(after), *events.described(wait)))
-            after = 0
+            now, tile, send = now + gaps[wait], tile + events.tile[wait], events.target[wait]
+            if send < events.num_sends:
+                ends = us(now), us(now + events.duration[send])
+                steps.append(TimedSend(*events.sent(send), *ends, *events.described(wait), tile, send))
         return tuple(steps)
 
     def check(self) -> bool:
@@ -152,12 +126,7 @@ class SteadyState:
 
     def table(self) -> str:
         """The cycle as text, one send a row."""
-        rows = [("after_us", "tile", "chunks", "link", "waits for")]
-        for step in self.cycle:
-            chunks = ",".join(map(str, step.chunks))
-            reason = f"{step.waits_for}: {step.what}"
-            rows.append((f"{step.after_us:.3f}", str(step.tile), chunks, step.link_name, reason))
-        return numbers_table(rows)
+        return sends_table(self.cycle)
 
     def __repr__(self) -> str:
         algbw = self.algbw_gb_per_s
