@@ -182,9 +182,7 @@ def test_the_certificate_is_checked_by_arithmetic() -> None:
     tick = Fraction(1, certificate.problem.costs.ticks_per_us)
     assert not replace(certificate, bound=certificate.bound + tick).check()
     assert certificate.limits == "the last 16 of 48 entries into 3 nodes, which only 1 node can feed at first"
-    assert (
-        certificate.witness_text == "what ranks 0-7 must feed to 3 sets of ranks that hold nothing at first"
-    )
+    assert certificate.witness_text.startswith("delayed source: sets (3), targets (3), fed ")
 
 
 def corrupted(witness: DelayedSource) -> dict[str, DelayedSource]:

@@ -61,7 +61,7 @@ def test_what_other_nodes_have_comes_late() -> None:
 def test_the_certificate_says_what_it_is() -> None:
     """In words, and as plain values."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
-    assert bound.witness_text == "how soon a rank of rank 0 can have all that it lacks"
+    assert bound.witness_text == "dissemination: ranks 0"
     assert bound.to_dict()["witness"] == {"kind": "dissemination", "ranks": [0]}
 
 

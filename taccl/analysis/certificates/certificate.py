@@ -74,8 +74,8 @@ class Certificate:
 
     @property
     def witness_text(self) -> str:
-        """What proves the bound, in one sentence; empty where there is no witness."""
-        return "" if self.witness is None else self.witness.describe(self.problem.topology)
+        """What proves the bound, field by field; empty where there is no witness."""
+        return "" if self.witness is None else str(self.witness)
 
     def check(self) -> bool:
         """Whether the witness proves the bound, by arithmetic on the problem: no solver is called."""

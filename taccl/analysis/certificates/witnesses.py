@@ -32,8 +32,8 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
-from taccl.topology.topology import Topology
-from taccl.units import format_count
+#: So many ranks of a set are named, unless they follow one another.
+_MOST_SHOWN = 12
 
 
 class Witness:
@@ -47,13 +47,13 @@ class Witness:
     kind: ClassVar[str]
     proves: ClassVar[str]
 
-    def describe(self, topology: Topology) -> str:
-        """What it is, in words."""
-        raise NotImplementedError
+    def __str__(self) -> str:
+        said = (f"{name.replace('_', ' ')} {_shown(value)}" for name, value in _fields(self).items())
+        return f"{self.kind}: {', '.join(said)}"
 
     def to_dict(self) -> dict[str, Any]:
         """The witness as plain values."""
-        return {"kind": self.kind, **_plain_fields(self)}
+        return {"kind": self.kind, **_plain(_fields(self))}
 
 
 class Claim(NamedTuple):
@@ -69,12 +69,14 @@ class Claim(NamedTuple):
         return "none" if self.witness is None else self.witness.proves
 
 
-def _plain_fields(value: Any) -> dict[str, Any]:
-    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+def _fields(value: Any) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def _plain(value: Any) -> Any:
     match value:
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
         case frozenset():
             return sorted(value)
         case tuple():
@@ -82,10 +84,28 @@ def _plain(value: Any) -> Any:
         case Fraction():
             return str(value)
         case SetCharge():
-            return _plain_fields(value)
+            return _plain(_fields(value))
         case Witness():
             return value.to_dict()
     return value
+
+
+def _shown(value: Any) -> str:
+    """A field in words: of several sets or prices how many there are."""
+    match value:
+        case frozenset() if len(value) > 2 and max(value) - min(value) == len(value) - 1:
+            return f"{min(value)}-{max(value)}"
+        case frozenset():
+            return " ".join(map(str, sorted(value)[:_MOST_SHOWN])) + " ..." * (len(value) > _MOST_SHOWN)
+        case (frozenset() as alone,):
+            return _shown(alone)
+        case tuple():
+            return f"({len(value)})"
+        case bool():
+            return "yes" if value else "no"
+        case Fraction():
+            return f"{float(value):.6g}"
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +115,6 @@ class Path(Witness):
     kind, proves = "path", "latency"
     chunk: int
     destination: int
-
-    def describe(self, topology: Topology) -> str:
-        return f"the shortest way of chunk {self.chunk} to rank {self.destination}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +128,6 @@ class Border(Witness):
     kind, proves = "border", "cut counting"
     ranks: frozenset[int]
     entering: bool
-
-    def describe(self, topology: Topology) -> str:
-        way = "enter" if self.entering else "leave"
-        if len(self.ranks) == topology.num_ranks:
-            return f"what must {way} {'ranks' if self.entering else 'nodes'}, all taken together"
-        return f"what must {way} {_ranks_shown(self.ranks)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +149,6 @@ class DelayedSource(Witness):
     since: int
     backwards: bool = False
 
-    def describe(self, topology: Topology) -> str:
-        early = frozenset(range(topology.num_ranks)).difference(*self.sets)
-        sets = format_count(len(self.sets), "set")
-        if self.backwards:
-            return f"what {_ranks_shown(early)} must take from {sets} of ranks that want nothing"
-        return f"what {_ranks_shown(early)} must feed to {sets} of ranks that hold nothing at first"
-
 
 @dataclass(frozen=True, slots=True)
 class SpreadTail(Witness):
@@ -155,12 +159,6 @@ class SpreadTail(Witness):
     least: int
     last: int
 
-    def describe(self, topology: Topology) -> str:
-        chunks = format_count(self.last, "chunk")
-        into = _ranks_shown(frozenset().union(*self.sets))
-        into += f", in {len(self.sets)} sets," if len(self.sets) > 1 else ","
-        return f"the last {chunks} to enter {into} which must then spread there"
-
 
 @dataclass(frozen=True, slots=True)
 class Dissemination(Witness):
@@ -169,9 +167,6 @@ class Dissemination(Witness):
     kind = proves = "dissemination"
     ranks: frozenset[int]
 
-    def describe(self, topology: Topology) -> str:
-        return f"how soon a rank of {_ranks_shown(self.ranks)} can have all that it lacks"
-
 
 @dataclass(frozen=True, slots=True)
 class PairCounting(Witness):
@@ -179,9 +174,6 @@ class PairCounting(Witness):
 
     kind = proves = "pair counting"
     ranks: frozenset[int]
-
-    def describe(self, topology: Topology) -> str:
-        return f"contributions that must come to each of {_ranks_shown(self.ranks)}, in few sends"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +184,6 @@ class SingleMachine(Witness):
     resource: int
     family: str
     entering: bool
-
-    def describe(self, topology: Topology) -> str:
-        way = "enter" if self.entering else "leave"
-        name = topology.resources[self.resource].name
-        return f"the batches that must pass {name} as they {way} {self.family}s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +207,6 @@ class CutDual(Witness):
     prices: tuple[int, ...]
     charges: tuple[SetCharge, ...]
 
-    def describe(self, topology: Topology) -> str:
-        sets = format_count(len(self.charges), "set")
-        return f"{_priced(self.prices)}, and what {sets} of ranks charge"
-
 
 @dataclass(frozen=True, slots=True)
 class FlowDual(Witness):
@@ -231,9 +214,6 @@ class FlowDual(Witness):
 
     kind, proves = "flow dual", "multicommodity"
     prices: tuple[int, ...]
-
-    def describe(self, topology: Topology) -> str:
-        return f"{_priced(self.prices)}: each chunk pays its cheapest way at least"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,20 +223,3 @@ class Late(Witness):
     kind, proves = "late part", "release"
     moment_us: Fraction
     inner: Witness | None
-
-    def describe(self, topology: Topology) -> str:
-        told = "" if self.inner is None else f": {self.inner.describe(topology)}"
-        return f"what is there from {float(self.moment_us):.6g} us on{told}"
-
-
-def _priced(prices: tuple[int, ...]) -> str:
-    return f"prices of {format_count(sum(price > 0 for price in prices), 'resource')}"
-
-
-def _ranks_shown(ranks: frozenset[int]) -> str:
-    shown = sorted(ranks)
-    if len(shown) == 1:
-        return f"rank {shown[0]}"
-    if len(shown) > 2 and shown == list(range(shown[0], shown[-1] + 1)):
-        return f"ranks {shown[0]}-{shown[-1]}"
-    return f"ranks {', '.join(map(str, shown[:12]))}{', ...' if len(shown) > 12 else ''}"
