@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.baselines import BASELINES
 from taccl.baselines.ring import find_rings
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError, TopologyError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def ring_floor(problem: Problem) -> Fraction:
 
     Nothing where a step of a ring is relayed, as what passes a rank early goes on from there.
     """
-    costs, routes = problem.costs, Routes.of(problem)
+    costs, routes = problem.costs, ShortestRoutes.of(problem)
     for order in find_rings(problem.topology, routes.ticks):
         if any(routes.direct(a, b) is None for a, b in zip(order, [*order[1:], order[0]], strict=True)):
             return Fraction(0)
@@ -86,7 +86,7 @@ def pairwise_floor(problem: Problem, enough: Fraction) -> Fraction:
 
     The rank is one with the fewest links in. What starts at the nearest others is counted first.
     """
-    costs, topology, routes = problem.costs, problem.topology, Routes.of(problem)
+    costs, topology, routes = problem.costs, problem.topology, ShortestRoutes.of(problem)
     into = np.bincount([link.dst for link in topology.links], minlength=topology.num_ranks)
     dst = int(into.argmin())
     starts = {c.origins[0]: i for i, c in enumerate(problem.collective.chunks) if dst in c.destinations}

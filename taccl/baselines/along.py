@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.baselines.passages import Passage, Plan
+    from taccl.baselines.passages import ChunkPassage, PassagePlan
     from taccl.costs import Costs
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
@@ -69,7 +69,9 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
     return tuple(paces)
 
 
-def implicit_along(plan: Plan, shape: Translations, *, chunk_bytes: int, producer: str) -> ImplicitSchedule:
+def implicit_along(
+    plan: PassagePlan, shape: Translations, *, chunk_bytes: int, producer: str
+) -> ImplicitSchedule:
     """The schedule of a plan as seen from one rank."""
     number = np.full(plan.dims.num_ranks, -1, np.int64)
     number[[each.dst for each in shape.classes]] = np.arange(len(shape.classes))
@@ -93,13 +95,13 @@ def implicit_along(plan: Plan, shape: Translations, *, chunk_bytes: int, produce
     return found
 
 
-def schedule_along(plan: Plan, problem: Problem, *, producer: str) -> CompactSchedule:
+def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> CompactSchedule:
     """The schedule of a plan, send by send; the plan is of as many chunks as the problem has a rank."""
     chunk, link, start, _, reduces = _columns(plan, problem)
     return CompactSchedule(problem, chunk, link, start, producer, reduces=reduces)
 
 
-def _columns(plan: Plan, problem: Problem) -> list[NDArray[Any]]:
+def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
     """Chunk, link, start and step of every send, and whether it reduces; in order of start."""
     num_ranks, num_chunks = plan.dims.num_ranks, plan.num_chunks
     tables = links_along(problem.topology, plan.dims)
@@ -122,7 +124,7 @@ def _columns(plan: Plan, problem: Problem) -> list[NDArray[Any]]:
     return [column[order] for column in columns]
 
 
-class _Sends(NamedTuple):
+class _PassageSends(NamedTuple):
     """Sends of a passage: of the piece from or to `root`, in an exchange for the rank `item` away."""
 
     root: NDArray[np.int64]
@@ -135,9 +137,9 @@ class _Sends(NamedTuple):
     step: NDArray[np.int64]  # sends of one step over one link may be merged
 
 
-def _sends(plan: Plan, roots: NDArray[np.int64]) -> Iterator[tuple[Passage, _Sends]]:
+def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkPassage, _PassageSends]]:
     """The sends of what starts at some ranks, or of sums that end there, passage by passage."""
-    known: dict[tuple[tuple[int, ...], int, int, bool], _Sends] = {}
+    known: dict[tuple[tuple[int, ...], int, int, bool], _PassageSends] = {}
     for each in plan.passages:
         alike = each.order, each.place, each.chunk % 2, each.reduces
         if alike not in known:
@@ -146,7 +148,7 @@ def _sends(plan: Plan, roots: NDArray[np.int64]) -> Iterator[tuple[Passage, _Sen
         yield each, found._replace(start=found.start + np.array(each.begins)[found.run])
 
 
-def _of_passage(plan: Plan, each: Passage, roots: NDArray[np.int64]) -> _Sends:
+def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
     """The sends of a passage, each from the begin of its run on.
 
     Pieces that a rank passes on alike differ in where they started along the dimensions done before; in an
@@ -188,7 +190,7 @@ def _of_passage(plan: Plan, each: Passage, roots: NDArray[np.int64]) -> _Sends:
             )  # fmt: skip
             columns.append([np.broadcast_to(column, src.shape).ravel() for column in row])
         step += 1
-    return _Sends(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    return _PassageSends(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
 def listed_along(
@@ -215,7 +217,7 @@ def listed_along(
     return fastest(found)
 
 
-def _merged(plan: Plan, problem: Problem, producer: str) -> Schedule:
+def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
     """The schedule of a plan whose pieces merge where they go over one link in one step, timed anew."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))

@@ -16,14 +16,14 @@ from taccl.baselines.multiplying_plans import (
     BEHIND,
     BY_NODE,
     Digit,
-    Part,
-    Plan,
-    Step,
+    PlanPart,
+    PlanStep,
+    StepPlan,
     all_plans,
     straight_digit,
 )
 from taccl.baselines.recursive import exchange
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     after_exchange,
@@ -135,7 +135,7 @@ class _Steps:
 
     def __init__(self, problem: Problem) -> None:
         topology = problem.topology
-        self.problem, self.routes = problem, Routes.of(problem)
+        self.problem, self.routes = problem, ShortestRoutes.of(problem)
         self.cache: dict[Any, Any] = {}
         nodes = topology.ranks_of_node
         is_even = len({len(ranks) for ranks in nodes}) == 1
@@ -149,17 +149,17 @@ class _Steps:
         self.straight = straight_digit(*self.grid.shape)
         self.most_pieces = problem.collective.num_chunks if self.sums else 1
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[StepPlan]:
         """All plans whose steps are of no more sends than may be."""
         most = 1 + _MOST_SENDS // len(self.place)
         num_nodes, num_local = self.grid.shape
         return all_plans(num_nodes, num_local, sums=self.sums, to_one=self.to_one, most=most)
 
-    def ticks(self, plan: Plan) -> float:
+    def ticks(self, plan: StepPlan) -> float:
         """About what a plan takes, step by step."""
         digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
         if self.straight in digits:  # beside what goes on in the nodes
-            local = Plan((Part(digits[:-1]),))
+            local = StepPlan((PlanPart(digits[:-1]),))
             share = count / len(self.place) ** (1 if self.sums or not self.to_one else 2)
             return max(self.ticks(local) / len(self.grid), self._step(share, self.straight)[0])
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
@@ -168,7 +168,7 @@ class _Steps:
         return self._timeline(plan)[0]
 
     @cached
-    def _timeline(self, plan: Plan) -> tuple[float, list[Step]]:
+    def _timeline(self, plan: StepPlan) -> tuple[float, list[PlanStep]]:
         """About what a plan takes, and its steps in the order in which they can start, each of some parts."""
         spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
         left = [self._steps_of(part, spreads) for part in plan.parts]
@@ -211,10 +211,10 @@ class _Steps:
                 if head[0] != "sum":
                     base = head[1].base
                     counts[k] = -(-counts[k] // base) if head[0] == "scatter" else counts[k] * base
-            order.append(Step(*head, tuple(some)))
+            order.append(PlanStep(*head, tuple(some)))
         return max(ready), order
 
-    def _steps_of(self, part: Part, spreads: bool) -> list[tuple[str, Digit]]:
+    def _steps_of(self, part: PlanPart, spreads: bool) -> list[tuple[str, Digit]]:
         """What is done along which digit, in order; of what only spreads nothing is scattered."""
         scattered = () if spreads else part.scattered
         gathered = part.scattered[::-1] if spreads or not self.to_one else ()
@@ -268,7 +268,7 @@ class _Steps:
                     passed.add((src, link))
         return [np.array(links, dtype=np.int64) for _, links in sorted(hops.items())]
 
-    def is_direct(self, plan: Plan) -> bool:
+    def is_direct(self, plan: StepPlan) -> bool:
         """Whether no message is relayed."""
         return all(len(self._hops(digit)) == 1 for part in plan.parts for digit in part.scattered)
 
@@ -340,7 +340,7 @@ class _Steps:
             chunks[number[target] if self.to_one else i % bases].append(c)
         return chunks
 
-    def schedule(self, plan: Plan, pieces: int) -> Schedule:
+    def schedule(self, plan: StepPlan, pieces: int) -> Schedule:
         """All steps of a plan; of sums each message in so many pieces, all first ones first."""
         digits, verb = plan.parts[0].scattered[::-1], "scatter" if self.sums else "gather"
         producer = f"multiplying ({str(plan).replace('scatter', verb)})"
@@ -376,7 +376,7 @@ class _Steps:
                     summed[part] = after_exchange(summed[part], self.turns(digit))
         return steps.schedule(producer=producer)
 
-    def _node_by_node(self, plan: Plan, problem: Problem, *, producer: str) -> Schedule:
+    def _node_by_node(self, plan: StepPlan, problem: Problem, *, producer: str) -> Schedule:
         """What starts in a node is gathered there while it crosses, and elsewhere while more crosses."""
         steps, starts = Steps(problem), chunks_of_starts(problem)
         held = [starts] * len(plan.parts)

@@ -48,7 +48,7 @@ class Digit(NamedTuple):
         return f"{self.base} nodes" if self.across else str(self.base)
 
 
-class Part(NamedTuple):
+class PlanPart(NamedTuple):
     """What becomes of a part of the chunks: digits along which sums are scattered, and then added up.
 
     At last they are gathered along the first again, the last first; as is what spreads.
@@ -62,13 +62,13 @@ class Part(NamedTuple):
         return ", ".join(f"{name} {' x '.join(map(str, some))}" for name, some in named if some)
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """What becomes of every part, of as many chunks each; `how` they differ, for a person.
 
     What parts send in the same step goes together, unless they go one behind another, or node by node.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     how: str = ""
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Plan(NamedTuple):
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 
-class Step(NamedTuple):
+class PlanStep(NamedTuple):
     """A step of some parts: `verb`, the digit along which, and the numbers of the parts."""
 
     verb: str
@@ -93,7 +93,7 @@ def straight_digit(num_nodes: int, num_local: int) -> Digit:
     return Digit(True, (num_nodes - 1) * num_local + 1, 0)
 
 
-def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[Plan]:
+def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[StepPlan]:
     """Plans for nodes of so many ranks, of no larger bases than `most`.
 
     - `sums`: Whether chunks are sums.
@@ -103,39 +103,41 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
         local = tuple(_digits(inner, across=False))
         if num_nodes > 1 and sums == to_one:  # as data are the same for many, or from many
             turns = [Digit(True, num_nodes, 1, turn=turn) for turn in range(1, num_nodes)]
-            yield Plan((*(Part(local, (turn,)) for turn in turns), Part(local)), BY_NODE)
+            yield StepPlan((*(PlanPart(local, (turn,)) for turn in turns), PlanPart(local)), BY_NODE)
         for outer in _all_bases(num_nodes, most):
             far = tuple(_digits(outer, across=True))
             if to_one or not sums:
-                yield Plan((Part((*local, *far)),))
-                yield Plan((Part((*far, *local)),))
+                yield StepPlan((PlanPart((*local, *far)),))
+                yield StepPlan((PlanPart((*far, *local)),))
                 if far:
-                    yield Plan((Part((*local, straight_digit(num_nodes, num_local))),))
+                    yield StepPlan((PlanPart((*local, straight_digit(num_nodes, num_local))),))
                 continue
             for i in range(len(local) + 1):
                 for j in range(len(far) + 1):
                     yield from _plans_of_sums(local, far, i, j)
 
 
-def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[Plan]:
+def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:
     """What is scattered along the first i digits in nodes and j between them, in all ways."""
     scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
-    part = Part(scattered, (*near, *out))
-    yield Plan((part,))
+    part = PlanPart(scattered, (*near, *out))
+    yield StepPlan((part,))
     if near and out:
-        yield Plan((Part(scattered, (*out, *near)),))
+        yield StepPlan((PlanPart(scattered, (*out, *near)),))
         for shift in (math.prod(digit.base for digit in local[:i]), 0):
             crossing = [tuple(digit._replace(shift=shift * k) for digit in out) for k in range(len(near) + 1)]
-            yield Plan(
-                tuple(Part(scattered, (*near[:k], *each, *near[k:])) for k, each in enumerate(crossing)),
+            yield StepPlan(
+                tuple(PlanPart(scattered, (*near[:k], *each, *near[k:])) for k, each in enumerate(crossing)),
                 "in turns",
             )
     if len(local) > 1:
         orders = [(*local[k:], *local[:k]) for k in range(len(local))]
-        yield Plan(tuple(Part((*each[:i], *far[:j]), (*each[i:], *out)) for each in orders), "round about")
+        yield StepPlan(
+            tuple(PlanPart((*each[:i], *far[:j]), (*each[i:], *out)) for each in orders), "round about"
+        )
     if far and i:
-        yield Plan((part,) * 2, BEHIND)
-        yield Plan((part,) * 4, BEHIND)
+        yield StepPlan((part,) * 2, BEHIND)
+        yield StepPlan((part,) * 4, BEHIND)
 
 
 def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -108,7 +108,7 @@ class Form(NamedTuple):
                     begin += max(busy, lag)
 
 
-class Passage(NamedTuple):
+class ChunkPassage(NamedTuple):
     """A chunk along one dimension of its order, gathered or exchanged, or (`reduces`) the same backwards.
 
     Each rank passes on as many pieces alike as there are ranks along the dimensions done before, or,
@@ -130,14 +130,14 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class PassagePlan:
     """When chunks pass along each dimension, and when all have."""
 
     dims: Dimensions
     collective: str
     paces: tuple[Pace, ...]
     num_chunks: int
-    passages: tuple[Passage, ...]
+    passages: tuple[ChunkPassage, ...]
     finish_ticks: int
 
 
@@ -149,7 +149,7 @@ def plan_along(
     *,
     doubling: bool = False,
     improve: bool = True,
-) -> Plan:
+) -> PassagePlan:
     """Passages of chunks along dimensions: each as early as its chunk and its dimension let it.
 
     - `collective`: One of `IMPLICIT_COLLECTIVES`.
@@ -187,7 +187,7 @@ def plan_along(
                 done = prod(dims.sizes[k] for k in order[place + 1 :])
                 pieces = dims.num_ranks // dims.sizes[order[place]] if exchange else done
                 found = runs(order[place], pieces, chunk % 2)
-                passages.append(Passage(chunk, tuple(order), place, reduces, pieces, found))
+                passages.append(ChunkPassage(chunk, tuple(order), place, reduces, pieces, found))
     tasks = _tasks_of(passages, paces)
     starts = _listed(tasks, [each.chunk for each in passages for _ in each.runs], improve=improve)
     begin, finish, put = iter(starts), 0, []
@@ -196,10 +196,10 @@ def plan_along(
         tail = paces[each.dimension].latency - paces[each.dimension].held
         finish = max([finish, *(b + run.busy + tail for b, run in zip(begins, each.runs, strict=True))])
         put.append(each._replace(begins=begins))
-    return Plan(dims, collective, tuple(paces), len(orders), tuple(put), finish)
+    return PassagePlan(dims, collective, tuple(paces), len(orders), tuple(put), finish)
 
 
-def _tasks_of(passages: Sequence[Passage], paces: Sequence[Pace]) -> Tasks:
+def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
     """The runs of passages as tasks, in their order; each lane of a dimension is a resource."""
     tasks, done = Tasks(), list[tuple[int, int]]()  # the last runs of the chunk so far, and their gaps
     for number, each in enumerate(passages):

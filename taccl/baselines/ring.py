@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     chunks_of_starts,
@@ -95,7 +95,7 @@ def _rings(
     problem: Problem, find: FindRings, ways: tuple[int, ...]
 ) -> tuple[Callable[[Problem], Schedule], int]:
     """The fastest form of a problem, and into how many each chunk is cut that all ranks of rings have one."""
-    num_rings = len(find(problem.topology, Routes.of(problem).ticks))
+    num_rings = len(find(problem.topology, ShortestRoutes.of(problem).ticks))
     parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
     return partial(_fastest_rings, find=find, ways=ways, num_rings=num_rings), parts
 
@@ -163,7 +163,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     order of rank numbers, node by node, is returned, whose steps may need relays. Nodes that share more of
     their ways with others, as in pods of racks, are in an order that keeps pods together.
     """
-    routes = Routes(topology, ticks)
+    routes = ShortestRoutes(topology, ticks)
     nodes = _near_nodes(topology, routes)
     every_rank = [rank for ranks in nodes for rank in ranks]
     if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
@@ -198,7 +198,7 @@ def find_rings_apart(topology: Topology, ticks: tuple[int, ...]) -> list[list[in
     """
     if topology.num_nodes > 1:
         return find_rings(topology, ticks)
-    routes = Routes(topology, ticks)
+    routes = ShortestRoutes(topology, ticks)
     most = min(len(set(topology.links[e].dst for e in links)) for links in topology.links_from)
     found: list[list[int]] = []
     for seed in range(_TRIES):
@@ -220,7 +220,7 @@ def find_rings_apart(topology: Topology, ticks: tuple[int, ...]) -> list[list[in
     return found or [list(topology.ranks_of_node[0])]
 
 
-def _near_nodes(topology: Topology, routes: Routes) -> Nodes:
+def _near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
     """Nodes in an order that keeps those together whose links hold less; as they are where all are alike."""
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
@@ -235,7 +235,7 @@ def _near_nodes(topology: Topology, routes: Routes) -> Nodes:
 
 
 def _next_ring(
-    topology: Topology, nodes: Nodes, routes: Routes, links: set[int], resources: set[int]
+    topology: Topology, nodes: Nodes, routes: ShortestRoutes, links: set[int], resources: set[int]
 ) -> list[int] | None:
     """A ring without the links inside nodes, and the resources between them, that earlier rings use."""
     for alternate in (False, True) if len(nodes) % 2 == 0 else (False,):
@@ -249,7 +249,7 @@ def _next_ring(
 def _search(
     topology: Topology,
     nodes: Nodes,
-    routes: Routes,
+    routes: ShortestRoutes,
     links: set[int],
     resources: set[int],
     *,

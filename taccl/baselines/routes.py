@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-class Routes:
+class ShortestRoutes:
     """Shortest routes over a topology, each of whose links takes so many `ticks`.
 
     Links that multicast or reduce are left aside, and so are a problem's clauses.
@@ -34,7 +34,7 @@ class Routes:
         self.cache: dict[Any, Any] = {}
 
     @classmethod
-    def of(cls, problem: Problem) -> Routes:
+    def of(cls, problem: Problem) -> ShortestRoutes:
         """Those of a problem, whose links take what a send of its largest chunk does."""
         costs = problem.costs
         units = int(costs.chunk_units.max(initial=1))

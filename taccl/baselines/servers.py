@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import Tasks
@@ -69,7 +69,7 @@ def _one_level(problem: Problem) -> Schedule:
 
 
 def _two_levels(problem: Problem) -> Schedule:
-    topology, routes = problem.topology, Routes.of(problem)
+    topology, routes = problem.topology, ShortestRoutes.of(problem)
     roots = sorted({chunk.root for chunk in problem.collective.chunks if chunk.root is not None})
 
     def held(src: int, dst: int) -> int:
@@ -93,7 +93,7 @@ def _two_levels(problem: Problem) -> Schedule:
 
 def _schedule(problem: Problem, relay: Callable[[int, int], int], producer: str) -> Schedule:
     """Pushes by way of relays, and pulls by the same way back."""
-    chunks, routes = problem.collective.chunks, Routes.of(problem)
+    chunks, routes = problem.collective.chunks, ShortestRoutes.of(problem)
     if not problem.collective.sums_up or any(chunk.root is None for chunk in chunks):
         said = f"servers add up, and {problem.collective.name} does not, or names no roots; use pairwise"
         raise CollectiveError(said, where="baseline")

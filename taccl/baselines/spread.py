@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.schedule.timing import exact_times
@@ -49,7 +49,7 @@ class Steps:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.routes = problem, Routes.of(problem)
+        self.problem, self.routes = problem, ShortestRoutes.of(problem)
         check_number(problem, self._least_transfers())
         self._sends: list[Send] = []
         self._num_transfers = 0

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     check_number,
@@ -107,7 +107,7 @@ def _exchange(problem: Problem) -> Schedule:
 
 def _sums(problem: Problem) -> Schedule:
     """Contributions go to where they are wanted by shortest routes, and are added where they meet."""
-    links, routes, used = problem.topology.links, Routes.of(problem), Counter[int]()
+    links, routes, used = problem.topology.links, ShortestRoutes.of(problem), Counter[int]()
     wanted: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         for dst in chunk.destinations:

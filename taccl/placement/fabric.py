@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.costs import hold_columns
 from taccl.problem import Problem
 
@@ -99,7 +99,7 @@ class HostFabric:
     def __init__(self, problem: Problem) -> None:
         from scipy.sparse import csr_array
 
-        topology, costs, routes = problem.topology, problem.costs, Routes.of(problem)
+        topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
         count = self.num_hosts = topology.num_ranks
         ways: list[list[int]] = []
         for src, dst in product(range(count), repeat=2):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import InputError
 from taccl.html import card, facts
 from taccl.placement.fabric import problem_of
@@ -98,7 +98,7 @@ class Placement:
         """
         steps, topology = self.algorithm, relabel(self.topology, np.argsort(self.order).tolist())
         problem = problem_of(steps, topology, self.size_bytes)
-        routes, link = Routes.of(problem), []
+        routes, link = ShortestRoutes.of(problem), []
         for src, dst in zip(steps.src.tolist(), steps.dst.tolist(), strict=True):
             direct = routes.direct(src, dst)
             if direct is None:

@@ -19,7 +19,7 @@ from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
 from taccl.baselines.hierarchical import dimensions_of, level_orders, most_level, orders_of
-from taccl.baselines.passages import NUM_CHUNKS, Plan, plan_along
+from taccl.baselines.passages import NUM_CHUNKS, PassagePlan, plan_along
 from taccl.baselines.spread import cut_chunks
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, InputError
@@ -176,7 +176,7 @@ def _planned(
     policy: Policy,
     *,
     improve: bool = True,
-) -> Plan:
+) -> PassagePlan:
     """The plan of a policy; of optimal shares too few chunks may follow one another: then a greedy one."""
     exchange = collective == "alltoall"
     orders = [level_orders(dims, num_chunks, exchange=exchange)]

@@ -13,7 +13,7 @@ import pytest
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.single_machine import Job
+from taccl.analysis.certificates.single_machine import BorderJob
 from taccl.analysis.certificates.witnesses import Border
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
@@ -46,7 +46,7 @@ def held(*resource_and_ticks: int) -> frozenset[tuple[int, int]]:
     return frozenset([resource_and_ticks] if resource_and_ticks else [])  # type: ignore[list-item]
 
 
-def jobs_at(problem: Problem, *ranks: int, entering: bool = True) -> tuple[Job, ...]:
+def jobs_at(problem: Problem, *ranks: int, entering: bool = True) -> tuple[BorderJob, ...]:
     """The jobs at the border of one set of ranks."""
     return NeededSends(problem).border(frozenset(ranks), entering=entering)
 
@@ -68,21 +68,21 @@ def test_one_node_is_no_set() -> None:
 
 def test_a_chunk_enters_the_node_that_needs_it() -> None:
     """From rank 0 to 3: at the border after 4, then 5 more, in which it holds the link 2 -> 3."""
-    assert jobs_at(chain(custom(4, [([0], [3])])), 2, 3) == (Job(frozenset({1}), 1, 4, 5, held(2, 5)),)
+    assert jobs_at(chain(custom(4, [([0], [3])])), 2, 3) == (BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),)
 
 
 def test_a_chunk_leaves_the_node_where_it_starts() -> None:
     """The same link seen from the other side."""
     assert jobs_at(chain(custom(4, [([0], [3])])), 0, 1, entering=False) == (
-        Job(frozenset({1}), 1, 4, 5, held(2, 5)),
+        BorderJob(frozenset({1}), 1, 4, 5, held(2, 5)),
     )
 
 
 def test_each_rank_has_its_own_border() -> None:
     """Into rank 3 over link 2, after 4 + 11, with nothing left; out of rank 0 at once, with 11 + 5 left."""
     problem = chain(custom(4, [([0], [3])]))
-    assert jobs_at(problem, 3) == (Job(frozenset({2}), 1, 15, 0, held()),)
-    assert jobs_at(problem, 0, entering=False) == (Job(frozenset({0}), 1, 0, 16, held(1, 11)),)
+    assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 15, 0, held()),)
+    assert jobs_at(problem, 0, entering=False) == (BorderJob(frozenset({0}), 1, 0, 16, held(1, 11)),)
 
 
 def test_what_starts_or_ends_outside_is_no_job() -> None:
@@ -96,15 +96,15 @@ def test_a_chunk_that_starts_on_both_sides_need_not_leave() -> None:
     """Ranks 0 and 2 have it: it need not leave 0, nor enter the second node."""
     problem = chain(custom(4, [([0, 2], [3])]))
     assert jobs_at(problem, 0, entering=False) == jobs_at(problem, 2, 3) == ()
-    assert jobs_at(problem, 3) == (Job(frozenset({2}), 1, 0, 0, held()),)
+    assert jobs_at(problem, 3) == (BorderJob(frozenset({2}), 1, 0, 0, held()),)
 
 
 def test_alike_chunks_are_all_counted() -> None:
     """Three chunks of 1 unit, and one of 2: 4 + 11, or 8 + 12, before rank 3's border."""
     problem = chain(custom(4, [([0], [3])] * 4), chunk_bytes=[MB, MB, 2 * MB, MB])
     assert sorted(jobs_at(problem, 3), key=lambda job: job.units) == [
-        *[Job(frozenset({2}), 1, 15, 0, held())] * 3,
-        Job(frozenset({2}), 2, 20, 0, held()),
+        *[BorderJob(frozenset({2}), 1, 15, 0, held())] * 3,
+        BorderJob(frozenset({2}), 2, 20, 0, held()),
     ]
 
 
@@ -129,7 +129,7 @@ def test_only_links_that_may_carry_the_chunk_count() -> None:
     closed = topology.links_between(0, 1)[0]
     allowed = frozenset(range(6)) - {closed}
     (job,) = jobs_at(problem_of(topology, custom(3, [([0], [1])]), links_allowed=allowed), 1)
-    assert job == Job(frozenset(topology.links_between(2, 1)), 1, 1, 0, held())
+    assert job == BorderJob(frozenset(topology.links_between(2, 1)), 1, 1, 0, held())
 
 
 def test_derived_chunks_enter_from_where_they_are_made() -> None:
@@ -185,7 +185,7 @@ def test_alike_sets_have_the_jobs_of_the_first() -> None:
     demand = NeededSends(problem_of(ring(4, betas=(0, 1)), collectives.alltoall(4)))
     (turn,) = demand.symmetries.generators
     moved = [
-        Job(
+        BorderJob(
             frozenset(turn.links[e] for e in j.links),
             j.units,
             j.release,

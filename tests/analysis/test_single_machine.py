@@ -10,7 +10,7 @@ import pytest
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.single_machine import Job, batch_ends, machine_ticks
+from taccl.analysis.certificates.single_machine import BorderJob, batch_ends, machine_ticks
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import TopologyBuilder
@@ -69,12 +69,12 @@ def chain(alpha: int = 2, *, max_merge: int = 2, onward: int = 5) -> Problem:
     return problem_of(builder.build(), custom(3, [([0], [2])]), merging=frozenset({0}), max_merge=max_merge)
 
 
-def job(release: int, tail: int, *, onward: int = 0, link: int = 0) -> Job:
+def job(release: int, tail: int, *, onward: int = 0, link: int = 0) -> BorderJob:
     """A chunk of one unit over one link."""
-    return Job(frozenset({link}), 1, release, tail, frozenset({(1, onward)}) if onward else frozenset())
+    return BorderJob(frozenset({link}), 1, release, tail, frozenset({(1, onward)}) if onward else frozenset())
 
 
-def ticks(problem: Problem, jobs: Sequence[Job]) -> int:
+def ticks(problem: Problem, jobs: Sequence[BorderJob]) -> int:
     """The bound of the jobs on link 0, which is a resource by the same number."""
     demand = NeededSends(problem)
     assert set(demand.held[0]) == {0}
@@ -156,7 +156,7 @@ def test_a_batch_leaves_one_by_one() -> None:
 
 def test_jobs_of_unequal_size_count_by_size() -> None:
     """3 units of beta 1, and alpha 2 once for a batch of two."""
-    jobs = [Job(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
+    jobs = [BorderJob(frozenset({0}), units, 4, 6, frozenset()) for units in (1, 2)]
     assert ticks(chain(), jobs) == 4 + 2 + 3 + 6
 
 
@@ -190,7 +190,7 @@ def test_no_sequence_beats_the_bound(seed: int) -> None:
         assert bound == best
 
 
-def _finish(sequence: list[tuple[int, ...]], jobs: Sequence[Job], alpha: int, onward: int) -> int:
+def _finish(sequence: list[tuple[int, ...]], jobs: Sequence[BorderJob], alpha: int, onward: int) -> int:
     """The least finish of a sequence: those with a tail pass a second machine, for `onward`, in any order."""
     ends = ends_of(sequence, [each.release for each in jobs], alpha, 1)
     arrival = {c: end for batch, end in zip(sequence, ends, strict=True) for c in batch}

@@ -10,7 +10,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import ring
 from taccl.baselines.ring import find_rings
-from taccl.baselines.routes import Routes
+from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics, machines
@@ -52,7 +52,7 @@ def test_two_rings_share_the_chunks(make, unit_costs):
 def test_ring_follows_ndv2s_double_links():
     """On one NDv2 node the first ring uses the double links, 23 us per MB, only."""
     topology = machines.ndv2(profile="taccl")
-    routes = Routes.of(make_problem(topology, collectives.allgather(8), chunk_bytes=10**6))
+    routes = ShortestRoutes.of(make_problem(topology, collectives.allgather(8), chunk_bytes=10**6))
     order = find_rings(topology, routes.ticks)[0]
     betas = {
         topology.links[routes.direct(a, b)[1]].beta_us_per_mb
@@ -64,7 +64,7 @@ def test_ring_follows_ndv2s_double_links():
 def test_rings_of_dgx2_cross_by_different_nics():
     """No two rings of two DGX-2 nodes hold the same network card between nodes."""
     topology = machines.dgx2(nodes=2)
-    routes = Routes.of(make_problem(topology, collectives.allgather(32), chunk_bytes=10**6))
+    routes = ShortestRoutes.of(make_problem(topology, collectives.allgather(32), chunk_bytes=10**6))
     rings = find_rings(topology, routes.ticks)
     used = []
     for order in rings:
@@ -125,7 +125,7 @@ def test_rails_are_walked_to_and_fro():
         builder.add_link(local, local + 3, alpha_us=0, beta_us_per_mb=9)
         builder.add_link(local + 3, local, alpha_us=0, beta_us_per_mb=9)
     topology = builder.build()
-    routes = Routes.of(make_problem(topology, collectives.allgather(6), chunk_bytes=10**6))
+    routes = ShortestRoutes.of(make_problem(topology, collectives.allgather(6), chunk_bytes=10**6))
     for order in find_rings(topology, routes.ticks):
         assert sorted(order) == list(range(6))
         assert all(routes.direct(a, b) for a, b in zip(order, order[1:] + order[:1], strict=True))

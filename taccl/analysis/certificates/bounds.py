@@ -29,7 +29,7 @@ from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, moments
-from taccl.analysis.certificates.single_machine import Job, machine_ticks
+from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
@@ -331,8 +331,8 @@ def _single_machine(demand: NeededSends) -> Iterator[Claim]:
     ends = demand.topology.links
 
     @cache
-    def jobs_over(ranks: frozenset[int], entering: bool) -> dict[frozenset[int], list[Job]]:
-        over: dict[frozenset[int], list[Job]] = defaultdict(list)
+    def jobs_over(ranks: frozenset[int], entering: bool) -> dict[frozenset[int], list[BorderJob]]:
+        over: dict[frozenset[int], list[BorderJob]] = defaultdict(list)
         for job in demand.border(ranks, entering=entering):
             over[job.links].append(job)
         return over
@@ -344,7 +344,7 @@ def _single_machine(demand: NeededSends) -> Iterator[Claim]:
             set_of = {r: ranks for ranks in sets for r in ranks}
             for entering in (True, False):
                 near = {set_of[r] for e in mine for r in (ends[e].dsts if entering else ends[e].srcs)}
-                jobs: list[Job] = []
+                jobs: list[BorderJob] = []
                 for ranks in sorted(near, key=min):
                     over = jobs_over(ranks, entering).items()
                     some = [job for links, alike in over if links <= mine for job in alike]

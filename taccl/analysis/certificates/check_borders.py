@@ -14,9 +14,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages, passages_of
+from taccl.analysis.certificates.check_gates import GatePassage, passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
-from taccl.analysis.certificates.single_machine import Job, machine_ticks
+from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
 from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
 from taccl.schedule.combine import reduction_half
 
@@ -110,7 +110,7 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
     since = last - room * tail // max(head + tail, 1)
     ways = passages(single, links)
 
-    def halves(way: Passage) -> int:
+    def halves(way: GatePassage) -> int:
         whole, some = way.between(first, since), way.between(0, last)
         late, early = way.between(first, last), way.between(0, since)
         return min(max(2 * whole, 2 * late - 1, 2 * early - 1, 2 * some - 2), some + whole)
@@ -147,7 +147,7 @@ def batches(facts: Facts, machine: SingleMachine) -> int:
     ends = [facts.topology.links[e] for e in facts.allowed if machine.resource in facts.holds[e]]
     near = {r for link in ends for r in (link.dsts if machine.entering else link.srcs)}
     sets = [ranks for ranks in sets if ranks & near]
-    found: list[list[Job]] = []
+    found: list[list[BorderJob]] = []
     for ranks in sets:
         jobs = _jobs(facts, ranks, entering=machine.entering)
         found.append([job for job in jobs if all(machine.resource in facts.holds[e] for e in job.links)])
@@ -156,7 +156,7 @@ def batches(facts: Facts, machine: SingleMachine) -> int:
     return machine_ticks(facts.problem, held, passing) if passing else 0
 
 
-def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Job]:
+def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[BorderJob]:
     """The sends that every schedule has at the border of a set of ranks."""
     node, links = facts.topology.node_of_rank, facts.topology.links
     is_direct = facts.sums and facts.clauses.direct_crossing and entering and not facts.multi
@@ -192,7 +192,7 @@ def _job(
     units: int,
     sources: set[int],
     targets: set[int],
-) -> Job:
+) -> BorderJob:
     """Crossing over one of some links: of a sum the farthest contribution, of a copy the nearest."""
     srcs = {r for e in crossing for r in facts.topology.links[e].srcs}
     dsts = {r for e in crossing for r in facts.topology.links[e].dsts}
@@ -204,7 +204,7 @@ def _job(
     release = max(least(some, srcs) for some in ([{r} for r in sources] if facts.sums else [sources]))
     tail = max(least({target}, dsts, backwards=True) for target in targets)
     onward = _onward(facts, every, units, dsts) if tail else frozenset[tuple[int, int]]()
-    return Job(frozenset(crossing), units, release, tail, onward)
+    return BorderJob(frozenset(crossing), units, release, tail, onward)
 
 
 def _onward(facts: Facts, every: Sequence[int], units: int, ranks: set[int]) -> frozenset[tuple[int, int]]:

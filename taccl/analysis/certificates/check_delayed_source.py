@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import Passage, passages_of, strongest
+from taccl.analysis.certificates.check_gates import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.check_spread_tail import spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
 
@@ -105,7 +105,7 @@ class _Entries:
                     heapq.heappush(starts, start)
         return sends, chunks
 
-    def _starts(self, passage: Passage, since: int, until: int) -> list[int]:
+    def _starts(self, passage: GatePassage, since: int, until: int) -> list[int]:
         """When at the earliest the sends of one chunk each start; as many as matter before a moment."""
         length, spread = passage.hold, passage.before_most - passage.before
         found: list[int] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from taccl.analysis.certificates.check_facts import NEVER, Facts
-from taccl.analysis.certificates.check_gates import Passage, passages_of, strongest
+from taccl.analysis.certificates.check_gates import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.witnesses import Dissemination
 
 #: When senders can have data of so many ranks; None is when those who are entered can.
@@ -34,11 +34,11 @@ def disseminated(facts: Facts, witness: Dissemination) -> int:
         )
     )
     anywhere = _learnt([(way, None) for way in every], [0, 0], number)
-    ways: list[tuple[Passage, Known]] = [(way, anywhere) for way in border]
+    ways: list[tuple[GatePassage, Known]] = [(way, anywhere) for way in border]
     return _learnt([*ways, *((way, None) for way in inside)], [0], number)[number]
 
 
-def _learnt(ways: list[tuple[Passage, Known]], had: list[int], number: int) -> list[int]:
+def _learnt(ways: list[tuple[GatePassage, Known]], had: list[int], number: int) -> list[int]:
     """By number of ranks: when data of so many can be at one that is entered in such ways.
 
     - `had`: The first of these.

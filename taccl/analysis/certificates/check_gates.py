@@ -15,7 +15,7 @@ from taccl.analysis.certificates.check_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class GatePassage:
     """A resource that sends over some links all hold: for ``alpha + n * beta`` at least, of n chunks.
 
     From a send's start to its hold it takes from `before` to `before_most`; from there to its end from
@@ -89,7 +89,7 @@ class Passage:
 
 def passages(
     facts: Facts, links: Collection[int], release: Mapping[int, int] | None = None, *, size: int | None = None
-) -> list[Passage]:
+) -> list[GatePassage]:
     """Resources that share links out: next comes the one that the most of those left hold for longest.
 
     `release` says when each link can be used first (at once), and `size` how large a chunk is (as all are).
@@ -122,7 +122,7 @@ def passages(
         before = [span[0] for span, _ in spans]
         after = [span[1] for span, _ in spans]
         found.append(
-            Passage(
+            GatePassage(
                 alpha=min(alphas) if merged else 0,
                 beta=min(betas) if merged else min(map(add, alphas, betas)),
                 most=max(in_send.values()),
@@ -140,7 +140,7 @@ def passages(
 
 def passages_of(
     facts: Facts, links: Iterable[int], label: Sequence[int], release: Mapping[int, int] | None = None
-) -> dict[int, list[Passage]]:
+) -> dict[int, list[GatePassage]]:
     """The passages that links of one label share out, by label; it is given by link."""
     together: dict[int, list[int]] = defaultdict(list)
     for e in links:
@@ -148,9 +148,9 @@ def passages_of(
     return {each: passages(facts, some, release) for each, some in together.items()}
 
 
-def strongest(sets: Iterable[list[Passage]]) -> list[Passage]:
+def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
     """Passages of one that outdoes each of some: the best first ones of all, and so on."""
-    places: dict[int, list[Passage]] = defaultdict(list)
+    places: dict[int, list[GatePassage]] = defaultdict(list)
     for ways in sets:
         ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))
         for place, way in enumerate(ways):
@@ -159,7 +159,7 @@ def strongest(sets: Iterable[list[Passage]]) -> list[Passage]:
     for some in places.values():
         most, before = max(way.most for way in some), min(way.before for way in some)
         found.append(
-            Passage(
+            GatePassage(
                 alpha=min(way.alpha for way in some),
                 beta=min(way.beta for way in some),
                 most=most,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain, count, islice, repeat
 
 from taccl.analysis.certificates.check_facts import NEVER, Facts
-from taccl.analysis.certificates.check_gates import Passage, passages, passages_of
+from taccl.analysis.certificates.check_gates import GatePassage, passages, passages_of
 from taccl.analysis.certificates.witnesses import SpreadTail
 
 #: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
@@ -152,7 +152,7 @@ def _entering(
     return wanted, facts.releases(starts), frozenset().union(*(others for _, others in starts))
 
 
-def _of_most(passage: Passage, most: int) -> Passage:
+def _of_most(passage: GatePassage, most: int) -> GatePassage:
     """The same for sends of so many chunks at most."""
     return replace(passage, most=min(passage.most, most), after=passage.after[:most])
 
@@ -160,7 +160,7 @@ def _of_most(passage: Passage, most: int) -> Passage:
 class Fastest:
     """The best of some passages: when chunk after chunk comes that is sent from some moment on."""
 
-    def __init__(self, ways: Iterable[Passage]) -> None:
+    def __init__(self, ways: Iterable[GatePassage]) -> None:
         self._coming = map(min, zip(*(way.ends(0) for way in ways), strict=True))
         self._known: list[int] = []
 
@@ -172,9 +172,9 @@ class Fastest:
             yield moment + self._known[i]
 
 
-def fastest(senders: Iterable[list[Passage]], most: int = 1) -> list[Fastest]:
+def fastest(senders: Iterable[list[GatePassage]], most: int = 1) -> list[Fastest]:
     """The sends of one that is no slower than any, way by way, of so many chunks each at most."""
-    ways: dict[int, set[Passage]] = defaultdict(set)
+    ways: dict[int, set[GatePassage]] = defaultdict(set)
     for mine in senders:
         some = (_of_most(each, most) for each in mine)
         for place, way in enumerate(sorted(some, key=lambda p: (p.hold, p.before + p.after[0]))):

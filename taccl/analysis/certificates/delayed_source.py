@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import (
     FOREVER,
-    Costs,
+    GateCosts,
     Gates,
     Ints,
     fastest,
@@ -31,7 +31,7 @@ from taccl.analysis.certificates.gates import (
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
-from taccl.analysis.certificates.spread_tail import Spread
+from taccl.analysis.certificates.spread_tail import TailSpread
 from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.caching import cached
@@ -77,7 +77,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
             continue
         tried.add(late)
         demand.deadline.check()
-        found = _bound(_Late(demand, costs, late), backwards=backwards, deadline=demand.deadline)
+        found = _bound(_LateSets(demand, costs, late), backwards=backwards, deadline=demand.deadline)
         if found is None:
             continue
         ticks, missing, total, witness = found
@@ -105,10 +105,10 @@ def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozense
     return [home for home in dict.fromkeys(homes) if home and len(home) < len(sets)]
 
 
-class _Late:
+class _LateSets:
     """Sets that hold nothing at first, who wants how much in them, and the gates that lead there."""
 
-    def __init__(self, demand: NeededSends, costs: Costs, late: tuple[frozenset[int], ...]) -> None:
+    def __init__(self, demand: NeededSends, costs: GateCosts, late: tuple[frozenset[int], ...]) -> None:
         self.late = late
         self.cache: dict[Any, Any] = {}
         label = set_of_rank(demand.topology.num_ranks, late)
@@ -206,7 +206,7 @@ class _Late:
         for ranks, target in zip(self.late, self.targets, strict=True):
             if len(ranks) == 1:
                 return iter(())
-            spread = Spread(self._costs, (ranks,), self._release)
+            spread = TailSpread(self._costs, (ranks,), self._release)
             if not len(spread.enter.of_set):
                 return iter(())
             some = [(len(ranks & ends), count) for ends, count in self._kinds if target in ends]
@@ -225,7 +225,9 @@ class _Late:
         return first_tick(lambda ticks: come(ticks) >= missing)
 
 
-def _bound(late: _Late, *, backwards: bool, deadline: Deadline) -> tuple[int, int, int, DelayedSource] | None:
+def _bound(
+    late: _LateSets, *, backwards: bool, deadline: Deadline
+) -> tuple[int, int, int, DelayedSource] | None:
     """(ticks, entries that are missing, all entries, witness); None where nothing can be said.
 
     What was found by the deadline is what there is.

@@ -35,7 +35,7 @@ _MANY = 2**30
 _MOST_RANKS = 2_048
 
 
-class Costs:
+class GateCosts:
     """Holds and links as arrays; a send of n chunks of so many units takes ``alpha + n * beta`` ticks."""
 
     def __init__(self, problem: Problem, units: int) -> None:
@@ -131,7 +131,7 @@ class Gates:
         return ticks
 
 
-def gates_of(costs: Costs, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
+def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
     """The next resource that takes its links is the one that most of those left in a set hold for longest.
 
     - `links`, (num,) int64: Each holds some resource.
@@ -226,7 +226,7 @@ def passed_by(
 ) -> tuple[int, str]:
     """When links can have passed so many sends, each as the smallest; through how many resources."""
     none = np.zeros(len(problem.topology.links), dtype=np.int64)
-    costs = Costs(problem, min(sends))
+    costs = GateCosts(problem, min(sends))
     gates = gates_of(costs, np.array(sorted(links), dtype=np.int64), none, none + since)
     number = format_count(len(gates.hold), "resource")
     if not gates.hold.all():
@@ -234,7 +234,7 @@ def passed_by(
     return first_tick(lambda ticks: int(gates.within(0, ticks).sum()) >= sends.total()), number
 
 
-def nearest(costs: Costs, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
+def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
     """(num_inner,) the shortest way over links to one rank, to two, ... from any of some; 0 of too many.
 
     - `inner`, (num_ranks,) bool: The ranks that count; links and starts are among them.

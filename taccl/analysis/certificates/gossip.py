@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.gates import (
-    Costs,
+    GateCosts,
     Ints,
     fastest_senders,
     first_tick,
@@ -61,7 +61,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
             if name == "nodes" and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
-                turned = Costs(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
+                turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
                 # When some rank can have all that its node adds; how long a copy takes to all that want it.
                 margins = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
                 later = _passed(costs, crossing, margins, sends.total())
@@ -70,7 +70,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                     yield Claim(later, more, witness)
 
 
-def _passed(costs: Costs, e: Ints, ends: tuple[int, int], sends: int) -> int:
+def _passed(costs: GateCosts, e: Ints, ends: tuple[int, int], sends: int) -> int:
     """When links can have passed so many, of which those too early or too late count half; 0 says nothing."""
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))
@@ -92,7 +92,7 @@ def _passed(costs: Costs, e: Ints, ends: tuple[int, int], sends: int) -> int:
     return first_tick(lambda ticks: halves(ticks) >= 2 * sends)
 
 
-def _one_by_one(costs: Costs) -> Costs:
+def _one_by_one(costs: GateCosts) -> GateCosts:
     """Costs of chunks that may travel merged, taken one behind the other: no chunk pays a latency."""
     some = copy(costs)
     some.alpha = np.where(costs.merges[costs.link], 0, costs.alpha)
@@ -101,14 +101,14 @@ def _one_by_one(costs: Costs) -> Costs:
     return some
 
 
-def _hold_no_longer(costs: Costs, links: Ints) -> bool:
+def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
     """Whether sends that may merge hold nothing for longer than they take."""
     at = np.flatnonzero(costs.merges[costs.link] & np.isin(costs.link, links))
     e = costs.link[at]
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
-def _doubling(costs: Costs, links: Ints, num: int) -> int:
+def _doubling(costs: GateCosts, links: Ints, num: int) -> int:
     """How long a chunk takes at least from one rank to so many, each of which sends it on."""
     out = gates_of(costs, links, costs.src)
     return waking(fastest_senders(out), [0], num)[-1]

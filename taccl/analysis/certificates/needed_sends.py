@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
-from taccl.analysis.certificates.gates import FOREVER, Costs
-from taccl.analysis.certificates.single_machine import Job
+from taccl.analysis.certificates.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.single_machine import BorderJob
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from taccl.sketch.group import Symmetries
 
 
-class Kind(NamedTuple):
+class ChunkKind(NamedTuple):
     """All that bounds ask of a chunk: chunks of one kind have the same sends.
 
     `holders` are the ranks that may ever hold it, None for all; of a derived chunk `made` says where it is at
@@ -70,13 +70,14 @@ class NeededSends:
         self.sums_for_all = problem.collective.sums_up
         sizes = problem.costs.chunk_units.tolist()
         kinds = [
-            Kind(data, sizes[c], problem.holders(c), None) for c, data in enumerate(problem.collective.chunks)
+            ChunkKind(data, sizes[c], problem.holders(c), None)
+            for c, data in enumerate(problem.collective.chunks)
         ]
         for each in problem.collective.derivations:
             made = tuple(self.distances.origins(each.chunk).items())
             kinds[each.chunk] = kinds[each.chunk]._replace(made=made)
         self.classes = Counter(kinds)
-        self.example: dict[Kind, int] = {}
+        self.example: dict[ChunkKind, int] = {}
         for c, kind in enumerate(kinds):
             self.example.setdefault(kind, c)
         #: The links that may be used, and whether each joins one rank to one rank.
@@ -85,9 +86,9 @@ class NeededSends:
         self.cache: dict[Any, Any] = {}
 
     @cached_property
-    def _at_rank(self) -> dict[bool, list[list[Kind]]]:
+    def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
         """By whether a rank is a destination: the kinds of chunks that end, or start, at every rank."""
-        classes: dict[bool, list[list[Kind]]] = {
+        classes: dict[bool, list[list[ChunkKind]]] = {
             ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
         }
         for kind, c in self.example.items():
@@ -106,9 +107,9 @@ class NeededSends:
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     @cached_property
-    def costs(self) -> Costs:
+    def costs(self) -> GateCosts:
         """What sends of the smallest chunk cost."""
-        return Costs(self.problem, min(kind.units for kind in self.classes))
+        return GateCosts(self.problem, min(kind.units for kind in self.classes))
 
     @cached_property
     def symmetries(self) -> Symmetries:
@@ -140,7 +141,7 @@ class NeededSends:
         """The number of the set of links that may carry a chunk, or contributions to a sum in any way."""
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
-    def outside(self, ranks: frozenset[int]) -> dict[Kind, set[int]]:
+    def outside(self, ranks: frozenset[int]) -> dict[ChunkKind, set[int]]:
         """Who else has chunks that none of some ranks has at first, or sums to which others add, too."""
         found = {kind: set(kind.data.origins) - ranks for kind in self.classes}
         return {
@@ -149,7 +150,7 @@ class NeededSends:
             if others and (self.sums_for_all or ranks.isdisjoint(kind.data.origins))
         }
 
-    def first_uses(self, starts: Mapping[Kind, Collection[int]]) -> NDArray[np.int64]:
+    def first_uses(self, starts: Mapping[ChunkKind, Collection[int]]) -> NDArray[np.int64]:
         """(num_links,) when each can carry a chunk of the smallest size first; `FOREVER` if never.
 
         `starts` says where those of each kind are at first.
@@ -168,10 +169,10 @@ class NeededSends:
         return release
 
     @cached
-    def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[Job, ...]:
+    def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[BorderJob, ...]:
         """The jobs that must enter (or leave) a set."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
-        jobs: list[Job] = []
+        jobs: list[BorderJob] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
         for kind in kinds:
             self.deadline.check()
@@ -182,7 +183,7 @@ class NeededSends:
 
     def _jobs_of_chunk(
         self, c: int, units: int, ranks: frozenset[int], at: frozenset[int], entering: bool
-    ) -> Iterator[Job]:
+    ) -> Iterator[BorderJob]:
         """The sends of one chunk that must enter (or leave) a set of ranks over the links at its border.
 
         A chunk that spreads enters a set that lacks it at least once. A sum that everyone needs carries
@@ -218,7 +219,7 @@ class NeededSends:
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
             release = int(reached.max() if self.sums_for_all else reached.min())
-            yield Job(crossing.links, units, release, tail, onward)
+            yield BorderJob(crossing.links, units, release, tail, onward)
 
     @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from taccl.analysis.certificates.gates import (
     FOREVER,
-    Costs,
+    GateCosts,
     fastest_senders,
     first_tick,
     gates_of,
@@ -64,7 +64,7 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
     gates = gates_of(demand.costs, crossing_links(problem, (ranks,)), none, none)
     if not pairs or not gates.hold.all():
         return pairs, 0
-    backwards = Costs(reduction_half(problem), int(problem.costs.chunk_units[0]))
+    backwards = GateCosts(reduction_half(problem), int(problem.costs.chunk_units[0]))
     everyone = frozenset(range(demand.topology.num_ranks))
     windows = _windows(
         _steps(backwards, demand.allowed, everyone, everyone - ranks, adding),
@@ -85,7 +85,7 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
 
 
 def _steps(
-    costs: Costs, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
+    costs: GateCosts, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
 ) -> list[tuple[int, int]]:
     """(ticks, number): after how long a chunk can have come to so many ranks, the first included.
 

@@ -18,7 +18,7 @@ _MAX_STATES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BorderJob:
     """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
 
     It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
@@ -32,7 +32,9 @@ class Job:
     onward: frozenset[tuple[int, int]]
 
 
-def machine_ticks(problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[Job]) -> int:
+def machine_ticks(
+    problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
+) -> int:
     """The best bound over the subsets of jobs with at least a given tail, in ticks.
 
     After the last batch of a subset its chunks leave one by one where all their ways out share something.
@@ -75,7 +77,7 @@ def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
     return max((min(each[resource] for each in held) for resource in common), default=0)
 
 
-def _queues(jobs: Sequence[Job]) -> list[list[int]]:
+def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
     """Releases of jobs that may merge with each other: those whose links overlap; sorted, per queue."""
     queues: list[tuple[set[int], list[int]]] = []
     for job in jobs:

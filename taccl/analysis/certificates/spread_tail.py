@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.gates import (
     FOREVER,
-    Costs,
+    GateCosts,
     Gates,
     Ints,
     fastest_senders,
@@ -70,7 +70,7 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
         sizes, release, first = _entering(demand, sets)
         if max(sizes, default=0) < 2:
             continue
-        spread = Spread(demand.costs, sets, release, first)
+        spread = TailSpread(demand.costs, sets, release, first)
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
@@ -99,7 +99,7 @@ def _entering(
     return sorted(sizes), demand.first_uses(starts), frozenset().union(*starts.values())
 
 
-class Spread:
+class TailSpread:
     """How fast chunks can come into sets of ranks, and spread inside.
 
     - `release`, (num_links,) int64: When each link can carry one first.
@@ -108,7 +108,7 @@ class Spread:
 
     def __init__(
         self,
-        costs: Costs,
+        costs: GateCosts,
         sets: Sequence[frozenset[int]],
         release: Ints,
         first: frozenset[int] | None = None,

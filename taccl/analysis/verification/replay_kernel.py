@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from taccl.kernels import compiled, inner
 
 if TYPE_CHECKING:
-    from taccl.analysis.verification.sketch_clauses import Sends
+    from taccl.analysis.verification.sketch_clauses import SendColumns
 
 #: Of a send: its source has not got the chunk, or a resource is held. Of a sum that arrives: its order with
 #: another decides, it is added a second time, it wipes out others; or in the end a contribution is missing.
@@ -33,7 +33,7 @@ class Arrivals(NamedTuple):
     never: int
 
 
-class Held(NamedTuple):
+class HoldRows(NamedTuple):
     """What sends hold from when they start: link e what rows ``of_link[e]:of_link[e + 1]`` say.
 
     - `units`, (num_chunks,) int64: Sizes of chunks.
@@ -98,7 +98,7 @@ def _since(table: Arrivals, place: int) -> int:
 
 @compiled
 def replay_sends(
-    sends: Sends, src: NDArray[np.int64], dst: NDArray[np.int64], table: Arrivals, held: Held
+    sends: SendColumns, src: NDArray[np.int64], dst: NDArray[np.int64], table: Arrivals, held: HoldRows
 ) -> tuple[int, int, int]:
     """The kind and number of the first fault among sends in order of start, and how many bring nothing new.
 

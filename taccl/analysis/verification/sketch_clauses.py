@@ -15,10 +15,10 @@ from taccl.costs import link_ends
 if TYPE_CHECKING:
     from taccl.problem import Problem
 
-    _Check: TypeAlias = tuple[str, Callable[["Sends"], NDArray[np.bool_]]]
+    _Check: TypeAlias = tuple[str, Callable[["SendColumns"], NDArray[np.bool_]]]
 
 
-class Fault(Exception):
+class BadSend(Exception):
     """What is wrong, which ends the pass over the sends: a kind of `KINDS`, and a sentence."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -26,7 +26,7 @@ class Fault(Exception):
         self.kind = kind
 
 
-class Sends(NamedTuple):
+class SendColumns(NamedTuple):
     """Some sends in order of start: columns, and which of them gather sums (`reducing`)."""
 
     chunk: NDArray[np.int64]
@@ -55,14 +55,16 @@ class SketchClauses:
         ]
         self._order = _Order(facts, problem.clauses.own_first) if problem.clauses.own_first else None
 
-    def check(self, sends: Sends, first: int) -> None:
+    def check(self, sends: SendColumns, first: int) -> None:
         """Raise the first clause that one of some sends breaks; `first` is the number of the first."""
         for kind, text, breaks in self._checks:
             bad = breaks(sends)
             if bad.any():
                 at = int(np.argmax(bad))
                 ends = self._links[int(sends.link[at])]
-                raise Fault(kind, f"transfer {first + at}, chunk {sends.chunk[at]} over link {ends}: {text}")
+                raise BadSend(
+                    kind, f"transfer {first + at}, chunk {sends.chunk[at]} over link {ends}: {text}"
+                )
         if self._order is not None:
             self._order.note(sends)
 
@@ -139,7 +141,7 @@ def _relays(facts: _Facts, relays: Collection[int]) -> _Check:
         may_hold[g, list(group.ranks)] = True
     group_of = np.array(facts.collective.group_of_chunk, dtype=np.int64)
 
-    def breaks(sends: Sends) -> NDArray[np.bool_]:
+    def breaks(sends: SendColumns) -> NDArray[np.bool_]:
         mine = may_hold[group_of[sends.chunk]]
         at = np.arange(len(mine))
         return ~(mine[at, facts.src[sends.link]] & mine[at, facts.dst[sends.link]])
@@ -150,7 +152,7 @@ def _relays(facts: _Facts, relays: Collection[int]) -> _Check:
 def _carries_from(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
     of_link, admitted = facts.admitted(said, facts.start_sets)
 
-    def breaks(sends: Sends) -> NDArray[np.bool_]:
+    def breaks(sends: SendColumns) -> NDArray[np.bool_]:
         return ~sends.reducing & ~admitted[of_link[sends.link], facts.start[sends.chunk]]
 
     return "the link does not carry chunks that start there", breaks
@@ -160,7 +162,7 @@ def _carries_to(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
     # The last set is that of no root.
     of_link, admitted = facts.admitted(said, [*((rank,) for rank in range(facts.num_ranks)), ()])
 
-    def breaks(sends: Sends) -> NDArray[np.bool_]:
+    def breaks(sends: SendColumns) -> NDArray[np.bool_]:
         return sends.reducing & ~admitted[of_link[sends.link], facts.root[sends.chunk]]
 
     return "the link does not carry sums to that root", breaks
@@ -170,7 +172,7 @@ def _direct_crossing(facts: _Facts, asked: bool) -> _Check:
     collective = facts.collective
     starts, ends = facts.at_node(facts.start_sets), facts.at_node(collective.destination_sets.sets)
 
-    def breaks(sends: Sends) -> NDArray[np.bool_]:
+    def breaks(sends: SendColumns) -> NDArray[np.bool_]:
         chunk, reducing = sends.chunk, sends.reducing
         leaves, enters = facts.node[facts.src[sends.link]], facts.node[facts.dst[sends.link]]
         wanted = ends[collective.destination_sets.of_chunk[chunk], enters]
@@ -210,7 +212,7 @@ class _Order:
         #: And of sums: from when chunks whose root receives leave, and when the last relayed one ends.
         self._own_from, self._relayed_until = self._relayed_from.copy(), self._own_until.copy()
 
-    def note(self, sends: Sends) -> None:
+    def note(self, sends: SendColumns) -> None:
         """Take some sends into account."""
         on = self._is_own_first[sends.link]
         if not on.any():
@@ -237,4 +239,4 @@ class _Order:
         ):
             if bad.any():
                 ends = self._facts.problem.topology.links[int(np.argmax(bad))]
-                raise Fault("own-first", f"over link {ends} a relayed chunk {text}")
+                raise BadSend("own-first", f"over link {ends} a relayed chunk {text}")

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.arrival_table import ArrivalTable, pairs
-from taccl.analysis.verification.sketch_clauses import Fault, Sends, SketchClauses
+from taccl.analysis.verification.sketch_clauses import BadSend, SendColumns, SketchClauses
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 
 if TYPE_CHECKING:
-    from taccl.analysis.verification.replay_kernel import Held, Sums
+    from taccl.analysis.verification.replay_kernel import HoldRows, Sums
     from taccl.problem import Problem
 
 _BLOCK = 1 << 18
@@ -43,7 +43,7 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
     try:
         _check_columns(schedule)
         num_redundant = _check_sends(schedule)
-    except Fault as fault:
+    except BadSend as fault:
         violations.append(Violation(fault.kind, str(fault)))
     is_told = not violations or violations[0].kind != "index"  # else no send has an end
     finish_us = schedule.finish_us if is_told else float("nan")
@@ -60,9 +60,9 @@ def _check_columns(schedule: CompactSchedule) -> None:
         ("link", schedule.link, len(problem.topology.links)),
     ):
         if len(column) and not 0 <= int(column.min()) <= int(column.max()) < count:
-            raise Fault("index", f"found {name}s {column.min()}-{column.max()}; there are 0-{count - 1}")
+            raise BadSend("index", f"found {name}s {column.min()}-{column.max()}; there are 0-{count - 1}")
     if len(schedule) and int(schedule.start.min()) < 0:
-        raise Fault("interval", "a transfer starts before time 0")
+        raise BadSend("interval", "a transfer starts before time 0")
     last = 0
     for first in range(0, len(schedule), _BLOCK):
         start = schedule.start[first : first + _BLOCK]
@@ -80,7 +80,7 @@ def _check_sends(schedule: CompactSchedule) -> int:
         reducing = np.zeros(len(schedule) if clauses.tells_sums_apart else 0, bool)
         num_redundant = _check_sums(schedule, reducing)
     elif schedule.adds(np.arange(len(schedule))).any():
-        raise Fault("reduce", "it reduces what is only copied")
+        raise BadSend("reduce", "it reduces what is only copied")
     num_redundant += _replay(schedule, clauses, reducing)
     _check_paths(schedule, reducing)
     return num_redundant
@@ -101,7 +101,7 @@ def _check_sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> int:
         )  # fmt: skip
         wrong += low
         if kind == MISSING:
-            raise Fault("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}")
+            raise BadSend("postcondition", f"the sum of chunk {wrong} is never whole at rank {which}")
         if kind:
             at, link, start = (int(column[which]) for column in (some.at, some.link, some.sums.start))
             raise _named(problem, kind, at, wrong, link, start)
@@ -130,7 +130,7 @@ def _check_paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> None
             ends = problem.topology.links[int(some.link[which])]
             text = f"the chunk has passed {passed[which]} links by then; expected at most {most}"
             said = f"transfer {some.at[which]}, chunk {chunk} over link {ends}: {text}"
-            raise Fault(clause.violation, said)
+            raise BadSend(clause.violation, said)
 
 
 class _Some(NamedTuple):
@@ -199,12 +199,12 @@ def _replay(schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray
         words = places.since.view(np.int32).reshape(len(places.since), -1)
         table = Arrivals(places.num_ranks, places.keys, places.first, words, places.never)
     src, dst = link_ends(problem.topology)
-    late = _Late(problem)
+    late = _LateHolds(problem)
     held = late.others()
     first = num_redundant = 0
     for chunk, link, start, end in schedule.blocks(_BLOCK):
         gathers = reducing[first : first + len(start)] if len(reducing) else np.zeros(len(start), bool)
-        sends = Sends(chunk, link, start, end, gathers)
+        sends = SendColumns(chunk, link, start, end, gathers)
         clauses.check(sends, first)
         kind, at, redundant = replay_sends(sends, src, dst, table, held)
         if kind:
@@ -231,11 +231,11 @@ def _check_kind(schedule: CompactSchedule) -> None:
             raise InputError(f"found {what}; expand the schedule and verify that", where="schedule")
 
 
-def _named(problem: Problem, kind: int, i: int, chunk: int, link: int, start: int) -> Fault:
+def _named(problem: Problem, kind: int, i: int, chunk: int, link: int, start: int) -> BadSend:
     ends = problem.topology.links[link]
     name, what = said_of(kind, f"rank {ends.src}", f"rank {ends.dst}")
     time_us = float(problem.costs.us(int(start)))
-    return Fault(name, f"transfer {i}, chunk {chunk} over link {ends} at {time_us:.6g} us: {what}")
+    return BadSend(name, f"transfer {i}, chunk {chunk} over link {ends} at {time_us:.6g} us: {what}")
 
 
 def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
@@ -251,7 +251,7 @@ def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
     }[kind]
 
 
-class _Late:
+class _LateHolds:
     """Resources that some send holds until its end, and the holds of them that later ones may still meet."""
 
     def __init__(self, problem: Problem) -> None:
@@ -263,20 +263,20 @@ class _Late:
         self._most_of_one = int(np.unique(pairs, axis=1, return_counts=True)[1].max(initial=0))
         self._rows = np.zeros((4, 0), np.int64)
 
-    def others(self) -> Held:
+    def others(self) -> HoldRows:
         """The holds of all other resources, which begin with their sends."""
-        from taccl.analysis.verification.replay_kernel import Held
+        from taccl.analysis.verification.replay_kernel import HoldRows
 
         costs, topology = self._problem.costs, self._problem.topology
         rows = np.flatnonzero(~self._is_late)
         rows = rows[np.argsort(self._holds.link[rows], kind="stable")]
-        return Held(
+        return HoldRows(
             np.searchsorted(self._holds.link[rows], np.arange(len(topology.links) + 1)).astype(np.int64),
             self._holds.resource[rows], costs.hold_alpha[rows], costs.hold_beta[rows], costs.chunk_units,
             np.zeros(len(topology.resources), dtype=np.int64),
         )  # fmt: skip
 
-    def check(self, sends: Sends, first: int) -> None:
+    def check(self, sends: SendColumns, first: int) -> None:
         """Look at further sends, in order of start; `first` is the number of the first of them."""
         if not self._is_late.any():
             return
@@ -299,7 +299,7 @@ class _Late:
             at = int(np.argmax(clash))
             name = self._problem.topology.resources[int(resource[at])].name
             time_us = float(self._problem.costs.us(int(begin[at + 1])))
-            raise Fault("contention", f"{name} is held by two sends at {time_us:.6g} us")
+            raise BadSend("contention", f"{name} is held by two sends at {time_us:.6g} us")
         self._rows = rows[:, until > int(sends.start[-1])]  # no later hold begins before
 
 
@@ -314,5 +314,5 @@ def _check_arrived(problem: Problem, places: ArrivalTable) -> None:
         never = places.since[places.of(chunk, rank)] == places.never
         if never.any():
             at = int(np.argmax(never))
-            raise Fault("postcondition", f"chunk {chunk[at]} never arrives at rank {rank[at]}")
+            raise BadSend("postcondition", f"chunk {chunk[at]} never arrives at rank {rank[at]}")
         first = last
