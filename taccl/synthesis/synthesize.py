@@ -47,8 +47,8 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Result, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
-from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
 from taccl.synthesis.suggesting.proposals import SketchProposal
+from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_us
 

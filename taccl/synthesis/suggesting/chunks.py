@@ -24,8 +24,8 @@ from taccl.synthesis.competing import baseline_us
 from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options
-from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.proposals import SketchProposal
+from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
 from taccl.units import format_count
 

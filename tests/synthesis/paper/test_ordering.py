@@ -125,8 +125,8 @@ def test_a_way_of_many_ranks_is_no_recursion() -> None:
 
 
 def test_a_way_that_leads_back_ends():
-    """Moves that go round between ranks 1 to 3, as multicasts may: nothing follows from an arrival of old."""
-    orbits = fold(problem_of(ring(4), collectives.broadcast(4)))
-    schedule = order(orbits, "longest-path-first")
+    """Hops that go round between ranks 1 to 3, as multicasts may: nothing follows from an arrival of old."""
+    quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
+    schedule = order(quotient, "longest-path-first")
     assert schedule is not None
     assert schedule.finish_ticks == 2 * orbits.moves[0].duration
