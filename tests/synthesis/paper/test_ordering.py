@@ -129,4 +129,4 @@ def test_a_way_that_leads_back_ends():
     quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
     schedule = order(quotient, "longest-path-first")
     assert schedule is not None
-    assert schedule.finish_ticks == 2 * orbits.moves[0].duration
+    assert schedule.finish_ticks == 2 * quotient.hops[0].duration
