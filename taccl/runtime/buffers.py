@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.program.layout import contributions
+from taccl.program.layout import contributions, layouts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from taccl.collective import Collective
-    from taccl.program.layout import RankLayout
-    from taccl.program.program import Program
     from taccl.runtime.job import RunJob
 
 #: No sum over the ranks comes near it, nor past what the type holds.
@@ -103,14 +99,19 @@ class Buffers:
     """
 
     def __init__(self, job: RunJob, rank: int) -> None:
-        layouts = job.layouts()
-        where = layouts[rank] if layouts else None
+        program, mine, where = job.program, job.program.ranks[rank], layouts_of(job.program)[rank]
 
         def rows(count: int) -> NDArray[Any]:
             return np.empty((count, job.elements), job.wire)
 
-        self.memory = _memory(job.program, rank, where, rows)
-        inputs = where.inputs if where else ()
+        # The user's buffers are views of one: in place as they overlap, else the one behind the other.
+        at_in, at_out = 0, mine.input_chunks
+        if program.in_place:
+            at_in, at_out = where.input_offset, where.output_offset
+        end_in, end_out = at_in + mine.input_chunks, at_out + mine.output_chunks
+        whole = rows(max(end_in, end_out))
+        self.memory = RankMemory(whole[at_in:end_in], whole[at_out:end_out], rows(mine.scratch_chunks))
+        inputs = () if program.collective is None else where.inputs
         self.given = rows(len(inputs))
         if inputs:
             data = Data(job)
@@ -122,20 +123,6 @@ class Buffers:
         for buffer in self.memory:
             buffer.fill(unwritten(buffer.dtype))
         self.memory.input[: len(self.given)] = self.given
-
-
-def _memory(
-    program: Program, rank: int, where: RankLayout | None, rows: Callable[[int], NDArray[Any]]
-) -> RankMemory:
-    """Buffers of one rank, made by ``rows(count)``; in place input and output are views of one."""
-    mine = program.ranks[rank]
-    scratch = rows(mine.scratch_chunks)
-    if not program.in_place:
-        return RankMemory(rows(mine.input_chunks), rows(mine.output_chunks), scratch)
-    begin_in, begin_out = (where.input_offset, where.output_offset) if where else (0, 0)
-    end_in, end_out = begin_in + mine.input_chunks, begin_out + mine.output_chunks
-    whole = rows(max(end_in, end_out))
-    return RankMemory(whole[begin_in:end_in], whole[begin_out:end_out], scratch)
 
 
 def unwritten(dtype: np.dtype[Any]) -> float | int:

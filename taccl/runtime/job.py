@@ -11,13 +11,12 @@ from taccl.arguments import checked, known_word
 from taccl.errors import InputError, VerificationError
 from taccl.names import listed
 from taccl.program.checks import check_queues, check_sizes, check_steps
-from taccl.program.layout import layout
+from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
 from taccl.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
     from taccl.arguments import Count, Natural, Seconds, Size
-    from taccl.program.layout import RankLayout
 
 #: "fixed32" is real numbers in fixed point, which travel and are added up as int32.
 DTYPES = ("int32", "int64", "float32", "float64", "fixed32")
@@ -51,10 +50,6 @@ class RunJob:
     def size_bytes(self) -> int:
         """The larger of one rank's input and output buffer."""
         return self.chunk_bytes * _size_chunks(self.program)
-
-    def layouts(self) -> tuple[RankLayout, ...]:
-        """Where chunks are in every rank's buffers; nothing where the collective is not known."""
-        return () if self.program.collective is None else layout(self.program.collective)
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain values."""
@@ -123,7 +118,7 @@ def _check(program: Program) -> None:
     if not program.num_ranks:
         raise InputError("found no ranks; expected at least one", where="program")
     faults = [*check_steps(program), *(fault for fault in check_queues(program) if fault.steps)]
-    faults += check_sizes(program, () if program.collective is None else layout(program.collective))
+    faults += check_sizes(program, layouts_of(program))
     if faults:
         lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)

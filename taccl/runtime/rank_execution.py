@@ -14,6 +14,7 @@ import numpy as np
 
 from taccl import errors
 from taccl.errors import ExecutionError, InputError
+from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import RunJob
@@ -157,7 +158,7 @@ class _JobRank:
 
     def _run_mpi(self, own: Counterpart) -> tuple[NDArray[Any], list[float]]:
         """The output of MPI's own collective, and how long it took each time after the first."""
-        num_outputs = len(self.job.layouts()[self.rank].outputs)
+        num_outputs = len(layouts_of(self.job.program)[self.rank].outputs)
         output = np.empty((num_outputs, self.job.elements), self.job.wire)
         times = []
         for _ in range(1 + self.job.repetitions):

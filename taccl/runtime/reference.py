@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.collectives import ROOTED, make
+from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Data, unwritten
 from taccl.runtime.report import WrongChunk
 
@@ -54,7 +55,7 @@ def counterpart(collective: Collective) -> Counterpart | None:
 
 def expected_output(job: RunJob, rank: int) -> NDArray[Any]:
     """What the output of a rank must hold, worked out from the inputs of all ranks."""
-    data, chunks = Data(job), job.layouts()[rank].outputs
+    data, chunks = Data(job), layouts_of(job.program)[rank].outputs
     output = np.empty((len(chunks), job.elements), job.wire if data.scale is None else np.float64)
     for index, chunk in enumerate(chunks):
         output[index] = data.result(chunk)
@@ -65,7 +66,7 @@ def find_wrong(
     job: RunJob, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
 ) -> list[WrongChunk]:
     """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
-    where, found = job.layouts()[rank], buffers.memory.output[: len(expected)]
+    where, found = layouts_of(job.program)[rank], buffers.memory.output[: len(expected)]
     wrong = [
         WrongChunk(
             rank,
