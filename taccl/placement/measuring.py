@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
 from taccl.runtime.environment import import_mpi, launched_by
 from taccl.runtime.launch import launched
-from taccl.runtime.rank_execution import agreed, gathered, num_cores, patiently, told
+from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
 from taccl.runtime.worker import serve
 from taccl.topology.clusters import completed, levels
 from taccl.units import format_count, parse_size
@@ -69,8 +68,8 @@ def probe(
     """Latency and bandwidth between MPI ranks, by messages between all pairs of them.
 
     In each of n - 1 rounds (n of an odd number) every rank has one partner. A small message goes back and
-    forth, which gives latencies, then a large one goes forth and a small one back. Of ranks that share a
-    machine, no more are at it than there are cores. Where hosts form clusters, those of one send out together
+    forth, which gives latencies, then a large one goes forth and a small one back. Where a machine has more
+    ranks than cores, one pair is at it at a time. Where hosts form clusters, those of one send out together
     and one by one, which shows what they share.
 
     Parameters
@@ -170,9 +169,8 @@ class _ProbeRank:
         from mpi4py import MPI
 
         self.expect("agreeing on what to do", _ROUND_S)
-        every = told(self.comm, gathered(self.comm, [MPI.Get_processor_name(), num_cores()]))
-        self.hosts: list[str] = [name for name, _ in every]
-        self.cores: dict[str, int] = dict(every)
+        self.hosts: list[str] = told(self.comm, gathered(self.comm, MPI.Get_processor_name()))
+        _, self.is_crowded = placing(self.comm)
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
         agreed(self.comm, self._recall)
@@ -202,7 +200,7 @@ class _ProbeRank:
 
     def _measure(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Measure pairs; of a pair that was measured before the better figures count."""
-        for batch in _batches(pairs, self.hosts, self.cores):
+        for batch in [[pair] for pair in pairs] if self.is_crowded else [pairs]:
             self.expect("a round", _ROUND_S + self.repetitions)
             patiently(self.comm.Ibarrier())
             pair = next((pair for pair in batch if self.comm.rank in pair), None)
@@ -295,22 +293,6 @@ class _ProbeRank:
             sampled=bool(missing.any()),
             latency_spread=None if np.isnan(self.spread).all() else float(np.nanmedian(self.spread)),
         )  # fmt: skip
-
-
-def _batches(
-    pairs: Sequence[tuple[int, int]], hosts: Sequence[str], cores: dict[str, int]
-) -> list[list[tuple[int, int]]]:
-    """Pairs that are measured at one time: together they have a core for every rank, or one pair is alone."""
-    batches: list[list[tuple[int, int]]] = []
-    busy: Counter[str] = Counter()
-    for pair in pairs:
-        ours = Counter(hosts[rank] for rank in pair)
-        if not batches or any(busy[host] + number > cores[host] for host, number in ours.items()):
-            batches.append([])
-            busy.clear()
-        batches[-1].append(pair)
-        busy += ours
-    return batches
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class _JobRank:
     ) -> None:
         self.communicator, self.rank, self.job = communicator, communicator.rank, job
         self.watchdog, self.note = watchdog, note
-        self.local_ranks, self.num_hosts = _placing(communicator)
+        self.num_hosts, self.crowded = placing(communicator)
         self.buffers = Buffers(job, self.rank)
         collective = job.program.collective
         data = None if collective is None else Data(job)
@@ -124,8 +124,8 @@ class _JobRank:
             self.note("working out what outputs must be")
             self._expect("working out what outputs must be")
             expected = expected_output(self.job, self.rank)
-        crowded = self._any(self.local_ranks > num_cores())
-        engine = Engine(self.job.program, self.rank, self.buffers.memory, self.communicator, crowded=crowded)
+        memory, crowded = self.buffers.memory, self.crowded
+        engine = Engine(self.job.program, self.rank, memory, self.communicator, crowded=crowded)
         for run in range(1 + self.job.repetitions):
             self.note(f"run {run} of {self.job.repetitions}" if run else "warming up")
             self._expect(f"run {run}")
@@ -151,7 +151,7 @@ class _JobRank:
             "idle_s": None if stuck is None else stuck.idle_s,
         }
         reports = gathered(self.communicator, outcome)
-        return None if reports is None else self._report(reports, slowest, mpi_slowest, crowded=crowded)
+        return None if reports is None else self._report(reports, slowest, mpi_slowest)
 
     def _expect(self, what: str) -> None:
         self.watchdog.expect(what, self.job.timeout_s)
@@ -197,7 +197,7 @@ class _JobRank:
         return Times(tuple(slowest.tolist()))
 
     def _report(
-        self, reports: list[dict[str, Any]], times: Times | None, mpi_times: Times | None, *, crowded: bool
+        self, reports: list[dict[str, Any]], times: Times | None, mpi_times: Times | None
     ) -> dict[str, Any]:
         job, program = self.job, self.job.program
         idle_s = min((each["idle_s"] for each in reports if each["idle_s"] is not None), default=0.0)
@@ -212,8 +212,8 @@ class _JobRank:
             "program": program.name, "num_ranks": program.num_ranks, "in_place": program.in_place,
             "collective": "" if program.collective is None else program.collective.name,
             "busbw_factor": 1.0 if program.collective is None else program.collective.busbw_factor,
-            "num_hosts": self.num_hosts, "crowded": crowded, "size_bytes": job.size_bytes, "dtype": job.dtype,
-            "timeout_s": job.timeout_s, "compared_with": "" if waits else self.compared_with,
+            "num_hosts": self.num_hosts, "crowded": self.crowded, "size_bytes": job.size_bytes,
+            "dtype": job.dtype, "timeout_s": job.timeout_s, "compared_with": "" if waits else self.compared_with,
             "tolerance": self.tolerance * self.unit, "versions": _versions(),
             "num_wrong": sum(each["num_wrong"] for each in reports),
             "wrong": [wrong for report in reports for wrong in report["wrong"]],
@@ -237,21 +237,16 @@ def _versions() -> dict[str, str]:
     return {"mpi": library.rstrip("\0"), **versions, "taccl": own}
 
 
-def _placing(communicator: Any) -> tuple[int, int]:
-    """How many ranks share this one's machine, and how many machines there are."""
+def placing(communicator: Any) -> tuple[int, bool]:
+    """How many machines the ranks are on, and whether any has more ranks than cores for them."""
     from mpi4py import MPI
 
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = communicator.Split_type(MPI.COMM_TYPE_SHARED)
-    local_ranks, is_first = local.size, local.rank == 0
+    found = np.array([local.rank == 0, local.size > cores], dtype=np.int32)
     local.Free()
-    firsts = np.array([is_first], dtype=np.int32)
-    communicator.Allreduce(MPI.IN_PLACE, firsts)
-    return local_ranks, int(firsts[0])
-
-
-def num_cores() -> int:
-    """Cores of this machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    communicator.Allreduce(MPI.IN_PLACE, found)
+    return int(found[0]), bool(found[1])
 
 
 def told(communicator: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import taccl
 from taccl.errors import ExecutionError, InputError
 from taccl.placement.matrices import load_probe
-from taccl.placement.measuring import _batches, _ProbeRank, pairs_of_round
+from taccl.placement.measuring import _ProbeRank, pairs_of_round
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,17 @@ def test_rounds_have_every_pair_once(count):
     assert every == [(a, b) for a in range(count) for b in range(a + 1, count)]
 
 
-def test_ranks_of_one_machine_take_turns():
-    """With two cores two ranks are at it at a time; machines of their own all at once."""
-    pairs = [(0, 1), (2, 3), (4, 5)]
-    assert len(_batches(pairs, ["here"] * 6, {"here": 2})) == 3
-    assert len(_batches(pairs, ["here"] * 6, {"here": 4})) == 2
-    assert len(_batches(pairs, list("abcdef"), dict.fromkeys("abcdef", 1))) == 1
+@pytest.mark.parametrize(("is_crowded", "batches"), [(False, 1), (True, 3)])
+def test_where_cores_are_few_pairs_take_turns(is_crowded, batches):
+    """Three pairs of a round are at it together, or one after another."""
+    rank, waited = _ProbeRank.__new__(_ProbeRank), []
+    done = SimpleNamespace(Test=lambda: True)
+    rank.comm = SimpleNamespace(rank=6, Ibarrier=lambda: waited.append("") or done)
+    rank.expect, rank.repetitions, rank.part, rank.is_crowded = lambda *_: None, 1, None, is_crowded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taccl.placement.measuring.gathered", lambda comm, value: None)
+        rank._measure([(0, 1), (2, 3), (4, 5)])
+    assert len(waited) == batches
 
 
 def test_small_messages_that_were_held_up_make_no_link_infinitely_fast():
