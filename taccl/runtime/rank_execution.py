@@ -20,7 +20,7 @@ from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import RunJob
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
-from taccl.runtime.report import Execution, Times, WrongChunk, was_moving
+from taccl.runtime.report import Execution, WrongChunk, was_moving
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -142,16 +142,17 @@ class _JobRank:
                 times.append(took_us)
             if expected is not None:
                 self._judge(expected, run)
-        slowest, mpi_slowest = self._slowest(times), self._slowest(mpi_times)
         self._expect("reporting")
         outcome = {
             "wrong": [asdict(each) for each in self.wrong[:_MAX_WRONG_PER_RANK]],
             "num_wrong": self.num_wrong,
             "waits": [] if stuck is None else [asdict(each) for each in stuck.waits],
             "idle_s": None if stuck is None else stuck.idle_s,
+            "times": times,
+            "mpi_times": mpi_times,
         }
         reports = gathered(self.communicator, outcome)
-        return None if reports is None else self._report(reports, slowest, mpi_slowest)
+        return None if reports is None else self._report(reports)
 
     def _expect(self, what: str) -> None:
         self.watchdog.expect(what, self.job.timeout_s)
@@ -186,20 +187,8 @@ class _JobRank:
         patiently(self.communicator.Iallreduce(np.array([mine], dtype=np.int32), answer, MPI.MAX))
         return bool(answer[0])
 
-    def _slowest(self, times_us: list[float]) -> Times | None:
-        """Of every repetition the time at the rank that took longest; None if there was none."""
-        from mpi4py import MPI
-
-        if not times_us:
-            return None
-        slowest = np.array(times_us)
-        self.communicator.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        return Times(tuple(slowest.tolist()))
-
-    def _report(
-        self, reports: list[dict[str, Any]], times: Times | None, mpi_times: Times | None
-    ) -> dict[str, Any]:
-        job, program = self.job, self.job.program
+    def _report(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        job, program, collective = self.job, self.job.program, self.job.program.collective
         idle_s = min((each["idle_s"] for each in reports if each["idle_s"] is not None), default=0.0)
         waits = [wait for report in reports for wait in report["waits"]]
         cause = ""
@@ -208,18 +197,23 @@ class _JobRank:
 
             faults = interpret(program).faults
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
+
+        def slowest(name: str) -> dict[str, Any] | None:
+            """Of every repetition the time at the rank that took longest; None if there was none."""
+            each_us = [max(times) for times in zip(*(report[name] for report in reports), strict=True)]
+            return {"each_us": each_us} if each_us else None
+
         return {
             "program": program.name, "num_ranks": program.num_ranks, "in_place": program.in_place,
-            "collective": "" if program.collective is None else program.collective.name,
-            "busbw_factor": 1.0 if program.collective is None else program.collective.busbw_factor,
-            "num_hosts": self.num_hosts, "crowded": self.crowded, "size_bytes": job.size_bytes,
-            "dtype": job.dtype, "timeout_s": job.timeout_s, "compared_with": "" if waits else self.compared_with,
-            "tolerance": self.tolerance * self.unit, "versions": _versions(),
+            "collective": "" if collective is None else collective.name,
+            "busbw_factor": 1.0 if collective is None else collective.busbw_factor,
+            "num_hosts": self.num_hosts, "crowded": self.crowded, "dtype": job.dtype,
+            "size_bytes": job.size_bytes, "timeout_s": job.timeout_s, "versions": _versions(),
+            "compared_with": "" if waits else self.compared_with, "tolerance": self.tolerance * self.unit,
             "num_wrong": sum(each["num_wrong"] for each in reports),
             "wrong": [wrong for report in reports for wrong in report["wrong"]],
             "waits": waits, "cause": cause, "idle_s": idle_s,
-            "times": None if waits or times is None else asdict(times),
-            "mpi_times": mpi_times and asdict(mpi_times),
+            "times": None if waits else slowest("times"), "mpi_times": slowest("mpi_times"),
         }  # fmt: skip
 
 
