@@ -92,7 +92,7 @@ def _execute_on_rank(
 ) -> dict[str, Any]:
     asked = request()
     workload, reference = from_dict(asked["workload"]), from_dict(asked["reference"])
-    schedule, rank, ranks = load_schedule(asked["schedule"]), communicator.rank, communicator.size
+    schedule, rank = load_schedule(asked["schedule"]), communicator.rank
     step = Step(workload, schedule.problem.topology, (), schedule, None)
     watchdog.expect("the step", asked["timeout_s"])
     mine = StepRank(step, rank, given_parts(workload, None, seed=asked["seed"]))
@@ -113,8 +113,8 @@ def _execute_on_rank(
     expected = reference.run(seed=asked["seed"])
     worst = 0.0
     for name in reference.outputs:
-        whole = Piece(expected[name][rank], places(reference.tensors[name], rank, ranks))
-        right = taken(whole, places(workload.tensors[name], rank, ranks))
+        whole = Piece(expected[name][rank], places(reference, name, rank))
+        right = taken(whole, places(workload, name, rank))
         largest = max(float(np.abs(right).max(initial=0)), 1e-30)
         worst = max(worst, float(np.abs(mine.tensor(name).array - right).max(initial=0)) / largest)
     reports = gathered(communicator, worst)

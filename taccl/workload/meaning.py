@@ -48,7 +48,7 @@ def run_workload(
             whole = _whole(workload.operands(operation)[0], [each.read(name, number)[0] for each in ranks])
         for each in ranks:
             if operation.is_collective:
-                here = places_of_tile(workload, operation, each.rank, number)
+                here = places(workload, name, each.rank, number)
                 each.made[name, number] = Piece(taken(whole, sent_from(workload, operation, here)), here)
             else:
                 each.tile(name, number)
@@ -71,7 +71,7 @@ class RankTiles:
         """A tile of what an operation makes."""
         if (name, number) not in self.made:
             operation = self.workload.operation[name]
-            wanted = places_of_tile(self.workload, operation, self.rank, number)
+            wanted = places(self.workload, name, self.rank, number)
             read = self.read(name, number)
             self.made[name, number] = _calculated(self.workload, operation, read, self.rank, wanted)
         return self.made[name, number]
@@ -98,7 +98,7 @@ def given_parts(
             raise WorkloadError(said, where=where)
         found[tensor.name] = []
         for rank, array in enumerate(given[tensor.name]):
-            here = places(tensor, rank, workload.num_ranks)
+            here = places(workload, tensor.name, rank)
             wanted = tuple(map(len, here))
             if np.shape(array) != wanted:
                 said = f"found shape {np.shape(array)} at rank {rank}; expected {wanted}"
@@ -122,19 +122,13 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
     return found
 
 
-def places(tensor: Tensor, rank: int, num_ranks: int) -> Places:
-    """What a rank has of a tensor."""
-    whole = [np.arange(length) for length in tensor.shape]
+def places(workload: Workload, name: str, rank: int, tile: int | None = None) -> Places:
+    """What a rank has of a tensor, or of one tile of it."""
+    tensor, cut = workload.tensors[name], workload.tiling(name)
+    here = [np.arange(length) for length in tensor.shape]
     if tensor.axis is not None:
-        whole[tensor.axis] = np.split(whole[tensor.axis], num_ranks)[rank]
-    return tuple(whole)
-
-
-def places_of_tile(workload: Workload, operation: Operation, rank: int, tile: int) -> Places:
-    """What one tile of an operation makes at a rank."""
-    tensor, cut = workload.tensors[operation.name], workload.tiling(operation.name)
-    here = list(places(tensor, rank, workload.num_ranks))
-    if cut.overlap is not None:
+        here[tensor.axis] = np.split(here[tensor.axis], workload.num_ranks)[rank]
+    if tile is not None and cut.overlap is not None:
         # A tile has a part of each slice, if anything is sliced along its axis.
         of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
         here[cut.axis] = np.intersect1d(here[cut.axis], of_tile)

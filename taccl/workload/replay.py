@@ -12,7 +12,8 @@ import numpy as np
 
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
-from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, places_of_tile, sent_from
+from taccl.workload.exchange import parts_by_chunk
+from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, sent_from, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -21,12 +22,10 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Natural
     from taccl.schedule.schedule import Transfer
-    from taccl.workload.exchange import CollectivePart
+    from taccl.workload.meaning import Places
     from taccl.workload.step import Step
 
     Array = NDArray[Any]
-    #: Places in the whole array, flattened.
-    Flat = NDArray[np.int64]
 
 
 @checked_as(WorkloadError)
@@ -78,27 +77,27 @@ class StepRank(RankTiles):
 
     def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(step.workload, rank, inputs)
-        self.step = step
+        assert step.schedule is not None
+        self.step, self.ends = step, step.schedule.problem.collective.chunks
+        self.part_of = parts_by_chunk(step.workload)
         self.chunks: dict[int, Array] = {}
-        self.part_of = [part for part in step.parts for _ in part.chunks]
-        self.whole: dict[tuple[str, int], Array] = {}
 
     def held(self, chunk: int) -> Array:
         """A chunk as the rank has it now."""
         if chunk not in self.chunks:
-            assert self.step.schedule is not None
             part = self.part_of[chunk]
-            if self.rank not in self.step.schedule.problem.collective.chunks[chunk].origins:
+            if self.rank not in self.ends[chunk].origins:
                 said = f"rank {self.rank} has no chunk {chunk} of it yet; verify the step"
                 raise WorkloadError(said, where=part.operation)
-            self.chunks[chunk] = self._source(part)[self._places(part, chunk)[0]]
+            (mine,) = self.read(part.operation, part.tile)
+            source = sent_from(self.workload, self.workload.operation[part.operation], self._places(chunk))
+            self.chunks[chunk] = self._cut(chunk, taken(mine, source))
         return self.chunks[chunk]
 
     def room(self, chunk: int) -> Array:
         """An empty array for a chunk."""
-        part = self.part_of[chunk]
-        dtype = dtype_of(self.workload.tensors[part.operation])
-        return np.empty(len(self._places(part, chunk)[0]), dtype=dtype)
+        dtype = dtype_of(self.workload.tensors[self.part_of[chunk].operation])
+        return np.empty(len(self._spots(chunk)), dtype=dtype)
 
     def receive(self, transfer: Transfer, data: Array) -> None:
         """A chunk that comes is added to what is here, or takes its place."""
@@ -108,47 +107,34 @@ class StepRank(RankTiles):
     def tile(self, name: str, number: int) -> Piece:
         """A tile of what an operation makes; of a collective as its chunks bring it."""
         key = (name, number)
-        if key not in self.made and (operation := self.workload.operation[name]).is_collective:
-            wanted = places_of_tile(self.workload, operation, self.rank, number)
-            out = self.workload.tensors[name]
+        if key not in self.made and self.workload.operation[name].is_collective:
+            wanted, out = places(self.workload, name, self.rank, number), self.workload.tensors[name]
             whole = np.empty(out.shape, dtype=dtype_of(out))
-            assert self.step.schedule is not None
-            ends = self.step.schedule.problem.collective.chunks
             for chunk in self.step.chunks[key]:
-                if self.rank in ends[chunk].destinations:
-                    whole.reshape(-1)[self._places(self.part_of[chunk], chunk)[1]] = self.held(chunk)
+                if self.rank in self.ends[chunk].destinations:
+                    whole.reshape(-1)[self._spots(chunk)] = self.held(chunk)
             self.made[key] = Piece(whole[np.ix_(*wanted)] if wanted else whole, wanted)
         return super().tile(name, number)
 
-    def _source(self, part: CollectivePart) -> Array:
-        """What the rank has of a collective's input, flat at its places of the whole array."""
-        key = (part.operation, part.tile)
-        if key not in self.whole:
-            (mine,) = self.read(part.operation, part.tile)
-            tensor = self.workload.tensors[part.operation]
-            whole = np.empty(tensor.shape, dtype=dtype_of(tensor))
-            whole[np.ix_(*mine.places) if mine.places else ()] = mine.array
-            self.whole[key] = whole.reshape(-1)
-        return self.whole[key]
-
-    def _places(self, part: CollectivePart, chunk: int) -> tuple[Flat, Flat]:
-        """Where the values of a chunk are in the collective's input, and in its result."""
-        workload, ranks = self.workload, self.workload.num_ranks
+    def _places(self, chunk: int) -> Places:
+        """Where the values of a chunk, and of those that are cut from the same, are in the result."""
+        part, workload, ranks = self.part_of[chunk], self.workload, self.workload.num_ranks
         operation, number = workload.operation[part.operation], chunk - part.first
-        kind, given = operation.kind, workload.operands(operation)[0]
-        source, target = divmod(number, ranks) if kind == "alltoall" else (number, number)
-        if kind == "send":
-            target = (number + operation.shift) % ranks
-        written = places_of_tile(workload, operation, target, part.tile)
-        if kind != "send":
-            both = zip(written, places(given, source, ranks), strict=True)
-            written = tuple(np.intersect1d(one, two) for one, two in both)
-        # An allreduce is cut into chunks by their roots, and everything into its pieces.
-        share, of = (number, part.count) if kind == "allreduce" else (0, 1)
-        found = []
-        for axes in (sent_from(workload, operation, written), written):
-            flat = (
-                np.ravel_multi_index(np.ix_(*axes), given.shape).ravel() if axes else np.zeros(1, dtype=int)
-            )
-            found.append(np.array_split(flat, part.pieces * of)[part.piece * of + share])
-        return found[0], found[1]
+        if operation.kind == "send":
+            return places(workload, part.operation, (number + operation.shift) % ranks, part.tile)
+        source, target = divmod(number, ranks) if operation.kind == "alltoall" else (number, number)
+        written = places(workload, part.operation, target, part.tile)
+        given = places(workload, operation.inputs[0], source)
+        return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
+
+    def _cut(self, chunk: int, values: Array) -> Array:
+        """Those of a chunk, of the values at such places: its piece, and of an allreduce its root's part."""
+        part = self.part_of[chunk]
+        is_sum = self.workload.operation[part.operation].kind == "allreduce"
+        share, of = (chunk - part.first, part.count) if is_sum else (0, 1)
+        return np.array_split(values.ravel(), part.pieces * of)[part.piece * of + share]
+
+    def _spots(self, chunk: int) -> Array:
+        """Where they are in the whole result, flattened."""
+        axes, shape = self._places(chunk), self.workload.tensors[self.part_of[chunk].operation].shape
+        return self._cut(chunk, np.ravel_multi_index(np.ix_(*axes), shape) if axes else np.array(0))
