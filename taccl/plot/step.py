@@ -44,7 +44,7 @@ def step(step: Step, *, max_ranks: Count = 16, ax: Axes | None = None) -> Axes:
         rows, left, width = [2 * each.rank for each in tiles], [a for a, _ in spans], [b for _, b in spans]
         hue = hues[number % len(hues)]
         ax.barh(rows, width, left=left, height=0.8, color=hue, edgecolor="white", linewidth=0.3)
-    if step.schedule is not None:
+    if step.schedule.num_sends:
         links, per_us = step.topology.links, step.schedule.problem.costs.ticks_per_us
         source = np.array([link.src for link in links])[step.schedule.link]
         here = source < shown

@@ -101,7 +101,8 @@ def problem_of(
         kind = "allreduce" if part.operation in sums else operation.kind
         every.append(_collective(kind, operation.shift, workload.num_ranks))
     sizes = [part.chunk_bytes for part in parts for _ in part.chunks]
-    return make_problem(topology, collectives.together(every), chunk_bytes=sizes)
+    nothing = collectives.custom(workload.num_ranks, precondition={}, postcondition={}, name="nothing")
+    return make_problem(topology, collectives.together(every) if every else nothing, chunk_bytes=sizes)
 
 
 def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:
@@ -128,7 +129,9 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
             columns["group"].append(found.group + groups)
             columns["reduce"].append(found.reduce)
             groups += found.num_sends
-    chunk, link, group, reduce = map(np.concatenate, columns.values())
+    none = np.zeros(0, dtype=np.int64)
+    chunk, link, group = (np.concatenate([none, *columns[name]]) for name in ("chunk", "link", "group"))
+    reduce = np.concatenate([none.astype(bool), *columns["reduce"]])
     return make_schedule(
         problem, chunk=chunk, link=link, start=group, end=group + 1, group=group, reduce=reduce
     )

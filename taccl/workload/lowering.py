@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from taccl.program.layout import RankLayout
     from taccl.program.program import Program, RankProgram, Slot
     from taccl.program.program import Step as Instruction
-    from taccl.schedule.schedule import Schedule
     from taccl.workload.exchange import CollectivePart
     from taccl.workload.step import Step
 
@@ -62,7 +61,7 @@ def lower_step(step: Step, operation: str) -> Program:
         known = sorted({part.operation for part in step.parts})
         said = f"is no collective of {step.workload.name}; name one of {', '.join(known) or 'none'}"
         raise WorkloadError(said, where=operation)
-    schedule, chunks = _schedule(step), [chunk for part in parts for chunk in part.chunks]
+    schedule, chunks = step.schedule, [chunk for part in parts for chunk in part.chunks]
     part_of = [part for part in parts for _ in part.chunks]
     here, problem = np.isin(schedule.chunk, chunks), problem_of(step.workload, step.topology, parts)
     columns = {name: getattr(schedule, name)[here] for name in ("link", "start", "end", "group", "reduce")}
@@ -115,7 +114,6 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
     ExportError
         If a link joins more than two ranks.
     """
-    schedule = _schedule(step)
 
     def waits(name: str, tile: int, rank: int, begin_us: Fraction, end_us: Fraction) -> Computed:
         read = Made.of_all(step.made_of[*each, rank] for each in step.workload.tiles[name, tile])
@@ -124,17 +122,11 @@ def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = F
     computed = [
         waits(each.operation, each.tile, each.rank, each.start_us, each.end_us) for each in step.tiles
     ]
-    ends = schedule.problem.collective.chunks
+    ends = step.schedule.problem.collective.chunks
     sources = {
         (chunk, rank): waits(*key, rank, step.finish, step.finish)
         for key, chunks in step.chunks.items()
         for chunk in chunks
         for rank in ends[chunk].origins
     }
-    return write_all(dump_chakra(schedule, path, computed, sources), overwrite=overwrite)
-
-
-def _schedule(step: Step) -> Schedule:
-    if step.schedule is None:
-        raise WorkloadError("sends nothing; there is nothing to lower", where=step.workload.name)
-    return step.schedule
+    return write_all(dump_chakra(step.schedule, path, computed, sources), overwrite=overwrite)

@@ -65,7 +65,7 @@ def replay_step(
 
 def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
     """The start and the end of every transfer, in the order of time; ends first."""
-    transfers = list(step.schedule or ())
+    transfers = list(step.schedule)
     ends = [(each.end_ticks, False, number) for number, each in enumerate(transfers)]
     starts = [(each.start_ticks, True, number) for number, each in enumerate(transfers)]
     for _, is_start, number in sorted(ends + starts):
@@ -77,7 +77,6 @@ class StepRank(RankTiles):
 
     def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(step.workload, rank, inputs)
-        assert step.schedule is not None
         self.step, self.ends = step, step.schedule.problem.collective.chunks
         self.part_of = parts_by_chunk(step.workload)
         self.chunks: dict[int, Array] = {}

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from taccl.workload.costs import Rates
     from taccl.workload.workload import Workload
 
-#: Ticks a microsecond where nothing is sent.
-_TICKS_PER_US = 10**6
-
 
 @checked_as(WorkloadError)
 def schedule_workload(
@@ -91,41 +88,33 @@ def schedule_workload(
     if order == "in-sequence":
         workload, communication_share = replace(workload, overlaps=()), 0.0
     costs = tile_costs(workload, rates, communication_share)
-    has_sends = any(operation.is_collective for operation in workload.operations)
-    sends = sends_of(workload, topology, algorithm) if has_sends else None
-    tasks = _StepTasks(workload, topology, costs, sends)
+    tasks = _StepTasks(workload, costs, sends_of(workload, topology, algorithm))
     start = tasks.best_starts(order)
-    schedule = None if sends is None else tasks.sent(start, sends)
-    return Step(workload, topology, tuple(tasks.computed_tiles(start)), schedule, rates, communication_share)
+    computed, sent = tuple(tasks.computed_tiles(start)), tasks.sent(start)
+    return Step(workload, topology, computed, sent, rates, communication_share)
 
 
 class _StepTasks:
     """The tasks of a step, and which of them make each tile of each tensor."""
 
-    def __init__(
-        self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction], sends: Schedule | None
-    ) -> None:
-        self.workload, self.num_resources = workload, len(topology.resources)
-        self.tasks, self.per_us = Tasks(), _TICKS_PER_US
+    def __init__(self, workload: Workload, costs: Mapping[str, Fraction], sends: Schedule) -> None:
+        self.workload, self.problem, self.sends = workload, sends.problem, sends
+        columns = {**sends.columns, "end": None, "contributions": None}
+        self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
+        self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
         #: By operation, tile and rank: the task of which the end makes that tile there, and, of a collective,
         #: the one of which the end makes what the rank gives to it.
         self.makes: dict[tuple[str, int, int], int] = {}
         self.gives: dict[tuple[str, int, int], int] = {}
         #: Of tasks: where their tile is in the program, and its number.
         self.place: dict[int, tuple[int, int]] = {}
-        if sends is not None:
-            self.problem = sends.problem
-            columns = {**sends.columns, "end": None, "contributions": None}
-            self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
-            self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
         for position, (name, tile) in enumerate(workload.tiles):
             self._add_tile(position, name, tile, math.ceil(costs[name] * self.per_us))
-        if sends is not None:
-            self._tie_sends(sends)
+        self._tie_sends()
 
     def _add_tile(self, position: int, name: str, tile: int, ticks: int) -> None:
         for rank in range(self.workload.num_ranks):
-            key, processor = (name, tile, rank), self.num_resources + rank
+            key, processor = (name, tile, rank), len(self.problem.topology.resources) + rank
             task = self.tasks.add(ticks, processor if ticks else None)
             reads = ((*each, rank) for each in self.workload.tiles[name, tile])
             self._after([self.makes[each] for each in reads if each in self.makes], task)
@@ -141,7 +130,7 @@ class _StepTasks:
             self.tasks.after[source].append((task, self.tasks.duration[source]))
         return task
 
-    def _tie_sends(self, sends: Schedule) -> None:
+    def _tie_sends(self) -> None:
         """What a rank sends of its own waits until that is ready; all is there once what comes has come."""
         after, order, links = self.tasks.after, self.precedence, self.problem.topology.links
         chunks, self.part_of = self.problem.collective.chunks, parts_by_chunk(self.workload)
@@ -192,7 +181,7 @@ class _StepTasks:
                 begin, ticks = start[task], self.tasks.duration[task]
                 yield ComputeTile(*key, Fraction(begin, self.per_us), Fraction(begin + ticks, self.per_us))
 
-    def sent(self, start: list[int], sends: Schedule) -> Schedule:
+    def sent(self, start: list[int]) -> Schedule:
         """All sends; chunks are released as tiles are made, and due as tiles begin to read them."""
         begins: dict[tuple[str, int, int], int] = {}  # by tile and rank: when it is first read
         for (name, tile, rank), task in self.makes.items():

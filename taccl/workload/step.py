@@ -77,8 +77,8 @@ class Step:
         On what.
     tiles : tuple of ComputeTile
         Of all operations that compute and take time.
-    schedule : Schedule, optional
-        All sends; its problem says when each chunk is released and due. None where nothing is sent.
+    schedule : Schedule
+        All sends, if there are any; its problem says when each chunk is released and due.
     rates : Rates, optional
         Of the processors.
     communication_share : float
@@ -88,15 +88,14 @@ class Step:
     workload: Workload
     topology: Topology
     tiles: tuple[ComputeTile, ...]
-    schedule: Schedule | None
+    schedule: Schedule
     rates: Rates | None
     communication_share: float = 0.0
 
     @cached_property
     def finish(self) -> Fraction:
         """When all is done, in microseconds."""
-        sent = Fraction(0) if self.schedule is None else self.schedule.finish
-        return max(sent, max((each.end_us for each in self.tiles), default=Fraction(0)))
+        return max(self.schedule.finish, max((each.end_us for each in self.tiles), default=Fraction(0)))
 
     @property
     def finish_us(self) -> float:
@@ -121,7 +120,7 @@ class Step:
         """By operation, number of a tile and rank: with what that tile is there."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found = defaultdict[tuple[str, int, int], Made](Made)
-        ends = () if self.schedule is None else self.schedule.problem.collective.chunks
+        ends = self.schedule.problem.collective.chunks
         for (name, tile), reads in self.workload.tiles.items():
             for rank in range(self.workload.num_ranks):
                 key = (name, tile, rank)
@@ -162,8 +161,7 @@ class Step:
         return StepVerification(tuple(self._faults()))
 
     def _faults(self) -> Iterator[str]:
-        if self.schedule is not None:
-            yield from (str(each) for each in verify(self.schedule).violations)
+        yield from (str(each) for each in verify(self.schedule).violations)
         yield from self._wrong_tiles()
         made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
@@ -172,8 +170,6 @@ class Step:
                 if there_us > each.start_us:
                     said = f"reads tile {tile} of {name}, which is there at {float(there_us):.6g} us"
                     yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, and {said}"
-        if self.schedule is None:
-            return
         release = {(chunk, rank): us for chunk, rank, us in self.schedule.problem.release_us}
         for part in self.parts:
             for chunk in part.chunks:
@@ -209,8 +205,7 @@ class Step:
     def _made(self) -> dict[tuple[str, int, int], Fraction]:
         """When each tile of each tensor is there at each rank."""
         come: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
-        for each in self.schedule or ():
-            assert self.schedule is not None
+        for each in self.schedule:
             for rank in self.topology.links[each.link].dsts:
                 us = self.schedule.problem.costs.us(each.end_ticks)
                 come[each.chunk, rank] = max(come[each.chunk, rank], us)
@@ -221,11 +216,10 @@ class Step:
         return made
 
     def __repr__(self) -> str:
-        sends = 0 if self.schedule is None else self.schedule.num_sends
-        return (
-            f"Step({self.workload.name} on {self.topology.name}: finish {format_us(self.finish)}, "
-            f"{format_count(len(self.tiles), 'tile')} computed, {format_count(sends, 'send')})"
-        )
+        work = f"{format_count(len(self.tiles), 'tile')} computed"
+        sends = format_count(self.schedule.num_sends, "send")
+        where = f"{self.workload.name} on {self.topology.name}"
+        return f"Step({where}: finish {format_us(self.finish)}, {work}, {sends})"
 
 
 def _place(each: ComputeTile) -> str:

@@ -13,10 +13,17 @@ pytest.importorskip("mpi4py")
 RANKS = taccl.topologies.fully_connected(4, alpha_us=1, bandwidth_gb_per_s=10)
 
 
+def squares():
+    """What every rank does alone."""
+    return taccl.Workload("squares", 4).input("x", (8,), layout="sliced(0)").then("y", "square", "x")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("plain", "transformed"), [(block, block), (momentum, lambda: sliced(momentum()))])
+@pytest.mark.parametrize(
+    ("plain", "transformed"), [(block, block), (momentum, lambda: sliced(momentum())), (squares, squares)]
+)
 def test_ranks_give_what_the_program_says(plain, transformed):
-    """Of a product and its sum, and of a sliced update in tiles; against the untransformed program."""
+    """Of a product and its sum, a sliced update in tiles, and no sends; against the untransformed program."""
     step = schedule_workload(transformed(), RANKS, rates=Rates(1, 100))
     assert execute_step(step, reference=plain()) < 1e-12
 

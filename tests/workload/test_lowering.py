@@ -49,6 +49,16 @@ def test_marks_are_kept_in_files(step, tmp_path):
     assert len(marks(program)) > 16
 
 
+@pytest.mark.filterwarnings("ignore::taccl.LossyConversionWarning")
+def test_a_step_without_sends_has_traces(tmp_path):
+    """Two kernels of every rank, one after the other."""
+    alone = taccl.Workload("alone", 4).then("a", "compute", shape=(4,), cost_us=3)
+    alone = schedule_workload(alone.then("b", "compute", "a", shape=(4,), cost_us=4), RANKS)
+    for path in save_traces(alone, tmp_path / "alone.et"):
+        _, nodes = decoded(path.read_bytes())
+        assert [node.duration_micros for node in nodes if node.name.startswith("tile ")] == [3, 4]
+
+
 def test_what_is_no_collective_is_not_lowered(step):
     """The error names those that are."""
     with pytest.raises(WorkloadError, match="y: is no collective of block; name one of sum"):
