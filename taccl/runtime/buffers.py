@@ -30,9 +30,9 @@ class Data:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
-        #: What 1 is in fixed point; None where numbers travel as they are.
-        self.scale: float | None = None
-        if job.dtype == "fixed32":
+        #: What 1 is in the numbers that travel.
+        self.is_fixed, self.scale = job.dtype == "fixed32", 1.0
+        if self.is_fixed:
             from taccl.aggregation.fixed_point import largest_scale
 
             self.scale = 2.0 ** floor(log2(largest_scale(1.0, self.collective.num_ranks)))
@@ -40,7 +40,7 @@ class Data:
 
     def contribution(self, rank: int, chunk: int) -> NDArray[Any]:
         """What a rank starts with of a chunk, (elements,); of a sum its own part."""
-        if self.scale is not None:
+        if self.is_fixed:
             from taccl.aggregation.fixed_point import quantise
 
             real, ranks = self._real(rank, chunk), self.collective.num_ranks
@@ -62,7 +62,7 @@ class Data:
 
         In fixed point that is the sum of the real numbers, in its unit.
         """
-        if self.scale is not None:
+        if self.is_fixed:
             parts = [self._real(rank, part) for rank, part in self._contributions[chunk]]
             return np.asarray(np.sum(parts, axis=0) * self.scale)
         own = [self.contribution(rank, part) for rank, part in self._contributions[chunk]]
@@ -76,7 +76,7 @@ class Data:
         (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). In fixed point each of n
         numbers is off by half a unit.
         """
-        if self.scale is not None:
+        if self.is_fixed:
             return self.collective.num_ranks / 2
         if self.dtype.kind != "f" or not self.collective.combining:
             return 0.0

@@ -100,14 +100,15 @@ class _JobRank:
         self.watchdog, self.note = watchdog, note
         self.num_hosts, self.crowded = placing(communicator)
         self.buffers = Buffers(job, self.rank)
-        collective = job.program.collective
-        data = None if collective is None else Data(job)
-        is_fixed = data is not None and data.scale is not None  # MPI has no such numbers
-        self.counterpart = None if collective is None or is_fixed else counterpart(collective)
-        self.tolerance = 0.0 if data is None else data.tolerance
-        self.unit = 1 / data.scale if data is not None and data.scale is not None else 1.0
-        own = self.counterpart and self.counterpart.name
-        self.compared_with = own or ("" if collective is None else REAL_SUMS if is_fixed else COMPUTED)
+        self.counterpart: Counterpart | None = None
+        self.tolerance, self.scale, self.compared_with = 0.0, 1.0, ""
+        if job.program.collective is not None:
+            data = Data(job)
+            self.tolerance, self.scale = data.tolerance, data.scale
+            # MPI has no fixed point.
+            self.counterpart = None if data.is_fixed else counterpart(job.program.collective)
+            other = REAL_SUMS if data.is_fixed else COMPUTED
+            self.compared_with = self.counterpart.name if self.counterpart else other
         self.wrong: list[WrongChunk] = []
         self.num_wrong = 0
 
@@ -209,7 +210,7 @@ class _JobRank:
             "busbw_factor": 1.0 if collective is None else collective.busbw_factor,
             "num_hosts": self.num_hosts, "crowded": self.crowded, "dtype": job.dtype,
             "size_bytes": job.size_bytes, "timeout_s": job.timeout_s, "versions": _versions(),
-            "compared_with": "" if waits else self.compared_with, "tolerance": self.tolerance * self.unit,
+            "compared_with": "" if waits else self.compared_with, "tolerance": self.tolerance / self.scale,
             "num_wrong": sum(each["num_wrong"] for each in reports),
             "wrong": [wrong for report in reports for wrong in report["wrong"]],
             "waits": waits, "cause": cause, "idle_s": idle_s,

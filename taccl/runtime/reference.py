@@ -56,7 +56,7 @@ def counterpart(collective: Collective) -> Counterpart | None:
 def expected_output(job: RunJob, rank: int) -> NDArray[Any]:
     """What the output of a rank must hold, worked out from the inputs of all ranks."""
     data, chunks = Data(job), layouts_of(job.program)[rank].outputs
-    output = np.empty((len(chunks), job.elements), job.wire if data.scale is None else np.float64)
+    output = np.empty((len(chunks), job.elements), np.float64 if data.is_fixed else job.wire)
     for index, chunk in enumerate(chunks):
         output[index] = data.result(chunk)
     return output
