@@ -66,24 +66,16 @@ def find_wrong(
     job: RunJob, rank: int, buffers: Buffers, expected: NDArray[Any], *, tolerance: float, run: int, by: str
 ) -> list[WrongChunk]:
     """Chunks of a rank's output that are not as expected, and of its input that were changed out of place."""
-    where, found = layouts_of(job.program)[rank], buffers.memory.output[: len(expected)]
-    wrong = [
-        WrongChunk(
-            rank,
-            "output",
-            int(slot),
-            where.outputs[slot],
-            _describe(found[slot], expected, int(slot), where.outputs, tolerance, by),
-            run,
-        )
-        for slot in np.flatnonzero(_differs(found, expected, tolerance).any(axis=1))
-    ]
+    where, memory = layouts_of(job.program)[rank], buffers.memory
+    looked_at = [("output", memory.output, expected, where.outputs, tolerance)]
     if not job.program.in_place:
-        changed = _differs(buffers.memory.input[: len(buffers.given)], buffers.given, 0.0).any(axis=1)
-        wrong += [
-            WrongChunk(rank, "input", int(slot), where.inputs[slot], "overwritten", run)
-            for slot in np.flatnonzero(changed)
-        ]
+        looked_at.append(("input", memory.input, buffers.given, where.inputs, 0.0))
+    wrong = []
+    for buffer, slots, due, chunks, most in looked_at:
+        found = slots[: len(due)]
+        for slot in np.flatnonzero(_differs(found, due, most).any(axis=1)).tolist():
+            said = "overwritten" if buffer == "input" else _describe(found[slot], due, slot, chunks, most, by)
+            wrong.append(WrongChunk(rank, buffer, slot, chunks[slot], said, run))
     return wrong
 
 
