@@ -157,20 +157,17 @@ class Probe:
             How many times what leaves a rack the hosts of it can send, where no uplinks were measured; each
             further level passes half of that. 1: nothing is shared.
         """
-        count, assumed = self.num_hosts, []
+        count = self.num_hosts
         rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
         over = float(exact_cost(oversubscription, where="oversubscription"))
         if not (rate > 0 and over >= 1):
             said = f"found {rate:g} GB/s, oversubscribed {over:g} times; expected above 0, and 1 or more"
             raise InputError(said, where="bandwidth_gb_per_s, oversubscription")
-        if self.bandwidth_gb_per_s is not None:
-            slowness = completed(1.0 / self.bandwidth_gb_per_s)
-        else:
-            slowness = np.full((count, count), 1.0 / rate)
-            assumed.append(f"every port {rate:g} GB/s")
-        alpha = self.distance if self.latency_us is not None else np.full((count, count), _USUAL_LATENCY_US)
-        if self.latency_us is None:
-            assumed.append(f"every latency {_USUAL_LATENCY_US:g} us")
+        rates, latencies = self.bandwidth_gb_per_s, self.latency_us
+        slowness = np.full((count, count), 1.0 / rate) if rates is None else completed(1.0 / rates)
+        alpha = np.full((count, count), _USUAL_LATENCY_US) if latencies is None else completed(latencies)
+        assumed = [f"every port {rate:g} GB/s"] * (rates is None)
+        assumed += [f"every latency {_USUAL_LATENCY_US:g} us"] * (latencies is None)
         found = levels(self.distance)
         innermost = found[0].tolist() if found else [0] * count
         shared = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in self.uplinks]
