@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,8 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     """
     parts = parts_of(workload)
     problem, times = problem_of(workload, topology, parts), Counter(part.operation for part in parts)
-    columns, groups = defaultdict[str, list[np.ndarray]](list), 0
+    columns = {name: [np.zeros(0, dtype=np.int64)] for name in ("chunk", "link", "group", "reduce")}
+    groups = 0
     merging = tuple(problem.clauses.values("merge").items())
     for part in parts:
         operation = workload.operation[part.operation]
@@ -129,11 +130,9 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
             columns["group"].append(found.group + groups)
             columns["reduce"].append(found.reduce)
             groups += found.num_sends
-    none = np.zeros(0, dtype=np.int64)
-    chunk, link, group = (np.concatenate([none, *columns[name]]) for name in ("chunk", "link", "group"))
-    reduce = np.concatenate([none.astype(bool), *columns["reduce"]])
+    chunk, link, group, reduce = map(np.concatenate, columns.values())
     return make_schedule(
-        problem, chunk=chunk, link=link, start=group, end=group + 1, group=group, reduce=reduce
+        problem, chunk=chunk, link=link, start=group, end=group + 1, group=group, reduce=reduce.astype(bool)
     )
 
 
