@@ -157,10 +157,7 @@ class _ProbeRank:
         self._settle()
         self.note("sending out of clusters together")
         uplinks = self._uplinks()
-        found: dict[str, Any] = told(
-            self.comm, self._found(uplinks).to_dict() if self.comm.rank == 0 else None
-        )
-        agreed(self.comm, lambda: self._keep(found))
+        found: dict[str, Any] = agreed(self.comm, lambda: self._kept(uplinks))
         self.comm.Free()
         return found
 
@@ -173,30 +170,32 @@ class _ProbeRank:
         _, self.is_crowded = placing(self.comm)
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
-        agreed(self.comm, self._recall)
-        is_known = [all(np.isfinite(self.latency_us[pair]) for pair in pairs) for pairs in self.rounds]
-        known = told(self.comm, [number for number, each in enumerate(is_known) if each])
-        if known:
+        if known := agreed(self.comm, self._recall):
             self.note(f"{format_count(len(known), 'round')} were measured before")
         self.rounds = [pairs for number, pairs in enumerate(self.rounds) if number not in known]
 
-    def _recall(self) -> None:
+    def _recall(self) -> list[int]:
+        """The numbers of rounds that are known."""
         if self.path is None or self.part is None:
-            return
+            return []
         check_writable(self.path, overwrite=self.overwrite)
-        if not self.part.exists():
-            return
-        before = load_probe(self.part)
-        if list(before.hosts) != self.hosts:
-            said = "found a probe of other hosts that was broken off; remove it, or give another path"
-            raise InputError(said, where=str(self.part))
-        if before.latency_us is not None and before.bandwidth_gb_per_s is not None:
-            self.latency_us, self.gb_per_s = before.latency_us.copy(), before.bandwidth_gb_per_s.copy()
+        if self.part.exists():
+            before = load_probe(self.part)
+            if list(before.hosts) != self.hosts:
+                said = "found a probe of other hosts that was broken off; remove it, or give another path"
+                raise InputError(said, where=str(self.part))
+            if before.latency_us is not None and before.bandwidth_gb_per_s is not None:
+                self.latency_us, self.gb_per_s = before.latency_us.copy(), before.bandwidth_gb_per_s.copy()
+        is_known = [all(np.isfinite(self.latency_us[pair]) for pair in pairs) for pairs in self.rounds]
+        return [number for number, each in enumerate(is_known) if each]
 
-    def _keep(self, found: dict[str, Any]) -> None:
+    def _kept(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> dict[str, Any]:
+        """All that was found, which is in its file now."""
+        found = self._found(uplinks)
         if self.path is not None and self.part is not None:
-            Probe.from_dict(found).save(self.path, overwrite=self.overwrite)
+            found.save(self.path, overwrite=self.overwrite)
             self.part.unlink(missing_ok=True)
+        return found.to_dict()
 
     def _measure(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Measure pairs; of a pair that was measured before the better figures count."""

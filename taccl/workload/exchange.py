@@ -116,7 +116,8 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
     """
     parts = parts_of(workload)
     problem, times = problem_of(workload, topology, parts), Counter(part.operation for part in parts)
-    columns = {name: [np.zeros(0, dtype=np.int64)] for name in ("chunk", "link", "group", "reduce")}
+    names = ("chunk", "link", "group", "reduce")
+    columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=np.int64)] for name in names}
     groups = 0
     merging = tuple(problem.clauses.values("merge").items())
     for part in parts:
