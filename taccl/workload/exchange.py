@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,6 @@ from taccl.baselines import baseline
 from taccl.caching import cached
 from taccl.clauses import Clauses
 from taccl.problem import make_problem
-from taccl.schedule.listing import Tasks
-from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
 
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
 #: Nor into so many that a step has more chunks than this; ours: each takes some sends from every rank.
 MOST_CHUNKS = 8_192
-#: Where parts follow each other, sends that are best for chunks of this size are tried, too; ours.
-_LARGE_BYTES = 1 << 22
 #: Seconds for the sends of one part. No baselines are tried, which take longer than the list scheduler, nor
 #: contributions kept apart, which could not be added up tile by tile.
 _SEARCH_S = 20.0
@@ -115,7 +110,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
       alltoall.
     """
     parts = parts_of(workload)
-    problem, times = problem_of(workload, topology, parts), Counter(part.operation for part in parts)
+    problem = problem_of(workload, topology, parts)
     names = ("chunk", "link", "group", "reduce")
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=np.int64)] for name in names}
     groups = 0
@@ -125,7 +120,8 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             sent = (kind, operation.shift, algorithm, merging)
-            found = _template(topology, sent, part.chunk_bytes, times[part.operation])
+            # What is best changes little within a fourfold of the size.
+            found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
             columns["chunk"].append(found.chunk + part.first)
             columns["link"].append(found.link)
             columns["group"].append(found.group + groups)
@@ -147,30 +143,6 @@ def _collective(kind: str, shift: int, num_ranks: int) -> Collective:
 
 #: What is sent, how, and which clauses on merged sends it keeps: kind, shift, algorithm, clauses by field.
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...]]
-
-
-@cached
-def _template(topology: Topology, sent: _Sent, chunk_bytes: int, times: int) -> Schedule:
-    """Sends of one part: of those that are best alone, and of those that hold resources least.
-
-    What is best changes little within a fourfold of the size.
-    """
-    _, _, algorithm, _ = sent
-    sizes = {4 ** (((chunk_bytes - 1).bit_length() + 1) // 2)}
-    if algorithm == "synthesized" and times > 1:
-        sizes.add(_LARGE_BYTES)
-    every = [_alone(topology, sent, size) for size in sorted(sizes)]
-    own = replace(every[0].problem, chunk_bytes=(chunk_bytes,) * every[0].problem.collective.num_chunks)
-    return min(every, key=lambda each: _repeated_ticks(each, own, times))
-
-
-def _repeated_ticks(schedule: Schedule, problem: Problem, times: int) -> int:
-    """About how long the sends of a schedule take so many times, as closely as resources let them follow."""
-    tasks = Tasks.of_sends(Precedence(problem, schedule.problem, **schedule.columns))
-    load = Counter[int]()
-    for holds in tasks.holds:
-        load.update({resource: until - begin for resource, begin, until in holds})
-    return times * max(load.values(), default=0) + max(tasks.tails(), default=0)
 
 
 @cached

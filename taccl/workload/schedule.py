@@ -98,7 +98,7 @@ class _StepTasks:
     """The tasks of a step, and which of them make each tile of each tensor."""
 
     def __init__(self, workload: Workload, costs: Mapping[str, Fraction], sends: Schedule) -> None:
-        self.workload, self.problem, self.sends = workload, sends.problem, sends
+        self.workload, self.problem = workload, sends.problem
         columns = {**sends.columns, "end": None, "contributions": None}
         self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
         self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
