@@ -400,7 +400,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "size": "1MB",
     },
     "plot.dimensions": {"schedule": "@schedule", "ax": None},
-    "plot.gantt": {"schedule": "@schedule", "by": "link", "colour": "origin", "max_rows": 48, "ax": None},
+    "plot.gantt": {"schedule": "@schedule", "by": "link", "max_rows": 48, "ax": None},
     "plot.topology": {"topology": "@topology", "schedule": None, "ax": None},
     "plot.bandwidths": {"schedule": "@schedule", "sizes": ["1KB"], "budget_s": 0.2, "measured": []},
     "plot.progress": {"result": "@result", "ax": None},

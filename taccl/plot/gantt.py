@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,12 @@ def gantt(
     schedule: Result | Schedule | CompactSchedule,
     by: By = "link",
     *,
-    colour: Literal["origin", "chunk"] = "origin",
     max_rows: Count = 48,
     ax: Axes | None = None,
 ) -> Axes:
     """A bar for every send, in the row of what it keeps busy; reductions are hatched.
+
+    Colours tell the rank where the data starts; of a sum, its root.
 
     Parameters
     ----------
@@ -49,8 +50,6 @@ def gantt(
     by : {"link", "resource", "rank"}
         What the rows are. A send is in the row of its link, of each resource that it holds, for as long as it
         holds it, or of the rank that sends.
-    colour : {"origin", "chunk"}
-        What the colours tell: the rank where the data starts (of a sum: its root), or the chunk.
     max_rows : int
         Of more rows the busiest are shown, and the picture says so.
     ax : Axes, optional
@@ -64,7 +63,7 @@ def gantt(
     whole = schedule_of(schedule)
     bound_us = schedule.bound_us if isinstance(schedule, Result) else None
     bars = bars_of(whole, by, max_rows=max_rows)
-    return draw_bars(whole, bars, by, colour=colour, bound_us=bound_us, ax=ax)
+    return draw_bars(whole, bars, by, bound_us=bound_us, ax=ax)
 
 
 @drawing
@@ -73,28 +72,18 @@ def draw_bars(
     bars: Bars,
     by: By,
     *,
-    colour: str = "origin",
     bound_us: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Bars that are worked out already; see `gantt`."""
-    num_rows = max(1, len(bars.rows))
-    ax = axes(ax, height=rows_height(num_rows))
-    if colour == "origin":
-        title = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
-        _bars(ax, bars, bars.origin, title, _shades(schedule.problem.topology, bars.origin))
-    else:
-        _bars(ax, bars, bars.chunk, "chunk", {})
     finish_us = schedule.finish_us
-    ax.set_ylim(num_rows - 0.4, -0.6)
-    ax.set_xlim(0, finish_us * 1.01 or 1)
-    ax.set_yticks(range(len(bars.rows)))
+    ax = axes(ax, height=rows_height(len(bars.rows)))
+    title = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
+    _bars(ax, bars, title, schedule.problem.topology)
     labels = [name if len(name) <= 40 else f"{name[:37]}..." for name in bars.rows]
-    ax.set_yticklabels(labels, fontsize=8 if num_rows <= 32 else 7 if num_rows <= 48 else 6)
-    ax.tick_params(axis="y", length=0)
+    style.time_rows(ax, labels, finish_us)
     ax.spines["left"].set_visible(False)
     ax.set_axisbelow(True)
-    ax.axvline(finish_us, color=INK, linewidth=0.8)
     finish = f"finish {finish_us:.4g} us{schedule.predicted_text}"
     if bound_us:
         ax.axvline(bound_us, color=INK, linewidth=0.8, linestyle="--")
@@ -111,7 +100,7 @@ def rows_height(num_rows: int) -> float:
     return min(12.0, max(2.6, 1.4 + _ROW_INCHES * num_rows))
 
 
-def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str, shades: dict[int, str]) -> None:
+def _bars(ax: Axes, bars: Bars, title: str, topology: Topology) -> None:
     """One collection of rectangles for copies and one for reductions, with a key to their colours."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
@@ -121,15 +110,15 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str, shades: di
     left, right, bottom = bars.start_us, bars.end_us, top + height
     pairs = ((left, top), (right, top), (right, bottom), (left, bottom))
     corners: Any = np.stack([np.stack(pair, axis=1) for pair in pairs], axis=1)
-    colours, key = _colours(ax, value, title, shades)
-    line = 0.4 if len(value) <= MOST_SHAPES // 4 else 0.0
+    colours, key = _colours(ax, bars.origin, title, topology)
+    line = 0.4 if len(bars.row) <= MOST_SHAPES // 4 else 0.0
     for name, some in ((COPIES, ~bars.reduce), (REDUCTIONS, bars.reduce)):
         if not some.any():
             continue
         hatch = "/////" if name == REDUCTIONS else None
         drawn = PolyCollection(
             corners[some], facecolors=colours[some], edgecolors="white", linewidths=line, hatch=hatch,
-            rasterized=len(value) > MOST_SHAPES,
+            rasterized=len(bars.row) > MOST_SHAPES,
         )  # fmt: skip
         drawn.set_gid(name)
         ax.add_collection(drawn, autolim=False)
@@ -138,26 +127,27 @@ def _bars(ax: Axes, bars: Bars, value: NDArray[np.int64], title: str, shades: di
         beside = style.legend(ax, key, title=title, title_fontsize=8, handlelength=1.2, ncols=columns)
         ax.add_artist(beside)
         beside.set_clip_on(False)  # else the layout leaves no room for it
-    above = [Patch(facecolor=GREY, label="several")] if (value == SEVERAL).any() else []
+    above = [Patch(facecolor=GREY, label="several")] if (bars.origin == SEVERAL).any() else []
     if bars.reduce.any():
         above.append(Patch(facecolor=GREY, edgecolor="white", hatch="/////", label="reduced on arrival"))
     if above:
         style.legend(ax, above, loc="lower right", ncols=2, borderaxespad=0.1, handlelength=1.6)
 
 
-def _shades(topology: Topology, ranks: NDArray[np.int64]) -> dict[int, str]:
+def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
     """A colour for each of several ranks: hues by place in the node, and lighter from node to node.
 
     Of more nodes, or larger ones, than shades can be told apart there are none.
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    known = np.unique(ranks[ranks != SEVERAL]).tolist()
-    places = {rank: divmod(topology.local_rank[rank], len(_HUES)) for rank in known}
+    if len(ranks) <= len(OKABE_ITO):
+        return dict(zip(ranks, OKABE_ITO, strict=False))
+    places = {rank: divmod(topology.local_rank[rank], len(_HUES)) for rank in ranks}
     groups = sorted({(topology.node_of_rank[rank], turn) for rank, (turn, _) in places.items()})
     if len(groups) > len(_WHITE):
         return {}
-    white = {group: _WHITE[number] for number, group in enumerate(groups)}
+    white = dict(zip(groups, _WHITE, strict=False))
     shades = {}
     for rank, (turn, hue) in places.items():
         part = white[topology.node_of_rank[rank], turn]
@@ -167,23 +157,22 @@ def _shades(topology: Topology, ranks: NDArray[np.int64]) -> dict[int, str]:
 
 
 def _colours(
-    ax: Axes, value: NDArray[np.int64], title: str, shades: dict[int, str]
+    ax: Axes, origin: NDArray[np.int64], title: str, topology: Topology
 ) -> tuple[NDArray[np.float64], list[Patch]]:
-    """A colour for every bar, and the entries of the key: a few values have one each, many share a scale."""
+    """A colour for every bar, and the entries of the key: a few ranks have one each, many share a scale."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_rgba
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
 
-    known = np.unique(value[value != SEVERAL]).tolist()
-    if len(known) <= len(OKABE_ITO):
-        shades = dict(zip(known, OKABE_ITO, strict=False))
+    known = np.unique(origin[origin != SEVERAL]).tolist()
+    shades = _shades(topology, known)
     if shades or not known:
         rgba = {each: to_rgba(shades[each]) for each in known} | {SEVERAL: to_rgba(GREY)}
-        colours = np.array([rgba[each] for each in value.tolist()]).reshape(-1, 4)
+        colours = np.array([rgba[each] for each in origin.tolist()]).reshape(-1, 4)
         return colours, [Patch(facecolor=shades[each], label=str(each)) for each in known]
     scale = Normalize(known[0], known[-1])
-    colours = colormaps["cividis"](scale(value.astype(float)))
     axis = style.scale_beside(ax, scale, "cividis", title, aspect=30, shrink=0.8)
     axis.set_major_locator(MaxNLocator(integer=True))
-    return np.where((value == SEVERAL)[:, None], to_rgba(GREY), colours), []
+    colours = colormaps["cividis"](scale(origin.astype(float)))
+    return np.where((origin == SEVERAL)[:, None], to_rgba(GREY), colours), []

@@ -8,7 +8,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.plot.gantt import rows_height
-from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, legend, remark
+from taccl.plot.style import GREY, OKABE_ITO, axes, drawing, headline, legend, remark, time_rows
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -50,15 +50,8 @@ def step(step: Step, *, max_ranks: Count = 16, ax: Axes | None = None) -> Axes:
         here = source < shown
         start, end = (column[here] / per_us for column in (step.schedule.start, step.schedule.end))
         ax.barh(2 * source[here] + 1, end - start, left=start, height=0.8, color=GREY, alpha=0.5)
-    ax.set_ylim(2 * shown - 0.4, -0.6)
-    ax.set_xlim(0, step.finish_us * 1.01 or 1)
-    ax.set_yticks(range(2 * shown))
-    ax.set_yticklabels(
-        [f"{what} {rank}" for rank in range(shown) for what in ("compute", "send")], fontsize=7
-    )
-    ax.tick_params(axis="y", length=0)
+    time_rows(ax, [f"{what} {rank}" for rank in range(shown) for what in ("compute", "send")], step.finish_us)
     ax.set_xlabel("time in us")
-    ax.axvline(step.finish_us, color=INK, linewidth=0.8)
     headline(ax, f"{step.workload.name} on {step.topology.name}\nfinish {step.finish_us:.4g} us")
     keys = [Patch(color=hues[i % len(hues)], label=name) for i, name in enumerate(names[: len(hues)])]
     legend(ax, [*keys, Patch(color=GREY, alpha=0.5, label="sends")])

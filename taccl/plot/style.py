@@ -111,6 +111,16 @@ def dress(ax: Axes, title: str, x: str, y: str = "", *, grid: Literal["both", "x
     ax.grid(axis=grid, linewidth=0.5, alpha=0.4)
 
 
+def time_rows(ax: Axes, labels: Sequence[str], finish_us: float) -> None:
+    """Rows from the top, with a label each, over the time up to the finish, which a line marks."""
+    count = len(labels)
+    ax.set_ylim(max(1, count) - 0.4, -0.6)
+    ax.set_xlim(0, finish_us * 1.01 or 1)
+    ax.set_yticks(range(count), labels, fontsize=8 if count <= 32 else 7 if count <= 48 else 6)
+    ax.tick_params(axis="y", length=0)
+    ax.axvline(finish_us, color=INK, linewidth=0.8)
+
+
 def legend(ax: Axes, handles: Sequence[Artist], **look: Any) -> Any:
     """A key to the right of the axes, level with their top."""
     place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}

@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 import taccl
 from taccl import collectives
-from taccl.errors import InputError
 from taccl.schedule.schedule import make_schedule
 from tests.synthesis.small_problems import full, problem_of
 
@@ -51,15 +50,6 @@ def test_a_result_has_its_bound_drawn(found):
 def test_what_is_left_out_is_said(exchange):
     """Of two links one is shown."""
     assert "the 1 busiest of 2 links; 1 bar not shown" in taccl.plot.gantt(exchange, max_rows=1).get_xlabel()
-
-
-def test_colours_can_tell_chunks(exchange):
-    """The key has the chunks."""
-    ax = taccl.plot.gantt(exchange, colour="chunk")
-    keys = [child for child in ax.get_children() if child.__class__.__name__ == "Legend"]
-    assert keys[0].get_title().get_text() == "chunk"
-    with pytest.raises(InputError, match="colour"):
-        taccl.plot.gantt(exchange, colour="size")
 
 
 @pytest.mark.slow
