@@ -10,16 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import taccl
+from taccl.cli import things
 from taccl.cli.output import picked, say
-from taccl.cli.things import (
-    held_by,
-    is_file,
-    kind_of,
-    names_topology,
-    sketch_from_word,
-    topology_from_word,
-    under_protocol,
-)
 from taccl.errors import InputError
 from taccl.names import did_you_mean, matching
 from taccl.units import format_size, format_us, parse_size
@@ -184,9 +176,9 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
-            given["topology"] = topology_from_word(options.topology)
+            given["topology"] = things.topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given)
-    if held_by(file) == "program":
+    if things.held_by(file) == "program":
         remedy = f"taccl convert {file} OUT.json --topology T --size S"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
     refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
@@ -232,8 +224,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     settle_topology(options)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
-    if options.topology is not None and is_file(options.topology):
-        kind = kind_of(options.topology)
+    if options.topology is not None and things.is_file(options.topology):
+        kind = things.kind_of(options.topology)
         if kind == "upstream topology":
             return _upstream_problem(options)
         if kind != "topology":
@@ -242,7 +234,7 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
         said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"
         raise InputError(said, where=name.partition(" ")[0])
-    sketch = sketch_from_word(options.sketch)
+    sketch = things.sketch_from_word(options.sketch)
     topology = topology_for(options, sketch)
     cut = picked(options, "chunks_per_rank", "root", "roots")
     if sketch is not None:
@@ -290,7 +282,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
 def settle_topology(options: argparse.Namespace) -> None:
     """Take a topology that stands where a sketch may stand for what it is."""
-    if options.topology is None and options.sketch is not None and names_topology(options.sketch):
+    if options.topology is None and options.sketch is not None and things.names_topology(options.sketch):
         options.topology, options.sketch = options.sketch, None
 
 
@@ -306,11 +298,11 @@ def topology_for(options: argparse.Namespace, sketch: Sketch | None) -> Topology
     nodes, profile, protocol = options.nodes, options.profile, options.protocol
     if options.topology is None:
         assert sketch is not None
-        return under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
-    is_machine = not is_file(options.topology) and options.topology in taccl.topologies.machine_names()
+        return things.under_protocol(sketch.topology(nodes=nodes, profile=profile), protocol)
+    is_machine = not things.is_file(options.topology) and options.topology in taccl.topologies.machine_names()
     if sketch is not None and is_machine:
         nodes, profile = nodes or sketch.nodes, profile or sketch.profile or None
-    return topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
+    return things.topology_from_word(options.topology, nodes=nodes, profile=profile, protocol=protocol)
 
 
 def resized(sketch: Sketch, options: argparse.Namespace, topology: Topology) -> Sketch:
@@ -328,7 +320,7 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
         if given not in (None, "auto"):
             said = f"an upstream topology file has no {name}s; leave --{name} out"
             raise InputError(said, where=f"--{name}")
-    both = options.sketch is not None and kind_of(options.sketch) == "upstream sketch"
+    both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
     given = picked(
         options,
         "collective",
@@ -341,4 +333,4 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
         "roots",
     )
     given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
-    return load_problem(sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)
+    return load_problem(things.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)

@@ -122,13 +122,12 @@ def emit(answer: Answer, *, as_json: bool) -> int:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
             print(content, flush=True)
-        except BrokenPipeError:
-            _give_up(sys.stdout)
         except (OSError, ValueError) as error:
             _give_up(sys.stdout)
-            reason = getattr(error, "strerror", None) or error
-            say(f"error: stdout: the answer cannot be written ({reason}); give it another place")
-            code = EXIT_BAD_INPUT
+            if not isinstance(error, BrokenPipeError):
+                reason = getattr(error, "strerror", None) or error
+                say(f"error: stdout: the answer cannot be written ({reason}); give it another place")
+                code = EXIT_BAD_INPUT
     if answer.complaint and not as_json:
         say(f"error: {answer.complaint}")
     return code

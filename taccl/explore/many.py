@@ -214,14 +214,12 @@ def _counter(
     if callable(progress):
         yield progress
         return
-    if progress is False or (progress is None and not _seen()):
-        yield lambda done, total: None
-        return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    is_shown = _seen() if progress is None else progress
+    with Progress(*columns, console=Console(stderr=True), disable=not is_shown) as bar:
         task = bar.add_task("runs", total=num_runs)
         yield lambda done, total: bar.update(task, completed=done)
 

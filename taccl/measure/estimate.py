@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -95,10 +95,11 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
     return Estimate(logs, free, protocols)
 
 
-def refit(observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate) -> Estimate:
-    """The same parameters free, and the same protocols, on other times."""
-    logs = _task(observed, priors).solve(found.protocols, found.free, found.logs)
-    return replace(found, logs=logs)
+def refit(
+    observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate, protocols: Protocols
+) -> NDArray[np.float64]:
+    """The logarithms of the same free parameters, by other times under known protocols."""
+    return _task(observed, priors).solve(protocols, found.free, found.logs)
 
 
 def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Task:

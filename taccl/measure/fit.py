@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -262,7 +262,7 @@ def _parameters(
         rows = [np.sort(random.integers(count, size=count)) for count in counts]
         drawn = [each.part(chosen) for each, chosen in zip(observed, rows, strict=True)]
         protocols = tuple(p[chosen] for p, chosen in zip(found.protocols, rows, strict=True))
-        samples.append(refit(drawn, before, replace(found, protocols=protocols)).logs)
+        samples.append(refit(drawn, before, found, protocols))
     lows, highs = np.percentile(np.array(samples), _INTERVAL, axis=0)
     fitted = []
     for index, prior in enumerate(before):
