@@ -25,12 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:  # whatever takes time to import is imported in here
         with signals_to(note, "SIGINT", only=signal.default_int_handler):
-            if "_ARGCOMPLETE" in os.environ:  # a shell asks how a line may go on
-                from taccl.cli.completion import complete
+            from taccl.cli.command import complete, run
 
+            if "_ARGCOMPLETE" in os.environ:
                 complete()
-            from taccl.cli.command import run
-
             return run(argv, interrupts)
     except KeyboardInterrupt:
         return 130

@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import taccl
 from taccl.cli.options import flag_of
@@ -120,3 +120,24 @@ def _option_named(where: str | None, options: argparse.Namespace) -> str | None:
     where = where or ""
     names = (where, f"{where}s", *(where.removesuffix(unit) for unit in ("_s", "_mb", "_bytes")))
     return next((flag_of(name) for name in names if name in getattr(options, "flags", ())), None)
+
+
+def complete() -> None:
+    """Answer the shell that asks how a line may go on (``eval "$(register-python-argcomplete taccl)"``)."""
+    from argcomplete import autocomplete
+
+    names: Any = _names_and_files
+    autocomplete(build_parser(), default_completer=names, append_space=False)
+
+
+def _names_and_files(prefix: str, **_: object) -> list[str]:
+    """Names of whatever kind that begin as what was typed does, and files."""
+    from argcomplete.completers import FilesCompleter
+
+    from taccl.solvers.registry import known_solvers
+    from taccl.synthesis.backends import OWN_BACKENDS
+
+    fabrics = (f"{fabric}:" for fabric in taccl.topologies.fabric_names())
+    machines, collectives = taccl.topologies.machine_names(), taccl.collectives.COLLECTIVES
+    known = (*taccl.shipped_sketches(), *machines, *fabrics, *collectives, *OWN_BACKENDS, *known_solvers())
+    return [name for name in known if name.startswith(prefix)] + list(FilesCompleter()(prefix))

@@ -1,26 +1,44 @@
-"""A plan: the best schedule for every size of a range, and where one takes over from the other."""
+"""A plan: the best schedule for every size of a range, and where one takes over from the other.
+
+Schedules are synthesized at some sizes, and every one is timed at all others (`taccl.simulate`), with the
+baselines beside them. Between two sizes with different winners the crossover is found in whole bytes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise, product
 from os import PathLike
 from typing import Any
 
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.simulation.simulate import simulate
+from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Natural, Seconds, Size, checked
-from taccl.errors import InputError, NoSolutionError
+from taccl.baselines import BASELINES
+from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
-from taccl.explore.plan_files import check_lowering
-from taccl.explore.plan_ranges import Plan
-from taccl.explore.plan_search import PlanSearch
+from taccl.explore.plan_files import check_lowering, runnable
+from taccl.explore.plan_ranges import Plan, PlanRange
 from taccl.problem import Problem, make_problem
+from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
-from taccl.units import parse_size
+from taccl.units import format_gap, format_size, parse_size
 
+#: Each bound of a range gets about so long.
+_BOUND_S = 1.0
 #: Sizes at which schedules are synthesized grow by this factor.
 _FACTOR = 4
 
@@ -142,3 +160,258 @@ def _problems(
     first = apply(sketch, topology, collective, size=grid[0], root=root)
     sized = [make_problem(topology, first.collective, size_bytes=size) for size in grid]
     return [replace(each, clauses=first.clauses, chunks_open=first.chunks_open) for each in sized]
+
+
+def _spread(count: int) -> list[int]:
+    """All places, the first few far apart already: the ends, then the middle of the widest gap."""
+    order = [0, count - 1][: min(count, 2)]
+    while len(order) < count:
+        known = sorted(order)
+        low, high = max(zip(known, known[1:], strict=False), key=lambda gap: gap[1] - gap[0])
+        order.append((low + high) // 2)
+    return order
+
+
+class _TimedSchedule:
+    """A schedule, and at any size its finish behind the launch of its protocol.
+
+    The order of sends is kept, so that the finish is the longest of many ways through them, each of which
+    takes some time and some more for every byte: a convex function of bytes that never falls. Two sizes on
+    one side of a third thus tell how long it takes there at least, those on both sides how long at most, and
+    few sizes need to be simulated.
+    """
+
+    def __init__(self, schedule: Schedule, source: str) -> None:
+        self.schedule, self.source = schedule, source
+        self._finish: dict[int, Fraction | float] = {}
+
+    @cached_property
+    def shape(self) -> tuple[object, ...]:
+        """What it does but for times: two of one shape have the same finish at every size."""
+        s = self.schedule
+        columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
+        carried = str(s.contributions) if s.carries is not None else ""
+        return s.problem.topology.protocol, s.problem.collective.num_chunks, carried, *columns
+
+    def _chunk_bytes(self, size: int) -> int:
+        return -(-size // self.schedule.problem.collective.size_chunks)
+
+    def finish(self, size: int) -> Fraction | float:
+        """Exact microseconds, the launch counted; infinite where its order cannot be kept."""
+        key = self._chunk_bytes(size)
+        if key not in self._finish:
+            least, most = self._range(key)
+            if least < most:
+                try:
+                    found = simulate(self.schedule, size=size)
+                    least = found.launch + found.finish
+                except InputError:
+                    least = math.inf
+            self._finish[key] = least
+        return self._finish[key]
+
+    def at_least(self, size: int) -> Fraction | float:
+        """What its finish cannot be less than, as far as that is known."""
+        return self._range(self._chunk_bytes(size))[0]
+
+    def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
+        """What its finish is at least and at most: on a straight line through three sizes both are one."""
+        if key in self._finish:
+            return (self._finish[key],) * 2
+        known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
+        below, above = [p for p in known if p[0] < key], [p for p in known if p[0] > key]
+
+        def line(one: tuple[int, Fraction], other: tuple[int, Fraction]) -> Fraction:
+            (x, y), (other_x, other_y) = one, other
+            return y + (y - other_y) * (key - x) / (x - other_x)
+
+        least: Fraction | float = below[-1][1] if below else 0
+        least = max([least, *(line(*pair) for pair in (below[:-3:-1], above[:2]) if len(pair) == 2)])
+        return least, line(below[-1], above[0]) if below and above else math.inf
+
+    def at(self, size: int) -> Schedule:
+        """The verified schedule with the times it has at a size."""
+        schedule = simulate(self.schedule, size=size).as_schedule()
+        verify(schedule).raise_if_failed()
+        return schedule
+
+
+def _winner(candidates: Sequence[_TimedSchedule], size: int) -> _TimedSchedule:
+    """The candidate that finishes first."""
+    best: _TimedSchedule | None = None
+    for each in sorted(candidates, key=lambda candidate: candidate.at_least(size)):
+        if best is not None and each.at_least(size) >= best.finish(size):
+            break
+        if best is None or each.finish(size) < best.finish(size):
+            best = each
+    assert best is not None, "there is a candidate"
+    return best
+
+
+class PlanSearch:
+    """The candidates as they are found."""
+
+    def __init__(
+        self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology]
+    ) -> None:
+        self.grid, self.topologies, self.progress = grid, topologies, progress
+        self.candidates: list[_TimedSchedule] = []
+        self.shapes: set[tuple[object, ...]] = set()
+        self.notes: list[str] = []
+        self.stopped = "done"
+        self.failure: Exception | None = None
+
+    def add(self, schedule: Schedule, source: str) -> None:
+        """Add a schedule as a candidate under every protocol, unless it is one already."""
+        for topology in self.topologies:
+            try:
+                same = topology is schedule.problem.topology
+                found = schedule if same else simulate(schedule, topology=topology).as_schedule()
+            except InputError:  # its order cannot be kept there
+                continue
+            candidate = _TimedSchedule(found, source)
+            if candidate.shape not in self.shapes:
+                self.shapes.add(candidate.shape)
+                self.candidates.append(candidate)
+
+    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]]) -> None:
+        """Every baseline that can do it, for small, middle and large sizes, and each cut of the data."""
+        cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
+        places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
+        for problems, place, name in product(cuts.values(), places, BASELINES):
+            size, problem = self.grid[place], problems[place]
+            plain = make_problem(problem.topology, problem.collective, size_bytes=size)
+            with contextlib.suppress(InputError):  # of what it cannot do on this topology
+                self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+
+    def synthesize(
+        self, cases: Sequence[tuple[str, Sequence[Problem]]], time_limit_s: float, **options: Any
+    ) -> None:
+        """A schedule for every size and sketch, as long as there is time; `options` are of `synthesize`."""
+        deadline = time.monotonic() + time_limit_s
+        left = len(self.grid) * len(cases)
+        for place in _spread(len(self.grid)):
+            size = self.grid[place]
+            said = []
+            for name, problems in cases:
+                share = (deadline - time.monotonic()) / left
+                left -= 1
+                if share <= 0:
+                    self.stopped = "time limit"
+                    continue
+                problem = problems[place]
+                if len(self.topologies) > 1 and self.candidates:
+                    best = _winner(self.candidates, size).schedule.problem.topology
+                    problem = replace(problem, topology=best)
+                try:
+                    result = synthesize(problem, time_limit_s=share, **options)
+                except (InfeasibleError, NoSolutionError) as error:
+                    self.failure = error
+                    self.notes.append(f"{name} at {format_size(size)}: {error}")
+                    continue
+                found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
+                self.add(found, f"{name}, for {format_size(size)}")
+                said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
+                if result.interrupted:
+                    self.stopped = "interrupted"
+                    return
+            self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
+
+    def ranges(self, max_ranges: int, lowering: dict[str, Any]) -> tuple[tuple[PlanRange, ...], list[str]]:
+        """The tiles of the plan, each with a program that its runtime can hold; and what there is to say."""
+        notes: list[str] = []
+        remaining = list(self.candidates)
+        programs: dict[_TimedSchedule, Program] = {}
+        # Large sizes first: they tell most about the others.
+        best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
+        while True:
+            tiles = _tiles(remaining, self.grid)
+            for _, _, winner in tiles:
+                if winner not in programs:
+                    try:
+                        programs[winner] = runnable(winner.schedule, lowering)
+                    except ExportError as error:
+                        remaining.remove(winner)
+                        notes.append(f"a schedule of {winner.source} was left out: {error}")
+                        break
+            else:
+                if len(tiles) <= max_ranges:
+                    break
+                remaining = _without_one(tiles, self.grid)
+            if not remaining:
+                raise ExportError(f"no schedule fits its format: {'; '.join(notes)}")
+        used = {
+            size: next(each for first, last, each in tiles if first <= size <= last) for size in self.grid
+        }
+        worst = max(_ratio(used[size].finish(size), best[size]) - 1 for size in self.grid)
+        if worst:
+            longer = f"up to {float(worst):.2%} longer than the best schedule that was found for them"
+            notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
+        for first, last, winner in tiles:
+            ends = f"{format_size(first)} to {format_size(last)}"
+            notes += [f"{ends}: {note}" for note in programs[winner].notes]
+        return tuple(_range(first, last, winner, programs[winner]) for first, last, winner in tiles), notes
+
+
+Tile = tuple[int, int, _TimedSchedule]
+
+
+def _tiles(candidates: Sequence[_TimedSchedule], grid: Sequence[int]) -> list[Tile]:
+    """(first size, last size, winner), one after the other from the first size of the grid to its last."""
+
+    def best(size: int, *preferred: _TimedSchedule) -> _TimedSchedule:
+        """What wins at a size: of equals the one that wins beside it, so that nothing changes for nothing."""
+        found = _winner(candidates, size)
+        return next((each for each in preferred if each.finish(size) <= found.finish(size)), found)
+
+    def starts(
+        first: int, before: _TimedSchedule, last: int, after: _TimedSchedule
+    ) -> list[tuple[int, _TimedSchedule]]:
+        """Where tiles begin behind `first` and up to `last`, and their winners."""
+        if before is after or last - first == 1:
+            return [] if before is after else [(last, after)]
+        middle = (first + last) // 2
+        between = best(middle, before, after)
+        return starts(first, before, middle, between) + starts(middle, between, last, after)
+
+    found = [(grid[0], best(grid[0]))]
+    for first, last in pairwise(grid):
+        before = found[-1][1]
+        found += starts(first, before, last, best(last, before))
+    ends = [*(begin - 1 for begin, _ in found[1:]), grid[-1]]
+    return [(begin, end, winner) for (begin, winner), end in zip(found, ends, strict=True)]
+
+
+def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
+    """How many times the best finish another is; where nothing is sent, both are 0, and alike."""
+    return finish / best if best else 1
+
+
+def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_TimedSchedule]:
+    """The winners but for the one that is missed least, by the worst ratio over sizes."""
+    winners = list(dict.fromkeys(winner for _, _, winner in tiles))
+    sizes = sorted({*grid, *(end for first, last, _ in tiles for end in (first, last))})
+
+    def best(some: Sequence[_TimedSchedule], size: int) -> Fraction | float:
+        return min(each.finish(size) for each in some)
+
+    def regret(left_out: _TimedSchedule) -> Fraction | float:
+        others = [each for each in winners if each is not left_out]
+        return max(_ratio(best(others, size), best(winners, size)) for size in sizes)
+
+    least = min(winners, key=regret)
+    return [each for each in winners if each is not least]
+
+
+def _range(first: int, last: int, winner: _TimedSchedule, program: Program) -> PlanRange:
+    own = min(max(winner.schedule.problem.size_bytes or first, first), last)
+    schedules = [winner.at(size) for size in (first, own, last)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TacclWarning)
+        # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
+        free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
+        bounds = [lower_bound(each, divisible=True, budget_s=_BOUND_S) for each in free]
+    return PlanRange(
+        first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
+        bounds[1], bounds[0], bounds[2], program,
+    )  # fmt: skip

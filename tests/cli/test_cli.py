@@ -128,7 +128,7 @@ class TestSynthesize:
         def full(*_, **__):
             raise errors.InputError("the disk is full", where="out.json")
 
-        monkeypatch.setattr(taccl, "save", full)
+        monkeypatch.setattr("taccl.formats.files.write_whole", full)
         words = ("synthesize", *SMALL, "--backend", "greedy", "-o", tmp_path / "out.json")
         code, out, err = run(*words)
         assert (code, err) == (2, "taccl: error: out.json: the disk is full\n")

@@ -51,14 +51,14 @@ def test_a_program_becomes_a_schedule(direct, run, tmp_path):
     """Converted on a topology, it is a file that verifies."""
     target = tmp_path / "schedule.json"
     words = ("--topology", "fully-connected:4", "--size", "1MB")
-    assert run("convert", direct, "-o", target, *words)[0] == 0
+    assert run("convert", direct, target, *words)[0] == 0
     assert run("verify", target)[0] == 0
 
 
 def test_topology_files_of_other_tools_are_converted(run, tmp_path):
     """The matrix of nvidia-smi as a topology file that is shown like the matrix."""
     source, target = OURS / "nvidia-smi" / "square.txt", tmp_path / "square.toml"
-    code, _, err = run("convert", source, "-o", target)
+    code, _, err = run("convert", source, target)
     assert (code, "no place for" in err) == (0, True)
     assert run("show", target)[1].splitlines()[1] == run("show", source)[1].splitlines()[1]
 
@@ -74,7 +74,7 @@ def test_topology_files_of_other_tools_are_converted(run, tmp_path):
         ("bound", ("--topology", "ring:4", "--size", "1MB"), "no link from the one to the other"),
         ("bound", ("--collective", "allgather"), "--collective: found a program"),
         ("show", ("--nodes", "2"), "--nodes: found a program"),
-        ("convert", ("-o", "out.json"), "--topology: found a program"),
+        ("convert", ("out.json",), "--topology: found a program"),
     ],
 )  # fmt: skip
 def test_what_a_program_lacks_is_said(direct, run, verb, words, message):

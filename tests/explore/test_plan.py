@@ -16,7 +16,6 @@ import pytest
 import taccl
 from taccl.errors import ExportError, InputError, SketchError
 from taccl.explore import plan as planning
-from taccl.explore import plan_search
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
 
@@ -39,9 +38,9 @@ def ring_plan() -> taccl.Plan:
     return taccl.plan("ring:4", "allgather", sketches=[WHOLE], sizes=GRID, backend="greedy", time_limit_s=5)
 
 
-def baselines_only() -> plan_search.PlanSearch:
+def baselines_only() -> planning.PlanSearch:
     """What competes in `four_plan` besides."""
-    search = plan_search.PlanSearch(GRID, lambda _: None, [FOUR])
+    search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
     search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))])
     return search
 
@@ -85,7 +84,7 @@ def test_few_simulations_find_the_winner():
     """The winner that bounds by convexity lead to is the one that simulating every candidate finds."""
     lazy, thorough = baselines_only().candidates, baselines_only().candidates
     for size in (10**6, 250_000, 1000, 60_000, 15_000, 4000):
-        assert plan_search._winner(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
+        assert planning._winner(lazy, size).finish(size) == min(each.finish(size) for each in thorough)
     assert sum(len(each._finish) for each in lazy) < sum(len(each._finish) for each in thorough)
 
 
@@ -245,7 +244,7 @@ def test_paths_that_no_folder_has_are_said(folder, tmp_path):
 @pytest.mark.slow
 def test_interrupts_keep_what_there_is(monkeypatch):
     """Ctrl-C in the second synthesis makes a plan of the first and the baselines."""
-    real, calls = plan_search.synthesize, []
+    real, calls = planning.synthesize, []
 
     def interrupted(*args: object, **options: object) -> object:
         calls.append(args)
@@ -253,7 +252,7 @@ def test_interrupts_keep_what_there_is(monkeypatch):
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(plan_search, "synthesize", interrupted)
+    monkeypatch.setattr(planning, "synthesize", interrupted)
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, len(calls)) == ("interrupted", 2)
     assert plan.ranges[-1].max_bytes == 10**6
@@ -265,7 +264,7 @@ def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
     def interrupted(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_search, "BASELINES", {"ring": taccl.baselines.ring, "tree": interrupted})
+    monkeypatch.setattr(planning, "BASELINES", {"ring": taccl.baselines.ring, "tree": interrupted})
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, plan.num_candidates) == ("interrupted", 1)
 
@@ -276,7 +275,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     def interrupted(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plan_search, "synthesize", interrupted)
+    monkeypatch.setattr(planning, "synthesize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         taccl.plan("ring:4", "allgather", baselines=False)
 
@@ -291,7 +290,7 @@ def test_the_time_limit_still_gives_a_plan():
 @pytest.mark.parametrize(("count", "order"), [(1, [0]), (2, [0, 1]), (5, [0, 4, 2, 1, 3])])
 def test_sizes_are_visited_far_apart_first(count, order):
     """The ends, the middle, the middles of the halves."""
-    assert plan_search._spread(count) == order
+    assert planning._spread(count) == order
 
 
 @pytest.mark.slow
@@ -386,8 +385,8 @@ def test_few_sizes_are_simulated(monkeypatch):
         simulated.append(size)
         return taccl.simulate(schedule, size=size)
 
-    monkeypatch.setattr(plan_search, "simulate", counted)
-    candidate = plan_search._TimedSchedule(schedule, "ring")
+    monkeypatch.setattr(planning, "simulate", counted)
+    candidate = planning._TimedSchedule(schedule, "ring")
     sizes = [2**10, 2**26, *np.random.default_rng(0).integers(2**10, 2**26, 30).tolist()]
     for size in sizes:
         found = taccl.simulate(schedule, size=size)
