@@ -444,7 +444,7 @@ RETURNED = (
     "Certificate", "CompactSchedule", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
     "ImplicitSchedule",
     "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
-    "SketchProposal", "SketchReport", "SteadyState", "Verification", "plot.Bandwidths",
+    "SketchProposal", "SketchReport", "SteadyState", "Verification",
     "workload.Step",
 )  # fmt: skip
 

@@ -12,12 +12,12 @@ from taccl.plot.dimensions import dimensions
 from taccl.plot.gantt import gantt
 from taccl.plot.measured import measured
 from taccl.plot.progress import progress
-from taccl.plot.sizes import Bandwidths, bandwidth, bandwidths
+from taccl.plot.sizes import bandwidth, bandwidths
 from taccl.plot.step import step
 from taccl.plot.style import render, save
 from taccl.plot.topology import topology
 
 __all__ = [
-    "Bandwidths", "backends", "bandwidth", "bandwidths", "comparison", "dimensions", "gantt",
+    "backends", "bandwidth", "bandwidths", "comparison", "dimensions", "gantt",
     "measured", "progress", "render", "save", "step", "topology",
 ]  # fmt: skip

@@ -58,7 +58,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 18px; margin: 34px 0 8px; }
 h1, p, td { overflow-wrap: anywhere; }
-nav a { margin-right: 14px; } pre, figure { overflow-x: auto; } pre { font-size: 13px; }
+nav a { margin-right: 14px; } pre, figure, .wide { overflow-x: auto; } pre { font-size: 13px; }
+.dataframe { font-size: 13px; } .dataframe th, .dataframe td { text-align: right; padding: 0 10px 0 0; }
 figure { margin: 12px 0; background: white; } figure svg { width: 100%; min-width: 620px; height: auto; }
 """
 _PAGE = """<!DOCTYPE html>
@@ -149,7 +150,9 @@ def report(
     def sizes() -> str:
         rates = bandwidths(whole, budget_s=budget_s, measured=measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
-        return _picture(drawn, "bandwidth-picture") + rates._repr_html_()
+        shown = rates.rename(index=format_size).to_html(float_format="{:.4g}".format, na_rep="", border=0)
+        why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
+        return f'{_picture(drawn, "bandwidth-picture")}<div class="wide">{shown}</div>{why}'
 
     def load() -> str:
         on = problem.topology

@@ -8,9 +8,10 @@ as well. All have the chunks of the problem.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.assumptions import assume
@@ -30,6 +31,7 @@ from taccl.synthesis.result import Result
 from taccl.units import format_count, format_size, gb_per_s, parse_size
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 #: What people call them.
@@ -47,71 +49,10 @@ _BOUND_S = 0.2
 _MOST_TRANSFERS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidths:
-    """Bus bandwidths in GB/s, one at each size, the launch counted; None where there is none to be had.
-
-    Parameters
-    ----------
-    problem : Problem
-        At the schedule's own size.
-    sizes_bytes : tuple of int
-        In rising order.
-    schedule : tuple of float
-        Of the schedule, its order kept.
-    bound : tuple of float or None
-        What no schedule on the topology can pass, the sketch left aside but for merging.
-    bound_under_sketch : tuple of float or None
-        What no schedule that obeys the sketch can pass; empty where there is no sketch to obey.
-    baselines : mapping of name to tuple of float
-    undefined : mapping of name to text
-        Why there is no such baseline here.
-    measured : tuple of (int, float)
-        Sizes and bus bandwidths of logs.
-    """
-
-    problem: Problem
-    sizes_bytes: tuple[int, ...]
-    schedule: tuple[float | None, ...]
-    bound: tuple[float | None, ...]
-    bound_under_sketch: tuple[float | None, ...] = ()
-    baselines: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    undefined: Mapping[str, str] = field(default_factory=dict)
-    measured: tuple[tuple[int, float], ...] = ()
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: GB/s by size, and how many times the best baseline the schedule comes to."""
-        from taccl.html import card, table
-
-        bound = "bound, sketch aside" if self.bound_under_sketch else "bound"
-        lines = {"this schedule": self.schedule, bound: self.bound}
-        lines |= {"bound under the sketch": self.bound_under_sketch} if self.bound_under_sketch else {}
-        lines |= {NAMES_OF_BASELINES[name]: rates for name, rates in self.baselines.items()}
-        rows = []
-        for at, best in enumerate(self.best_baseline):
-            rates = [line[at] for line in lines.values()]
-            times = f"{rates[0] / best[1]:.2f}x" if best and rates[0] else ""
-            cells = ("" if rate is None else f"{rate:.4g}" for rate in rates)
-            rows.append((format_size(self.sizes_bytes[at]), *cells, times))
-        head = ("size", *lines, "over the best baseline")
-        undefined = [f"{NAMES_OF_BASELINES[name]}: {why}" for name, why in self.undefined.items()]
-        title = f"bus bandwidth of {self.problem.title} in GB/s"
-        return card(title, table(head, rows), notes=undefined)
-
-    @property
-    def best_baseline(self) -> tuple[tuple[str, float] | None, ...]:
-        """Name and bus bandwidth of the fastest baseline at each size."""
-        best: list[tuple[str, float] | None] = []
-        for index in range(len(self.sizes_bytes)):
-            rates = [(name, rates[index] or 0.0) for name, rates in self.baselines.items() if rates[index]]
-            best.append(max(rates, key=lambda each: each[1], default=None))
-        return tuple(best)
-
-
 @checked
 @drawing
 def bandwidth(
-    schedule: Bandwidths | Result | Schedule | CompactSchedule,
+    schedule: pd.DataFrame | Result | Schedule | CompactSchedule,
     *,
     sizes: Sequence[Size] | None = None,
     measured: Sequence[str] = (),
@@ -121,7 +62,7 @@ def bandwidth(
 
     Parameters
     ----------
-    schedule : Bandwidths, Result, Schedule or CompactSchedule
+    schedule : DataFrame, Result, Schedule or CompactSchedule
         Bandwidths that are worked out already (`taccl.plot.bandwidths`), or what to work them out for.
     sizes : sequence of int or str, optional
         As nccl-tests counts them, where they are to be worked out.
@@ -136,37 +77,35 @@ def bandwidth(
     InputError
         If a size is none, the schedule's own is not known, or it has too many transfers.
     """
-    found = schedule
-    if not isinstance(found, Bandwidths):
-        found = bandwidths(found, sizes=sizes, measured=measured)
+    rates: Any = schedule
+    if not hasattr(schedule, "attrs"):
+        rates = bandwidths(schedule, sizes=sizes, measured=measured)
+    if not {"problem", "baselines", "undefined", "measured"} <= set(rates.attrs):
+        raise InputError("found another table; give what taccl.plot.bandwidths returned", where="schedule")
     ax = axes(ax, height=5.2)
-    at, aside = found.sizes_bytes, found.bound_under_sketch
-    dashed = {"color": INK, "linestyle": "--", "linewidth": 1.2}
-    ends: list[tuple[Sequence[float | None], str, dict[str, Any]]] = [
-        (found.bound, "bound, sketch aside" if aside else "bound", dashed),
-        (aside, "bound under the sketch", dashed | {"linestyle": ":"}),
-    ]
-    if found.baselines:
-        best = [None if each is None else each[1] for each in found.best_baseline]
-        ends.append((best, "best of baselines", {"color": GREY, "linewidth": 5, "alpha": 0.45}))
+    dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.2}
+    looks = {
+        "bound": dashed,
+        "bound, sketch aside": dashed,
+        "bound under the sketch": dashed | {"linestyle": ":"},
+    }
+    looks["best of baselines"] = {"color": GREY, "linewidth": 5, "alpha": 0.45}
     thin = {"linewidth": 1.0, "markersize": 4}
     others = len(MARKS) - 1  # the first is this schedule's
-    for number, (name, rates) in enumerate(found.baselines.items()):
+    for number, name in enumerate(rates.attrs["baselines"]):
         which, dashes = 1 + number % others, ("-", "--")[number // others]
-        marked = {"color": OKABE_ITO[which], "marker": MARKS[which], "linestyle": dashes, **thin}
-        ends.append((rates, NAMES_OF_BASELINES[name], marked))
-    own = {"color": OKABE_ITO[0], "marker": MARKS[0], "linewidth": 2.2, "markersize": 5}
-    ends.append((found.schedule, "this schedule", own))
-    for line, label, how in ends:
-        points = [(size, rate) for size, rate in zip(at, line, strict=bool(line)) if rate]
-        if points:
-            ax.plot(*zip(*points, strict=True), label=label, **how)
-    points = [each for each in found.measured if at[0] <= each[0] <= at[-1]]
+        looks[name] = {"color": OKABE_ITO[which], "marker": MARKS[which], "linestyle": dashes, **thin}
+    looks["this schedule"] = {"color": OKABE_ITO[0], "marker": MARKS[0], "linewidth": 2.2, "markersize": 5}
+    for name in (name for name in looks if name in rates):
+        line = rates[name][rates[name] > 0]
+        if len(line):
+            ax.plot(line.index, line, label=name, **looks[name])
+    at = rates.index.tolist()
+    points = [each for each in rates.attrs["measured"] if at[0] <= each[0] <= at[-1]]
     if points:
         x, y = zip(*points, strict=True)
         ax.plot(x, y, "o", label="measured", color=INK, markersize=4, markerfacecolor="none")
-    problem = found.problem
-    assert problem.size_bytes is not None, "bandwidths needs it"
+    problem = rates.attrs["problem"]
     ax.axvline(problem.size_bytes, color=GREY, linewidth=0.8, linestyle=":")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -181,9 +120,8 @@ def bandwidth(
         style.legend(ax, ax.get_legend_handles_labels()[0][::-1])
     else:
         remark(ax, "nothing is sent, which takes no time and has no bandwidth")
-    if found.undefined:
-        names = ", ".join(NAMES_OF_BASELINES[name] for name in found.undefined)
-        remark(ax, f"not defined here: {names}")
+    if rates.attrs["undefined"]:
+        remark(ax, f"not defined here: {', '.join(rates.attrs['undefined'])}")
     return ax
 
 
@@ -194,7 +132,7 @@ def bandwidths(
     sizes: Sequence[Size] | None = None,
     budget_s: Duration = 30.0,
     measured: Sequence[str] = (),
-) -> Bandwidths:
+) -> pd.DataFrame:
     """The bus bandwidth of a schedule at many sizes, what no schedule can pass, and that of every baseline.
 
     Parameters
@@ -202,9 +140,18 @@ def bandwidths(
     sizes : sequence of int or str, optional
         As nccl-tests counts them. Default: from 1 KiB to 1 GiB, and the schedule's own.
     budget_s : float
-        When baselines are left out that are not timed yet; `Bandwidths.undefined` says which.
+        When baselines are left out that are not timed yet; ``undefined`` says which.
     measured : sequence of str
         Files of logs (see `taccl.fit`) of the same collective on as many ranks.
+
+    Returns
+    -------
+    DataFrame
+        Bus bandwidths in GB/s by size in bytes, the launch counted; missing where there is none to be had.
+        Columns are ``this schedule``, its order kept; the ``bound`` that no schedule can pass, or where there
+        is a sketch to obey ``bound, sketch aside`` and ``bound under the sketch``; each baseline, and the
+        ``best of baselines``. Its ``attrs`` are the ``problem`` at the schedule's own size, the names of
+        ``baselines``, why others are ``undefined``, and the sizes and bandwidths ``measured``.
 
     Raises
     ------
@@ -212,6 +159,8 @@ def bandwidths(
         If a size is none, the schedule's own is not known, it has too many transfers, or a log is of
         something else.
     """
+    import pandas as pd
+
     began = time.monotonic()
     own = schedule_of(schedule)
     problem = own.problem
@@ -225,26 +174,34 @@ def bandwidths(
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")
     points = measured_points(problem, measured)
-    rates = tuple(simulate(own, size=size).predicted_busbw_gb_per_s for size in every)
+    lines: dict[str, Any] = {
+        "this schedule": [simulate(own, size=size).predicted_busbw_gb_per_s for size in every]
+    }
     free = without_sketch(problem)
-    baselines: dict[str, tuple[float | None, ...]] = {}
+    at_most = np.array(_bounds(free, every), float)
+    # What guides a search binds no schedule, and merging is left to all.
+    if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
+        lines["bound"] = at_most
+    else:
+        lines["bound, sketch aside"] = at_most
+        # The search for a bound may come less far under the sketch, which passes nothing without it.
+        lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every), float), at_most)
+    baselines: list[str] = []
     undefined: dict[str, str] = {}
     for name in BASELINES:
+        called = NAMES_OF_BASELINES[name]
         if time.monotonic() - began > budget_s:
-            undefined[name] = f"not timed: {budget_s:g} s were over"
+            undefined[called] = f"not timed: {budget_s:g} s were over"
             continue
         try:
-            baselines[name] = _rates(name, problem, every)
+            lines[called] = _rates(name, problem, every)
+            baselines.append(called)
         except (CollectiveError, InputError) as error:
-            undefined[name] = error.message
-    at_most = _bounds(free, every)
-    # What guides a search binds no schedule, and merging is left to all.
-    under: tuple[float | None, ...] = ()
-    if not problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
-        # The search for a bound may come less far under the sketch, which passes nothing without it.
-        pairs = zip(_bounds(problem, every), at_most, strict=True)
-        under = tuple(a if a is None or b is None else min(a, b) for a, b in pairs)
-    return Bandwidths(problem, every, rates, at_most, under, baselines, undefined, points)
+            undefined[called] = error.message
+    found = pd.DataFrame(lines, index=pd.Index(every, name="size_bytes"), dtype=float)
+    found["best of baselines"] = found[baselines].max(axis=1)
+    found.attrs |= {"problem": problem, "baselines": baselines, "undefined": undefined, "measured": points}
+    return found
 
 
 def measured_points(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:

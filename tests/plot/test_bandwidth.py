@@ -27,7 +27,7 @@ def test_key_is_beside_the_lines(exchange):
 @pytest.mark.slow
 def test_at_its_own_size_a_schedule_has_its_own_bandwidth(found, rates):
     """4 MB is what it was made for."""
-    assert rates.schedule[1] == pytest.approx(found.schedule.busbw_gb_per_s)
+    assert rates["this schedule"].iloc[1] == pytest.approx(found.schedule.busbw_gb_per_s)
 
 
 @pytest.mark.slow
@@ -55,9 +55,8 @@ def test_a_log_of_something_else_is_refused(found, tmp_path):
 @pytest.mark.slow
 def test_no_line_passes_the_bound(rates):
     """Neither the schedule nor a baseline."""
-    for line in (rates.schedule, *rates.baselines.values()):
-        for rate, most in zip(line, rates.bound, strict=True):
-            assert rate <= most * (1 + 1e-12)
+    for name in ("this schedule", *rates.attrs["baselines"]):
+        assert (rates[name] <= rates["bound"] * (1 + 1e-12)).all()
 
 
 def test_the_sketch_is_left_aside_for_baselines():
@@ -71,24 +70,26 @@ def test_the_sketch_is_left_aside_for_baselines():
     schedule = taccl.synthesize(bound, backend="greedy", time_limit_s=1).schedule
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
     # Round a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
-    assert rates.bound[0] == pytest.approx(3 * rates.bound_under_sketch[0])
-    assert rates.best_baseline[0][1] == pytest.approx(rates.bound[0])
+    aside = rates["bound, sketch aside"].iloc[0]
+    assert aside == pytest.approx(3 * rates["bound under the sketch"].iloc[0])
+    assert rates["best of baselines"].iloc[0] == pytest.approx(aside)
     words = {text.get_text() for text in taccl.plot.bandwidth(rates).get_legend().get_texts()}
     assert {"bound, sketch aside", "bound under the sketch"} <= words
 
 
 def test_baselines_are_timed_at_their_best(rates):
     """At its own size each is as fast as the baseline made for it."""
-    for name, line in rates.baselines.items():
-        made = taccl.baselines.baseline(name, rates.problem, cut=False)
-        assert line[1] >= made.busbw_gb_per_s * (1 - 1e-12)
+    named = {called: name for name, called in NAMES_OF_BASELINES.items()}
+    assert rates.attrs["baselines"]
+    for called in rates.attrs["baselines"]:
+        made = taccl.baselines.baseline(named[called], rates.attrs["problem"], cut=False)
+        assert rates[called].iloc[1] >= made.busbw_gb_per_s * (1 - 1e-12)
 
 
 def test_the_best_baseline_is_the_best_at_each_size(rates):
-    """It has a name, and nothing is above it."""
-    for index, best in enumerate(rates.best_baseline):
-        assert best[1] == max(line[index] for line in rates.baselines.values())
-        assert rates.baselines[best[0]][index] == best[1]
+    """It is one of them, and nothing is above it."""
+    for _, row in rates.iterrows():
+        assert row["best of baselines"] == max(row[name] for name in rates.attrs["baselines"])
 
 
 def test_baselines_that_are_not_defined_are_said():
@@ -96,32 +97,23 @@ def test_baselines_that_are_not_defined_are_said():
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
-    assert set(rates.undefined) == {
-        "recursive",
-        "hierarchical",
-        "dimension-balanced",
-        "one-shot",
-        "swing",
-        "bine",
-        "in-network",
-        "servers",
-    }
-    assert "power of two" in rates.undefined["recursive"]
+    assert set(rates.attrs["undefined"]) == {
+        "halving-doubling", "hierarchical", "dimension-balanced", "one-shot", "swing", "bine trees",
+        "in the network", "at servers",
+    }  # fmt: skip
+    assert "power of two" in rates.attrs["undefined"]["halving-doubling"]
     label = taccl.plot.bandwidth(rates).get_xlabel()
-    assert (
-        "not defined here: halving-doubling, swing, bine trees, hierarchical, dimension-balanced, one-shot, in"
-        in label
-    )
+    assert f"not defined here: {', '.join(rates.attrs['undefined'])}" in label
 
 
 def test_without_time_baselines_are_left_out(found):
     """A budget of nothing leaves every baseline out, and says so."""
     rates = taccl.plot.bandwidths(found, sizes=["4MB"], budget_s=0)
-    assert rates.baselines == {}
-    assert "not timed" in rates.undefined["ring"]
+    assert rates.attrs["baselines"] == []
+    assert "not timed" in rates.attrs["undefined"]["ring"]
 
 
-def testusual_sizes_have_its_own(found):
+def test_usual_sizes_have_its_own(found):
     """From 1 KiB to 1 GiB, and 4 MB in place of 4 MiB."""
     from taccl.plot.sizes import usual_sizes
 
@@ -135,8 +127,7 @@ def test_every_line_has_a_name(rates):
     """The schedule, the bound, each baseline and the best of them."""
     ax = taccl.plot.bandwidth(rates)
     words = {text.get_text() for text in ax.get_legend().get_texts()}
-    named = {NAMES_OF_BASELINES[name] for name in rates.baselines}
-    assert words == {"this schedule", "bound", "best of baselines", *named}
+    assert words == {"this schedule", "bound", "best of baselines", *rates.attrs["baselines"]}
     assert ax.get_ylabel() == "bus bandwidth in GB/s"
 
 
@@ -165,4 +156,13 @@ def test_a_sketch_allows_no_more_than_none(monkeypatch):
         "taccl.plot.sizes._bounds", lambda problem, sizes: (found[len(problem.links_allowed)],) * len(sizes)
     )
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
-    assert (rates.bound, rates.bound_under_sketch) == ((5.0,), (5.0,))
+    bounds = rates[["bound, sketch aside", "bound under the sketch"]]
+    assert bounds.to_numpy().tolist() == [[5.0, 5.0]]
+
+
+def test_other_tables_are_no_bandwidths():
+    """A table that says nothing of a problem is refused."""
+    import pandas as pd
+
+    with pytest.raises(InputError, match="found another table"):
+        taccl.plot.bandwidth(pd.DataFrame({"bound": [1.0]}))
