@@ -14,7 +14,7 @@ from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.units import format_count, format_size, format_us, parse_size
+from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult
@@ -104,13 +104,12 @@ def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
 
     count = options.chunks_per_rank
     if options.chunk_size is not None:
-        return count or 1, parse_size(options.chunk_size, where="--chunk-size")
+        return count or 1, options.chunk_size
     settle_size(options)
-    size_bytes = parse_size(options.size, where="--size")
     if count is None and options.backend == "dimension-balanced":
         dims = taccl.dimensions(fabric)
-        count = choose_num_chunks(dims, options.collective, size_bytes, policy=options.policy)
-    return count or 1, -(-size_bytes // (fabric.num_ranks * (count or 1)))
+        count = choose_num_chunks(dims, options.collective, options.size, policy=options.policy)
+    return count or 1, -(-options.size // (fabric.num_ranks * (count or 1)))
 
 
 def _text(result: ImplicitResult) -> str:

@@ -107,8 +107,8 @@ _SHARED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "--profile": ("P", "which constants of the machine, e.g. nominal", {}),
     "--protocol": ("auto|simple|ll|ll128", _PROTOCOL, {"type": str.lower, "default": "auto"}),
     "--collective": ("NAME", _COLLECTIVES, {"type": _collective, "required": True}),
-    "--size": ("S", _SIZE, {}),
-    "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {}),
+    "--size": ("S", _SIZE, {"type": size}),
+    "--chunk-size": ("S", "bytes of one chunk, e.g. 1MB", {"type": size}),
     "--chunks-per-rank": ("K", "pieces a rank's part of the data is cut into", {"type": positive}),
     "--root": ("R", "rank; of broadcast, scatter, gather and reduce", {"type": at_least_zero}),
     "--time-unit-us": ("US", "microseconds in the file's unit of time", {}),
@@ -243,12 +243,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
         )
     else:
         settle_size(options)
-        size, chunk_size = options.size, options.chunk_size
-        problem = taccl.make_problem(
-            topology, options.collective, **cut,
-            size_bytes=None if size is None else parse_size(size, where="--size"),
-            chunk_bytes=None if chunk_size is None else parse_size(chunk_size, where="--chunk-size"),
-        )  # fmt: skip
+        given = {"size_bytes": options.size, "chunk_bytes": options.chunk_size}
+        problem = taccl.make_problem(topology, options.collective, **cut, **given)
     return _under_best_protocol(problem, options)
 
 
@@ -289,7 +285,7 @@ def settle_topology(options: argparse.Namespace) -> None:
 def settle_size(options: argparse.Namespace) -> None:
     """Take the usual size where there is no sketch and no option that says one, and say so."""
     if options.size is None and options.chunk_size is None:
-        options.size = _USUAL_SIZE
+        options.size = parse_size(_USUAL_SIZE)
         say(f"note: found neither --size nor --chunk-size; {_USUAL_SIZE} is taken")
 
 

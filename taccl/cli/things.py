@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 import taccl
-from taccl.errors import FormatError, InputError, TopologyError
+from taccl.errors import FormatError, InputError
 
 if TYPE_CHECKING:
     from taccl.formats.table import FileFormat
@@ -33,12 +33,7 @@ def topology_from_word(
 
 def under_protocol(topology: Topology, protocol: str | None) -> Topology:
     """The topology under a protocol that was asked for."""
-    if protocol in (None, "auto"):
-        return topology
-    try:
-        return topology.under(protocol)
-    except TopologyError as error:
-        raise InputError(error.message, where="--protocol") from None
+    return topology if protocol in (None, "auto") else topology.under(protocol)
 
 
 def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> Topology:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, option, positive, resized, topology_for
+from taccl.cli.options import add_options, option, positive, reader, resized, topology_for, whole
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
@@ -15,6 +15,8 @@ from taccl.names import shown
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
+
+_instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")
 
 
 def add(verb: ArgumentParser) -> None:
@@ -40,7 +42,7 @@ def add(verb: ArgumentParser) -> None:
     help = "by which messages are sent (default auto: in each range the one that promises least)"
     add_options(group, "--protocol", help=help)
     help = "cut every chunk into so many parts, or auto: as many as the links need"
-    option(group, "--instances N", help, _auto_or_number, default=1)
+    option(group, "--instances N", help, _instances, default=1)
 
 
 def run(options: Namespace) -> Answer:
@@ -73,10 +75,6 @@ def run(options: Namespace) -> Answer:
     if len(register) > 1:
         lines.append(f"  with MSCCL++, in Python: register_plans.register(rank), from {shown(register[1])}")
     return Answer("\n".join(lines), {**values, "files": paths})
-
-
-def _auto_or_number(word: str) -> int | str:
-    return word if word == "auto" else positive(word)
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:

@@ -8,10 +8,9 @@ import sys
 
 import taccl
 from taccl.cli.implicit import check_room, implicit_answer
-from taccl.cli.options import add_options, add_output, add_problem_options, option, problem_from_options
+from taccl.cli.options import add_options, add_output, add_problem_options, option, problem_from_options, size
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
 from taccl.errors import InputError
-from taccl.units import parse_size
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -19,7 +18,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_problem_options(verb)
     add_options(verb, "--backend", "--time-limit", "--threads")
     option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
-    option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB")
+    option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB", size)
     option(verb, "--summary", "of a large schedule keep the figures only")
     option(verb, "--spill DIR", "keep the columns of a large schedule in a new folder")
     add_options(verb, "--seed")
@@ -42,9 +41,7 @@ def run(options: argparse.Namespace) -> Answer:
     implicit = None if options.summary or options.spill is not None else implicit_answer(options)
     if implicit is not None:
         return implicit
-    memory_limit_mb = None
-    if options.memory_limit is not None:
-        memory_limit_mb = max(1, parse_size(options.memory_limit, where="--memory-limit") // 10**6)
+    memory_limit_mb = options.memory_limit and max(1, options.memory_limit // 10**6)
     check_room(options, memory_limit_mb)
     problem = problem_from_options(options, reachable=False)  # synthesize explains what cannot be reached
     if options.log:
