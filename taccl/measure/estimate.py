@@ -38,6 +38,10 @@ class Observed:
     size_bytes: NDArray[np.float64]
     times_us: NDArray[np.float64]
 
+    def predicted_us(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Times by protocol and size, (..., 3, sizes), by logarithms of parameters."""
+        return times_us(self.terms, self.size_bytes, logs)
+
     def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
         """Some of the sizes."""
         return Observed(self.terms, self.size_bytes[keep], self.times_us[keep])
@@ -73,7 +77,10 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
     fitted = [task.solve(protocols, free, start) for start in _starts(task)]
     logs = min(fitted, key=lambda logs: task.cost(protocols, logs))
     for _ in range(_MAX_ROUNDS):
-        again = tuple(_again(each, old, logs) for each, old in zip(observed, protocols, strict=True))
+        again = tuple(
+            old if each.terms.streams else reassigned(each.predicted_us(logs), each.times_us)
+            for each, old in zip(observed, protocols, strict=True)
+        )
         if all(np.array_equal(a, b) for a, b in zip(again, protocols, strict=True)):
             break
         protocols = again
@@ -115,11 +122,6 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
     return found
 
 
-def _again(each: Observed, old: NDArray[np.int64], logs: NDArray[np.float64]) -> NDArray[np.int64]:
-    predicted = times_us(each.terms, each.size_bytes, logs)
-    return old if each.terms.streams else reassigned(predicted, each.times_us)
-
-
 def shows_latency(each: Observed) -> bool:
     """Whether the smallest sizes take times that do not grow with them."""
     if each.terms.streams or len(each.size_bytes) < 2:
@@ -156,7 +158,7 @@ class _Task:
         """(..., num) relative errors and how much faster another protocol were, softened; ways to priors."""
         errors = []
         for each, chosen in zip(self.observed, protocols, strict=True):
-            found = times_us(each.terms, each.size_bytes, logs)
+            found = each.predicted_us(logs)
             predicted = found[..., chosen, np.arange(len(chosen))]
             errors.append(np.log(predicted / each.times_us) / NOISE)
             errors.append(np.log(predicted / found[..., np.unique(chosen), :].min(axis=-2)) / _CHOICE)

@@ -201,8 +201,7 @@ def fit(
     found = estimate(observed, before)
     fitted, errors = [], []
     for each, seen, protocols in zip(kept, observed, found.protocols, strict=True):
-        every = times_us(seen.terms, seen.size_bytes, found.logs)
-        predicted = every[protocols, np.arange(len(protocols))]
+        predicted = seen.predicted_us(found.logs)[protocols, np.arange(len(protocols))]
         errors += np.abs(predicted / seen.times_us - 1).tolist()
         fitted.append(FittedSeries(each, tuple(predicted.tolist()), tuple(protocols.tolist())))
     taken = (0, 1, 2)

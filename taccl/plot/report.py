@@ -246,28 +246,25 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
         bars = bars_of(schedule, by, max_rows=64)
         ax = figure(width=11, height=rows_height(len(bars.rows)))
         drawn = draw_bars(schedule, bars, by, bound_us=bound_us or None, ax=ax)
-        texts = _texts(schedule, bars)
-        apart: dict[str, list[str]] = {COPIES: [], REDUCTIONS: []}
-        for text, reduces in zip(texts, bars.reduce.tolist(), strict=True):
-            apart[REDUCTIONS if reduces else COPIES].append(text)
         is_open = " open" if by == _VIEWS[0] else ""
-        view = _picture(drawn, f"gantt-{by}", apart)
+        view = _picture(drawn, f"gantt-{by}", _texts(schedule, bars))
         views.append(f"<details{is_open}><summary>by {by}</summary>{view}</details>")
     return _paragraph("Point at a bar to see what is sent. The dashed line is the bound.") + "".join(views)
 
 
-def _texts(schedule: Schedule, bars: Bars) -> list[str]:
-    """What each bar is of."""
+def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
+    """What each bar of a group of bars is of."""
     problem = schedule.problem
     chunks: dict[int, list[int]] = defaultdict(list)
     for group, chunk in zip(schedule.group.tolist(), schedule.chunk.tolist(), strict=True):
         chunks[group].append(chunk)
     columns = (bars.send, bars.link, bars.reduce, bars.start_us, bars.end_us)
-    texts = []
+    texts: dict[str, list[str]] = {COPIES: [], REDUCTIONS: []}
     for send, link, reduces, start_us, end_us in zip(*(c.tolist() for c in columns), strict=True):
         size = format_size(sum(problem.chunk_bytes[chunk] for chunk in chunks[send]))
-        what = f"{'reduces' if reduces else 'copies'} chunk {first_of(chunks[send], 8)} ({size})"
-        texts.append(f"{what} over {problem.topology.links[link]}, {start_us:.3f} to {end_us:.3f} us")
+        what = f"chunk {first_of(chunks[send], 8)} ({size}) over {problem.topology.links[link]}"
+        said = f"{'reduces' if reduces else 'copies'} {what}, {start_us:.3f} to {end_us:.3f} us"
+        texts[REDUCTIONS if reduces else COPIES].append(said)
     return texts
 
 
