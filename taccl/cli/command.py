@@ -39,6 +39,8 @@ def run(argv: Sequence[str] | None = None, interrupts: Sequence[int] = ()) -> in
 
 def _answer(words: list[str], interrupts: Sequence[int]) -> Answer:
     options = argparse.Namespace()
+    if words[:1] == ["--version"]:
+        return Answer(f"taccl {taccl.__version__}", {"version": taccl.__version__})
     try:
         options = build_parser().parse_args(words)
         if interrupts:  # Python itself drops one that comes as it lets go of a module
@@ -46,19 +48,16 @@ def _answer(words: list[str], interrupts: Sequence[int]) -> Answer:
         options.words = words  # what was typed, for files to keep
         answer: Answer = options.run(options)
         return answer
-    except _Said as said:
-        return Answer(said.text, said.values)
+    except _Help as help:
+        return Answer(str(help), {"help": str(help)})
     except Exception as error:
         if os.environ.get("TACCL_TRACEBACK") == "1":
             traceback.print_exc()
         return explained(error, where=_option_named(getattr(error, "where", None), options))
 
 
-class _Said(Exception):
-    """What ``--help`` or ``--version`` answers."""
-
-    def __init__(self, text: str, values: dict[str, str]) -> None:
-        self.text, self.values = text, values
+class _Help(Exception):
+    """What ``--help`` answers."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,18 +70,7 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)", where=where)
 
     def print_help(self, file: object = None) -> None:
-        text = self.format_help().rstrip()
-        raise _Said(text, {"help": text})
-
-
-class _Version(argparse.Action):
-    """``--version``, looked up only when asked for."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help="show the version and exit")
-
-    def __call__(self, *_: object) -> None:
-        raise _Said(f"taccl {taccl.__version__}", {"version": taccl.__version__})
+        raise _Help(self.format_help().rstrip())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -94,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         "70 a fault of taccl's own, 130 Ctrl-C.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version)
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name in VERBS:
         module = import_module(f"taccl.cli.verbs.{name}")

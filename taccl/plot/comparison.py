@@ -52,8 +52,6 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
     one_bound = len({round(bound, 6) for bound in bounds}) <= 1
     ax.set_xscale("log")
     highest = max((row["gap"] for row in rows if row["gap"] is not None), default=0.0)
-    if highest > 2:
-        ax.set_yscale("symlog", linthresh=0.1)
     for row in rows:
         colour, mark = _look(backends.index(row["backend"]), shapes.index(row[shape_name]), len(shapes))
         seconds = max(row["seconds"] or row.get("time_limit_s") or 1e-3, 1e-3)

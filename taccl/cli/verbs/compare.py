@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ def _numbers(text: str) -> Sequence[int]:
     return range(whole(first), whole(end)) if colon else tuple(map(whole, text.split(",")))
 
 
-_ENDINGS = (".csv", ".json", ".parquet")
+_ENDINGS = (".csv", ".json")
 _seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
 #: Reads words with commas between.
 words = reader(lambda text: tuple(map(str.strip, text.split(","))), all, "words with commas between")
@@ -65,7 +64,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     add_options(group, "--threads", default=1, help="threads of a solver")
     option(group, "--workers N", "runs at a time (default: one for each core)", positive)
     option(group, "--no-cache", "neither read nor store results in the cache")
-    add_output(verb, "write the table: .csv, .json or .parquet")
+    add_output(verb, "write the table: .csv or .json")
 
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,10 +83,7 @@ def check_table(options: argparse.Namespace) -> None:
         return
     ending = Path(options.output).suffix.lower()
     if ending not in _ENDINGS:
-        said = f"found {ending or 'no ending'}; expected .csv, .json or .parquet"
-        raise InputError(said, where=options.output)
-    if ending == ".parquet" and find_spec("pyarrow") is None:
-        said = "Parquet needs pyarrow: pip install 'taccl[parquet]', or give a .csv"
+        said = f"found {ending or 'no ending'}; expected .csv or .json"
         raise InputError(said, where=options.output)
     check_output(options)
 
@@ -101,16 +97,11 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
     complaint = "" if num_found else f"none of {format_count(len(rows), 'run')} has a schedule"
     answer = Answer(_text(rows), {"rows": rows}, complaint)
     path = options.output
-    return answer if path is None else with_content(answer, path, _content(found, rows, path), options)
-
-
-def _content(found: pd.DataFrame, rows: list[dict[str, Any]], path: str) -> str | bytes:
-    ending = Path(path).suffix.lower()
-    if ending == ".csv":
-        return str(found.to_csv(index=False))
-    if ending == ".json":
-        return json.dumps(rows, indent=1, allow_nan=False) + "\n"
-    return bytes(found.to_parquet(index=False))
+    if path is None:
+        return answer
+    is_csv = Path(path).suffix.lower() == ".csv"
+    content = found.to_csv(index=False) if is_csv else json.dumps(rows, indent=1, allow_nan=False) + "\n"
+    return with_content(answer, path, content, options)
 
 
 def _text(rows: list[dict[str, Any]]) -> str:
