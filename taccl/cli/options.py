@@ -317,16 +317,7 @@ def _upstream_problem(options: argparse.Namespace) -> Problem:
             said = f"an upstream topology file has no {name}s; leave --{name} out"
             raise InputError(said, where=f"--{name}")
     both = options.sketch is not None and things.kind_of(options.sketch) == "upstream sketch"
-    given = picked(
-        options,
-        "collective",
-        "nodes",
-        "chunk_size",
-        "size",
-        "time_unit_us",
-        "chunks_per_rank",
-        "root",
-        "roots",
-    )
+    names = ("collective", "nodes", "chunk_size", "size", "time_unit_us", "chunks_per_rank", "root", "roots")
+    given = picked(options, *names)
     given["cost_model"] = options.cost_model or ("upstream" if both else "physical")
     return load_problem(things.sketch_from_word(options.sketch) or taccl.Sketch(), options.topology, **given)
