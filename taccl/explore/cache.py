@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
@@ -35,9 +35,6 @@ from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
 from taccl.units import format_count, format_size
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SCHEMA = 1
 _FAILURE = "taccl-failure"
@@ -142,16 +139,6 @@ class Cache:
             entry = f"a run without a schedule ({entry.row['status']})"
         said = f"found {entry or 'nothing'} in {self.folder}; expected a schedule; compare once more"
         raise InputError(f"{said} with this cache", where=key)
-
-    @checked
-    def schedules(self, table: pd.DataFrame) -> list[Schedule | None]:
-        """The verified schedule of every row of a comparison; None for rows that have none.
-
-        Raises `InputError` if the table was not asked for with ``full=True``, which has the keys.
-        """
-        if not {"key", "verified"} <= set(table.columns):
-            raise InputError("found no column key; compare with full=True", where="table")
-        return [self.schedule(row.key) if row.verified else None for row in table.itertuples()]
 
     def info(self) -> CacheInfo:
         """How many results there are, and their size; of every version of taccl."""

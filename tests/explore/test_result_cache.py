@@ -60,12 +60,11 @@ def test_an_entry_is_a_schedule_file(problem, cache, stored):
     assert (schedule.finish_us, schedule.problem) == (41.0, problem)
 
 
-def test_schedules_of_a_table(problem, impossible, cache):
-    """Each row gives its schedule, and None if it has none."""
-    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache, full=True)
-    without = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache, full=True)
-    assert [s.finish_us for s in cache.schedules(table)] == [41.0]
-    assert cache.schedules(without) == [None]
+def test_a_run_without_a_schedule_has_none(impossible, cache):
+    """Its key is known, and the error says what became of it."""
+    table = taccl.compare(impossible, backends=["greedy"], num_workers=1, cache=cache, full=True)
+    with pytest.raises(InputError, match=r"found a run without a schedule \(infeasible\)"):
+        cache.schedule(table.key[0])
 
 
 def test_a_schedule_that_is_not_there(cache):
@@ -189,13 +188,6 @@ def test_what_cannot_be_stored_is_told_once(problem, tmp_path):
             problem, backends=["greedy"], seeds=range(3), num_workers=1, cache=tmp_path / "file" / "cache"
         )
     assert (len(caught), list(table.status)) == (1, ["proven for its chunks"] * 3)
-
-
-def test_schedules_need_keys(problem, cache):
-    """A table of ten columns has no keys, and the error says how to get them."""
-    table = taccl.compare(problem, backends=["greedy"], num_workers=1, cache=cache)
-    with pytest.raises(InputError, match="compare with full=True"):
-        cache.schedules(table)
 
 
 @pytest.mark.slow
