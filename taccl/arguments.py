@@ -66,7 +66,7 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Reader:
     """What an annotation stands for: what a message expects, and what reads a value or raises `InputError`.
 
     - `family`: What values of it look like: text, numbers, several things.
@@ -98,7 +98,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [each.name for each in parameters if each.kind in by_place]
         rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
-        kinds: dict[str, Kind | None] = {}
+        kinds: dict[str, Reader | None] = {}
 
         def read(name: str, value: Any) -> Any:
             kind = kinds.get(name)
@@ -121,7 +121,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
     return decorate
 
 
-def kinds_of(function: Callable[..., Any]) -> dict[str, Kind | None]:
+def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
     """What each parameter of a function takes; None where anything does."""
     function = inspect.unwrap(function)
     scope = function.__globals__
@@ -193,8 +193,8 @@ def _whole_words(at_least: int | None) -> str:
     return "a whole number" if at_least is None else f"a whole number of at least {at_least}"
 
 
-def _count(at_least: int) -> Kind:
-    return Kind(_whole_words(at_least), functools.partial(whole_number, at_least=at_least), "number")
+def _count(at_least: int) -> Reader:
+    return Reader(_whole_words(at_least), functools.partial(whole_number, at_least=at_least), "number")
 
 
 def _finite(value: Any, where: str) -> float:
@@ -247,7 +247,7 @@ def _such(
     *,
     make: Any = None,
     plain: type | None = None,
-) -> Kind:
+) -> Reader:
     """Values that fit as they are, or as what is made of them."""
 
     def read(value: Any, where: str) -> Any:
@@ -255,7 +255,7 @@ def _such(
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
         return make(value) if make else value
 
-    return Kind(expected, read, family, plain=frozenset({plain} if plain else ()))
+    return Reader(expected, read, family, plain=frozenset({plain} if plain else ()))
 
 
 def _is_a(*kinds: type) -> Callable[[Any], bool]:
@@ -263,18 +263,20 @@ def _is_a(*kinds: type) -> Callable[[Any], bool]:
 
 
 _KINDS = {
-    "int": Kind("a whole number", whole_number, "number", plain=frozenset({int})),
+    "int": Reader("a whole number", whole_number, "number", plain=frozenset({int})),
     "Count": _count(1),
     "Natural": _count(0),
     **dict.fromkeys(
-        ("Bytes", "Size"), Kind("a size such as '1MB', or a number of bytes", _bytes, "number text")
+        ("Bytes", "Size"), Reader("a size such as '1MB', or a number of bytes", _bytes, "number text")
     ),
-    "Megabytes": Kind("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
-    "Seconds": Kind("a positive number of seconds", _seconds, "number text"),
-    "Duration": Kind("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
-    "float": Kind("a finite number", _finite, "number"),
-    "Fraction": Kind("a number that is not negative", _fraction, "number text"),
-    "Number": Kind("a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})),
+    "Megabytes": Reader("a whole number of MB, or a size such as '4GB'", _megabytes, "number text"),
+    "Seconds": Reader("a positive number of seconds", _seconds, "number text"),
+    "Duration": Reader("a number of seconds", functools.partial(_seconds, zero=True), "number text"),
+    "float": Reader("a finite number", _finite, "number"),
+    "Fraction": Reader("a number that is not negative", _fraction, "number text"),
+    "Number": Reader(
+        "a number that is not negative", _number, "number text", plain=frozenset({int, Fraction})
+    ),
     "bool": _such(_is_a(bool, np.bool_), "True or False", make=bool, plain=bool),
     "str": _such(_is_a(str), "text", "text", plain=str),
     "PathLike": _such(_is_a(os.PathLike), "a path"),
@@ -289,7 +291,7 @@ def _parsed(annotation: object) -> ast.expr:
     return ast.parse(str(annotation), mode="eval").body
 
 
-def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Kind | None:
+def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
     """What a part of an annotation stands for."""
     if isinstance(node, ast.BinOp):
         return _any_of(_alternatives(node), scope)
@@ -320,7 +322,7 @@ def _alternatives(node: ast.expr) -> list[ast.expr]:
     return [*_alternatives(node.left), node.right] if isinstance(node, ast.BinOp) else [node]
 
 
-def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind | None:
+def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | None:
     """The first of several kinds that a value is; if none, what it looks most like says what is wrong."""
     found = [_kind(node, scope) for node in nodes]
     kinds = [kind for kind in found if kind is not None]
@@ -348,7 +350,7 @@ def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind | None:
         raise alike or InputError(f"found {quoted(value)}; expected {expected}", where=where)
 
     plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))
-    return Kind(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
+    return Reader(expected, read, " ".join(kind.family for kind in kinds), classes, plain)
 
 
 def _or(words: Iterable[str]) -> str:
@@ -364,7 +366,7 @@ def _family(value: object) -> str:
     return "several" if isinstance(value, Iterable) and not isinstance(value, bytes) else "nothing"
 
 
-def _one_of(words: tuple[Any, ...]) -> Kind:
+def _one_of(words: tuple[Any, ...]) -> Reader:
     listed = _or(map(repr, words))
 
     def read(value: Any, where: str) -> Any:
@@ -373,10 +375,10 @@ def _one_of(words: tuple[Any, ...]) -> Kind:
         near = did_you_mean(value, words) if isinstance(value, str) else ""
         raise InputError(f"found {quoted(value)}{near}; expected {listed}", where=where)
 
-    return Kind(listed, read, "text")
+    return Reader(listed, read, "text")
 
 
-def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Kind:
+def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader:
     """Several things of one kind; a single one will do, and an iterator is read to its end."""
     fixed = container == "tuple" and not (inner and _is_dots(inner[-1]))
     kinds = [_kind(each, scope) for each in inner if not _is_dots(each)]
@@ -424,14 +426,14 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             for place, (kind, each) in enumerate(zip(kinds, values, strict=True))
         )
 
-    return Kind(expected, read, "several")
+    return Reader(expected, read, "several")
 
 
 def _is_dots(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
 
 
-def _mapping(key: Kind | None, value: Kind | None) -> Kind:
+def _mapping(key: Reader | None, value: Reader | None) -> Reader:
     def read(found: Any, where: str) -> Any:
         if not isinstance(found, Mapping):
             raise InputError(f"found {quoted(found)}; expected a mapping", where=where)
@@ -441,10 +443,10 @@ def _mapping(key: Kind | None, value: Kind | None) -> Kind:
         values = [v if value is None else value.read(v, f"{where}[{quoted(k)}]") for k, v in found.items()]
         return dict(zip(keys, values, strict=True))
 
-    return Kind("a mapping", read, "several")
+    return Reader("a mapping", read, "several")
 
 
-def _of_class(names: tuple[str, ...]) -> Kind:
+def _of_class(names: tuple[str, ...]) -> Reader:
     """An instance of a class of one of these names, or what has or becomes one."""
     expected = _or(map(_noun, names))
     hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
@@ -461,7 +463,7 @@ def _of_class(names: tuple[str, ...]) -> Kind:
             return meant.expand()
         raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
 
-    return Kind(expected, read, classes=names)
+    return Reader(expected, read, classes=names)
 
 
 def _is_any(kind: type, names: tuple[str, ...]) -> bool:

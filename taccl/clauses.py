@@ -38,7 +38,7 @@ Scope: TypeAlias = Literal["link", "chunk", "group", "path", "order", "merge", "
 BINDING: tuple[Scope, ...] = ("link", "chunk", "group", "path", "order", "merge")
 #: Values that clauses have: sets of links or ranks, ranks per link, policies of switches, rank permutations,
 #: fractions, and plain ones.
-Shape: TypeAlias = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", "fraction", "plain"]
+Values = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", "fraction", "plain"]
 
 
 @checked
@@ -54,7 +54,7 @@ class SwitchPolicy:
     links: tuple[int, ...]
 
 
-class Passage(NamedTuple):
+class Transit(NamedTuple):
     """A chunk on its way, while it spreads or (`reducing`) to its root."""
 
     topology: Topology
@@ -87,9 +87,9 @@ class Clause(NamedTuple):
     - `reads`: A value as (label, text) for a person; None where the report words it by itself.
     - `meaning`, `remedy`: What it says (of its ``{value}``), and how to give it up, for explanations.
     - `violation`: The kind of violation of a schedule that breaks it.
-    - `of_passage`, `of_link`: What clauses on chunks go by: of a passage, None where they let it be; of a
+    - `of_transit`, `of_link`: What clauses on chunks go by: of a transit, None where they let it be; of a
       link, given their value and the topology.
-    - `admits`: Of those, whether such a passage may use such a link.
+    - `admits`: Of those, whether such a transit may use such a link.
     - `speaks_of`: Links on which a value may not admit one; None for all.
     - `in_reverse`: The field that it becomes where time is turned round; empty for its own.
     - `is_new`: Whether files are written without it where it asks for nothing, as they were before it was
@@ -98,13 +98,13 @@ class Clause(NamedTuple):
 
     field: str
     scope: Scope
-    shape: Shape
+    shape: Values
     said: tuple[str, ...]
     reads: Callable[[Any], tuple[str, str]] | None = None
     meaning: str = ""
     remedy: str = ""
     violation: str = ""
-    of_passage: Callable[[Passage], Hashable | None] = lambda _: None
+    of_transit: Callable[[Transit], Hashable | None] = lambda _: None
     of_link: Callable[[Any, Topology, int], Hashable] = lambda _, __, link: link
     admits: Callable[[Any, Any], bool] = lambda *_: True
     speaks_of: Callable[[Any, Topology], Collection[int]] | None = None
@@ -145,7 +145,7 @@ class Clause(NamedTuple):
 
 
 #: How values of a shape are written, and read again.
-_PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+_PLAIN: dict[Values, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "links": (sorted, frozenset),
     "ranks": (sorted, frozenset),
     "ranks-of-link": (
@@ -162,39 +162,39 @@ _PLAIN: dict[Shape, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def _start_of_spreading(passage: Passage) -> Hashable | None:
-    if passage.reducing:
+def _start_of_spreading(transit: Transit) -> Hashable | None:
+    if transit.reducing:
         return None
-    return frozenset((passage.data.root,)) if passage.is_rooted else passage.starts
+    return frozenset((transit.data.root,)) if transit.is_rooted else transit.starts
 
 
-def _crossed_nodes(passage: Passage) -> Hashable | None:
-    if passage.collective.derivations and not passage.is_rooted:
+def _crossed_nodes(transit: Transit) -> Hashable | None:
+    if transit.collective.derivations and not transit.is_rooted:
         return None
-    data, node = passage.data, passage.topology.node_of_rank
-    starts: Collection[int] = passage.starts
+    data, node = transit.data, transit.topology.node_of_rank
+    starts: Collection[int] = transit.starts
     ends: Collection[int] = data.destinations
-    if passage.is_rooted:
+    if transit.is_rooted:
         root = () if data.root is None else (data.root,)
-        starts, ends = (starts, root) if passage.reducing else (root, ends)
+        starts, ends = (starts, root) if transit.reducing else (root, ends)
     return frozenset(node[r] for r in starts), frozenset(node[r] for r in ends)
 
 
-def _crosses_straight(passage: _Nodes, link: _Nodes) -> bool:
-    (here, there), (srcs, dsts) = passage, link
+def _crosses_straight(transit: _Nodes, link: _Nodes) -> bool:
+    (here, there), (srcs, dsts) = transit, link
     return srcs == dsts or (srcs <= here and dsts <= there)
 
 
-def _members(passage: Passage) -> Hashable | None:
-    collective = passage.collective
-    return frozenset(collective.process_groups[collective.group_of_chunk[passage.chunk]].ranks)
+def _members(transit: Transit) -> Hashable | None:
+    collective = transit.collective
+    return frozenset(collective.process_groups[collective.group_of_chunk[transit.chunk]].ranks)
 
 
 def _ends_but_relays(relays: frozenset[int], topology: Topology, link: int) -> Hashable:
     return frozenset((*topology.links[link].srcs, *topology.links[link].dsts)) - relays
 
 
-def _clause(default: Any, scope: Scope, shape: Shape, said: Sequence[str], /, **declared: Any) -> Any:
+def _clause(default: Any, scope: Scope, shape: Values, said: Sequence[str], /, **declared: Any) -> Any:
     """A field of `Clauses` with its declaration."""
     made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"clause": Clause("", scope, shape, tuple(said), **declared)})
@@ -252,7 +252,7 @@ class Clauses:
         reads=lambda value: ("limited links", f"{format_count(len(value), 'link')}, by where chunks start"),
         meaning="links carry only what starts at some ranks",
         violation="carries-from",
-        of_passage=_start_of_spreading,
+        of_transit=_start_of_spreading,
         of_link=lambda carried, _, link: carried[link],
         admits=lambda starts, carried: not carried.isdisjoint(starts),
         speaks_of=lambda value, _: value,
@@ -262,7 +262,7 @@ class Clauses:
         reads=lambda value: ("limited for sums", f"{format_count(len(value), 'link')}, by the sums' roots"),
         meaning="links carry only what starts at some ranks",
         violation="carries-to",
-        of_passage=lambda passage: frozenset((passage.data.root,)) if passage.reducing else None,
+        of_transit=lambda transit: frozenset((transit.data.root,)) if transit.reducing else None,
         of_link=lambda carried, _, link: carried[link],
         admits=lambda starts, carried: not carried.isdisjoint(starts),
         speaks_of=lambda value, _: value,
@@ -274,7 +274,7 @@ class Clauses:
         meaning="a chunk crosses only straight from a node where it starts to one that needs it",
         remedy='set it to "any"',
         violation="direct-crossing",
-        of_passage=_crossed_nodes,
+        of_transit=_crossed_nodes,
         of_link=lambda _, topology, link: topology.nodes_of_link[link],
         admits=_crosses_straight,
         speaks_of=lambda _, topology: topology.internode_links,
@@ -312,7 +312,7 @@ class Clauses:
         meaning="only some ranks pass on chunks of process groups that they are not in",
         remedy="remove it, so that any rank may relay",
         violation="link-not-allowed",
-        of_passage=_members,
+        of_transit=_members,
         of_link=_ends_but_relays,
         admits=lambda members, ends: ends <= members,
         is_new=True,
@@ -432,8 +432,8 @@ class OpenLinks:
             return self._allowed
         number = int(self._number_of[int(reducing), chunk])
         if number < 0:
-            passage = Passage(self._topology, self._collective, chunk, reducing)
-            asked = tuple([each.of_passage(passage) for each, _ in self._masks])
+            transit = Transit(self._topology, self._collective, chunk, reducing)
+            asked = tuple([each.of_transit(transit) for each, _ in self._masks])
             if asked not in self._numbers:
                 self._numbers[asked] = len(self._arrays)
                 self._arrays.append(self._found(asked))
@@ -449,8 +449,8 @@ class OpenLinks:
         found.setflags(write=False)
         return found
 
-    def _closed_by(self, mask: int, passage: Hashable) -> list[int]:
+    def _closed_by(self, mask: int, transit: Hashable) -> list[int]:
         """The links that a clause closes to what it goes by."""
         clause, links = self._masks[mask]
-        alike = () if passage is None else links.items()
-        return list(chain.from_iterable(some for what, some in alike if not clause.admits(passage, what)))
+        alike = () if transit is None else links.items()
+        return list(chain.from_iterable(some for what, some in alike if not clause.admits(transit, what)))

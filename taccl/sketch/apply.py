@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
@@ -25,7 +25,7 @@ from taccl.units import exact
 if TYPE_CHECKING:
     from taccl.arguments import Count, Natural, Size
     from taccl.collective import Collective
-    from taccl.sketch.sketch import Internode, Sketch
+    from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
 
@@ -153,8 +153,9 @@ class _Resolver:
 
     def links_allowed(self) -> set[int]:
         """Links that the sketch leaves."""
-        across = self._connections()
-        inside = self._intranode_pairs()
+        connections = self.sketch.internode and self.sketch.internode.connections
+        across = self._pairs("internode.connections", connections, across=True)
+        inside = self._pairs("intranode.links", self.sketch.intranode.links, across=False)
         kept = set()
         for index, link in enumerate(self.topology.links):
             pairs = across if self.topology.is_internode(index) else inside
@@ -191,60 +192,30 @@ class _Resolver:
                     policies.append(SwitchPolicy(f"{name} of node {node}", switch.policy, links))
         return tuple(policies)
 
-    def _connections(self) -> set[tuple[int, int]] | None:
-        """Pairs of ranks that may send across nodes; None for all."""
-        internode = self.sketch.internode
-        if internode is None or internode.connections is None:
+    def _pairs(self, field: str, said: Any, *, across: bool) -> set[tuple[int, int]] | None:
+        """Pairs of ranks that may send across nodes, or inside theirs; None for all."""
+        if said in (None, "all"):
             return None
-        field = "internode.connections"
-        topology = self.topology
-        links = (topology.links[e] for e in topology.internode_links)
-        joined = {pair for link in links for pair in product(link.srcs, link.dsts)}
-        pairs = set()
-        for senders, receivers in product(topology.ranks_of_node, repeat=2):
-            for local_src, local_dst in self._local_connections(internode, len(senders), len(receivers)):
-                self._check_local([local_src, local_dst], field)
-                pair = senders[local_src], receivers[local_dst]
-                if senders is receivers:
-                    continue
+        topology, named = self.topology, said
+        if isinstance(said, Mapping):
+            named = [(src, dst) for src, receivers in said.items() for dst in receivers]
+        self._check_local(chain.from_iterable([] if isinstance(named, str) else named), field)
+        joined = {pair for link in topology.links for pair in product(link.srcs, link.dsts)}
+        nodes, pairs = topology.ranks_of_node, set()
+        for senders, receivers in permutations(nodes, 2) if across else zip(nodes, nodes, strict=True):
+            if said == "fully-connected":
+                named = product(range(len(senders)), range(len(receivers)))
+            elif said == "direct-map":
+                named = [(r, r) for r in range(min(len(senders), len(receivers)))]
+            for src, dst in named:
+                pair = senders[src], receivers[dst]
                 if pair not in joined:
                     raise SketchError(
-                        f"found {local_src} -> {local_dst}, but {topology.name} has no link from rank "
-                        f"{pair[0]} to rank {pair[1]}; remove the connection, or add the link",
+                        f"found {src} -> {dst}, but {topology.name} has no link from rank {pair[0]} to rank "
+                        f"{pair[1]}; remove the connection, or add the link",
                         where=self.sketch.where(field),
                     )
                 pairs.add(pair)
-        return pairs
-
-    def _local_connections(
-        self, internode: Internode, num_senders: int, num_receivers: int
-    ) -> list[tuple[int, int]]:
-        """Pairs of local ranks that may send across, from one node to another."""
-        if internode.connections == "fully-connected":
-            return list(product(range(num_senders), range(num_receivers)))
-        if internode.connections == "direct-map":
-            return [(r, r) for r in range(min(num_senders, num_receivers))]
-        assert isinstance(internode.connections, dict)
-        return [(s, d) for s, receivers in internode.connections.items() for d in receivers]
-
-    def _intranode_pairs(self) -> set[tuple[int, int]] | None:
-        """Pairs of ranks that may send inside their node; None for all."""
-        named = self.sketch.intranode.links
-        if isinstance(named, str):
-            return None
-        field, topology = "intranode.links", self.topology
-        pairs = set()
-        for local_src, local_dst in named:
-            self._check_local([local_src, local_dst], field)
-            for ranks in topology.ranks_of_node:
-                src, dst = ranks[local_src], ranks[local_dst]
-                if not topology.links_between(src, dst):
-                    raise SketchError(
-                        f"found [{local_src}, {local_dst}], but {topology.name} has no link from rank {src} "
-                        f"to rank {dst}; remove the pair",
-                        where=self.sketch.where(field),
-                    )
-                pairs.add((src, dst))
         return pairs
 
     def _spare_planes(self) -> set[int]:

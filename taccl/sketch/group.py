@@ -35,7 +35,7 @@ from taccl.sketch.symmetry import (
 _MOST_COUNTED, _MOST_IMAGES = 4096, 2**26
 
 
-class Element(NamedTuple):
+class Automorphism(NamedTuple):
     """One symmetry: where it takes every rank, chunk, link and resource."""
 
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class Symmetries:
     """
 
     problem: Problem
-    generators: tuple[Element, ...] = ()
+    generators: tuple[Automorphism, ...] = ()
 
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
@@ -233,7 +233,7 @@ def find_symmetries(problem: Problem, deadline: Deadline = NEVER) -> Symmetries:
     return found
 
 
-def _found(problem: Problem, deadline: Deadline) -> Iterator[Element]:
+def _found(problem: Problem, deadline: Deadline) -> Iterator[Automorphism]:
     """The first, and each that takes links to others than those before do."""
     merged: NDArray[np.int64] = np.arange(len(problem.topology.links))
     num_ranks = problem.topology.num_ranks
@@ -254,7 +254,7 @@ def _found(problem: Problem, deadline: Deadline) -> Iterator[Element]:
             yield element
 
 
-def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:
+def _element(problem: Problem, ranks: tuple[int, ...]) -> Automorphism | None:
     """The symmetry that a rank permutation is of topology and collective; None where it is none."""
     links = link_permutation(problem.topology, ranks)
     chunks = None if links is None else chunk_permutation(problem, ranks)  # which takes longest
@@ -262,10 +262,10 @@ def _element(problem: Problem, ranks: tuple[int, ...]) -> Element | None:
         return None
     resources = resource_permutation(problem.topology, links)
     assert resources is not None, "links are permuted so that resources are"
-    return Element(ranks, chunks, links, resources)
+    return Automorphism(ranks, chunks, links, resources)
 
 
-def _keeps_clauses(problem: Problem, element: Element) -> bool:
+def _keeps_clauses(problem: Problem, element: Automorphism) -> bool:
     """Whether clauses stay what they are, and whole nodes go to whole nodes where that matters."""
     clauses, node = problem.clauses, problem.topology.node_of_rank
     for clause in clauses.said("link", "chunk", "merge"):

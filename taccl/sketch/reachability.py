@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Need:
     """A chunk that must get from any of `starts` to all of `ends`, and others that are no different.
 
     Where it is `reducing`, contributions must get from each of `ends` to the root, which is `starts`.
@@ -132,7 +132,7 @@ def _alike(problem: Problem, chunk: int) -> Hashable:
     return problem.collective.chunks[chunk], problem.holders(chunk)
 
 
-def unmet(problem: Problem) -> Iterator[Demand]:
+def unmet(problem: Problem) -> Iterator[Need]:
     """The demands that are not met, each with the ends that are not reached."""
     known: dict[Hashable, Set[int]] = {}
     for demand in demands(problem):
@@ -144,7 +144,7 @@ def unmet(problem: Problem) -> Iterator[Demand]:
             yield replace(demand, ends=ends)
 
 
-def demands(problem: Problem) -> Iterator[Demand]:
+def demands(problem: Problem) -> Iterator[Need]:
     """What has to arrive where, once for all chunks that clauses treat alike."""
     collective = problem.collective
     makers: dict[int, list[int]] = defaultdict(list)
@@ -165,13 +165,13 @@ def demands(problem: Problem) -> Iterator[Demand]:
             starts = (data.root,)
             contributors = tuple(rank for rank in data.origins if rank != data.root)
             if contributors:
-                yield Demand(c, starts, contributors, reducing=True)
+                yield Need(c, starts, contributors, reducing=True)
         ends = tuple(r for r in dict.fromkeys((*data.destinations, *asked)) if r not in starts)
         if ends:
-            yield Demand(c, starts, ends)
+            yield Need(c, starts, ends)
 
 
-def kind_of(problem: Problem, demand: Demand) -> Hashable:
+def kind_of(problem: Problem, demand: Need) -> Hashable:
     """What `Problem.may_carry` looks at: demands of one kind are let on the same links."""
     data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
     crossing = problem.clauses.direct_crossing
@@ -180,7 +180,7 @@ def kind_of(problem: Problem, demand: Demand) -> Hashable:
     return demand.reducing, demand.starts, origins, *nodes, problem.holders(demand.chunk)
 
 
-def reached(problem: Problem, demand: Demand) -> dict[int, int]:
+def reached(problem: Problem, demand: Need) -> dict[int, int]:
     """Ranks that a demand's chunk gets to as the clauses have it, and over how many links."""
     return hops_from(
         problem.topology,
@@ -262,7 +262,7 @@ def hops_from(
     return {rank: int(hops[rank]) for rank in np.flatnonzero(hops >= 0).tolist()}
 
 
-def _explained(problem: Problem, demand: Demand) -> InputError:
+def _explained(problem: Problem, demand: Need) -> InputError:
     """The error for a demand that is not met, with the clause that forbids it."""
     name, index, end = problem.collective.name, demand.chunk, demand.ends[0]
     src, dst = (end, demand.starts[0]) if demand.reducing else (demand.starts[0], end)

@@ -88,18 +88,14 @@ Connections = Annotated[
 ]
 
 
-class _Table(Table):
-    model_config = ConfigDict(populate_by_name=True)
-
-
-class Chunks(_Table):
+class Chunks(Table):
     """Size and partitioning of chunks."""
 
     size: SketchSize = _told(None, "Bytes of one chunk: a number, or text such as '1MB'.")
     per_rank: Positive = _told(1, "Pieces that a rank's own part of the data is cut into.")
 
 
-class Internode(_Table):
+class Internode(Table):
     """Which ranks talk across nodes, for every ordered pair of nodes."""
 
     connections: Connections | None = _told(
@@ -129,7 +125,7 @@ class Internode(_Table):
         return self
 
 
-class Intranode(_Table):
+class Intranode(Table):
     """Which links inside a node may be used."""
 
     links: Annotated[
@@ -138,7 +134,7 @@ class Intranode(_Table):
     ] = _told("all", "'all', or the [src, dst] pairs of local ranks that may be used.")
 
 
-class SwitchSketch(_Table):
+class SwitchSketch(Table):
     """How many of a switch's connections a routing should use."""
 
     name: str = _told("", "A word for messages.")
@@ -151,7 +147,7 @@ class SwitchSketch(_Table):
     )
 
 
-class Symmetry(_Table):
+class Symmetry(Table):
     """Rank r behaves as rank (r + offset) mod group inside its block of `group` ranks."""
 
     offset: Positive = Field(description="How far every rank moves.")
@@ -168,7 +164,7 @@ class Symmetry(_Table):
         return self
 
 
-class Objective(_Table):
+class Objective(Table):
     """Second terms of the routing objective, beside time."""
 
     link_use: Literal["free", "min-max", "max-min"] = _told(
@@ -177,7 +173,7 @@ class Objective(_Table):
     weight: Number = _told(0.01, "Weight of the second terms against time.")
 
 
-class Routing(_Table):
+class Routing(Table):
     """How far a path may stray."""
 
     slack: Number = _told(0.1, "How much longer than its shortest path a chunk's path may be, relatively.")
@@ -188,7 +184,7 @@ class Routing(_Table):
     )
 
 
-class Merging(_Table):
+class Merging(Table):
     """Which sends may carry more than one chunk."""
 
     max: Positive = _told(6, "How many chunks one send may carry.")
@@ -197,8 +193,10 @@ class Merging(_Table):
     )
 
 
-class Sketch(_Table):
+class Sketch(Table):
     """A communication sketch, schema version 1; see `Sketch.apply`, and `load_sketch` for files."""
+
+    model_config = ConfigDict(populate_by_name=True)
 
     schema_version: Literal[1] = Field(default=1, alias="schema", description="Version of this schema.")
     name: str = _told("", "A word for results and messages.")

@@ -216,7 +216,7 @@ class NetworkEntry(Table):
     rails: Annotated[bool, Field(strict=True)] = False
 
 
-class TopologyFile(Table):
+class TopologyContent(Table):
     """A topology file: a machine, a fabric, a node and its network, or links, switches and resources."""
 
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
@@ -246,7 +246,7 @@ class TopologyFile(Table):
     switch: list[SwitchEntry] = []
 
     @model_validator(mode="after")
-    def _one_kind(self) -> TopologyFile:
+    def _one_kind(self) -> TopologyContent:
         named = [kind for kind in ("machine", "fabric", "node") if getattr(self, kind) is not None]
         if len(named) > 1:
             raise ValueError(f"found both {named[0]} and {named[1]}; give one of them")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from taccl.topology.file_schema import NetworkEntry, NicsEntry, NodeEntry, ResourceEntry, TopologyFile
+    from taccl.topology.file_schema import NetworkEntry, NicsEntry, NodeEntry, ResourceEntry, TopologyContent
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -49,13 +49,13 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
     are named.
     """
-    from taccl.topology.file_schema import TopologyFile
+    from taccl.topology.file_schema import TopologyContent
     from taccl.validation import validated
 
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
-    file = validated(TopologyFile, data, source=where, error=TopologyError)
+    file = validated(TopologyContent, data, source=where, error=TopologyError)
     try:
         if file.node is not None:
             return _described_machine(file, path.stem)
@@ -66,7 +66,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
         raise TopologyError(error.message, where=": ".join(filter(None, (where, error.where)))) from None
 
 
-def _from_name(file: TopologyFile) -> Topology:
+def _from_name(file: TopologyContent) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
     is_said = "alpha_meaning" in file.model_fields_set
     options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning} if is_said else {}
@@ -88,7 +88,7 @@ def _from_name(file: TopologyFile) -> Topology:
     return renamed
 
 
-def _described_machine(file: TopologyFile, default_name: str) -> Topology:
+def _described_machine(file: TopologyContent, default_name: str) -> Topology:
     """The topology of a file's ``[node]``, ``[nics]`` and ``[network]``.
 
     Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
@@ -191,7 +191,7 @@ def _add_network(
         builder.add_hold(index, into, alpha_us=0, beta_us_per_mb=uplink_beta, side="receive")
 
 
-def _from_links(file: TopologyFile, default_name: str) -> Topology:
+def _from_links(file: TopologyContent, default_name: str) -> Topology:
     """The topology that a file describes link by link: links first, then switches, then resources."""
     builder = TopologyBuilder(
         default_name if file.name is None else file.name,
@@ -282,7 +282,7 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     return replace(topology, resources=tuple(resources), holds=tuple(holds))
 
 
-def _node_of_rank(file: TopologyFile) -> list[int]:
+def _node_of_rank(file: TopologyContent) -> list[int]:
     counts = file.ranks_per_node or [1]
     nodes = len(counts) if file.nodes is None else file.nodes
     if len(counts) not in (1, nodes):

@@ -44,7 +44,7 @@ _DGX1 = {
 _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
 
 
-class Shape(NamedTuple):
+class NodeShape(NamedTuple):
     """What a node is made of; `pairs` has the links that join two ranks, or nothing behind NVSwitch.
 
     `nvls` is the profile of an NVSwitch that adds, if it can.
@@ -66,16 +66,16 @@ class Shape(NamedTuple):
 #: The hybrid cube mesh of NDv2 is in the numbering of TACCL's published topology; that of DGX-1 in the
 #: numbering of `nvidia-smi topo -m`.
 SHAPES = {
-    "ndv2": Shape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
-    "dgx1": Shape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
-    "dgx2": Shape(16, 2),
-    "dgx-a100": Shape(8, 1),
-    "dgx-h100": Shape(8, 1, nvls="nvls-hopper"),
-    "h200": Shape(8, 1, nvls="nvls-hopper"),
-    "b200": Shape(8, 1, nvls="nvls-blackwell"),
-    "gb200-nvl72": Shape(72, 1, nvls="nvls-blackwell"),
-    "mi300x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
-    "mi355x": Shape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+    "ndv2": NodeShape(8, 8, {pair: count for count, pairs in _NDV2.items() for pair in pairs}, "NVLink"),
+    "dgx1": NodeShape(8, 2, {pair: count for count, pairs in _DGX1.items() for pair in pairs}, "NVLink"),
+    "dgx2": NodeShape(16, 2),
+    "dgx-a100": NodeShape(8, 1),
+    "dgx-h100": NodeShape(8, 1, nvls="nvls-hopper"),
+    "h200": NodeShape(8, 1, nvls="nvls-hopper"),
+    "b200": NodeShape(8, 1, nvls="nvls-blackwell"),
+    "gb200-nvl72": NodeShape(72, 1, nvls="nvls-blackwell"),
+    "mi300x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
+    "mi355x": NodeShape(8, 1, _FULL_MESH, "xGMI", "Ethernet"),
 }
 
 

@@ -40,7 +40,7 @@ class Share(Measured):
     value: Annotated[Cost, Field(gt=0, le=1)]
 
 
-class Launch(Table):
+class LaunchTable(Table):
     """What every collective takes before its first step."""
 
     latency_us: Measured
@@ -87,7 +87,7 @@ class ProfileFile(Table):
     machine: str
     source: str = ""
     constants: dict[str, Measured]
-    launch: Launch | None = None
+    launch: LaunchTable | None = None
     protocol: dict[ProtocolName, ProtocolTable] = {}
     range: list[Range] = []
 

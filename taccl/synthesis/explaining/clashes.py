@@ -22,7 +22,7 @@ import numpy as np
 
 from taccl.errors import NoSolutionError, SolverUnavailableError
 from taccl.problem import Problem
-from taccl.sketch.reachability import Demand, demands, hops_from, kind_of, reached
+from taccl.sketch.reachability import Need, demands, hops_from, kind_of, reached
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
@@ -48,7 +48,7 @@ class Change:
     fewest: bool
 
 
-def reached_despite(barriers: Barriers, demand: Demand, clauses: Collection[str]) -> dict[int, int]:
+def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) -> dict[int, int]:
     """Ranks that a demand's chunk gets to if only some of the clauses hold, and over how many links."""
     others = (each.field for each in barriers.clauses.said("path") if each.said[0] not in clauses)
     return hops_from(
@@ -60,9 +60,9 @@ def reached_despite(barriers: Barriers, demand: Demand, clauses: Collection[str]
     )
 
 
-def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tuple[str, ...]]:
+def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
     """Of unmet demands, which clauses alone keep from being met, the one that the fewest do; and those."""
-    found: list[tuple[Demand, tuple[str, ...]]] = []
+    found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))
         if len(found[-1][1]) == 1:
@@ -70,7 +70,7 @@ def clashing(barriers: Barriers, missed: Sequence[Demand]) -> tuple[Demand, tupl
     return min(found, key=lambda clash: len(clash[1]))
 
 
-def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ...]]:
+def _clash_of(barriers: Barriers, demand: Need) -> tuple[Need, tuple[str, ...]]:
     """One end of a demand and the smallest set of clauses that keeps the chunk from it."""
     links = range(len(barriers.problem.topology.links))
     blocking = (barriers.blocking(e, demand.chunk, reducing=demand.reducing) for e in links)
@@ -92,13 +92,13 @@ def _clash_of(barriers: Barriers, demand: Demand) -> tuple[Demand, tuple[str, ..
     return replace(demand, ends=missing(clauses)[:1]), clauses
 
 
-def fewest_edits(barriers: Barriers, some: Sequence[Demand], *, solver: str, deadline: float) -> Change:
+def fewest_edits(barriers: Barriers, some: Sequence[Need], *, solver: str, deadline: float) -> Change:
     """The edits of least cost that let every demand be met, over however many links.
 
     No solver is asked where one smallest edit will do. Where time is up, clauses are given up altogether.
     Raises `SolverUnavailableError` if the solver is not installed, or not licensed for the model.
     """
-    merged: dict[Hashable, Demand] = {}
+    merged: dict[Hashable, Need] = {}
     for demand in some:
         kind = kind_of(barriers.problem, demand)
         other = merged.setdefault(kind, demand)

@@ -18,7 +18,7 @@ from taccl.arguments import Seconds, checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
 from taccl.names import first_of, in_runs
 from taccl.problem import Problem
-from taccl.sketch.reachability import Demand, reached, unmet
+from taccl.sketch.reachability import Need, reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (
     Change,
@@ -165,7 +165,7 @@ def explain(problem: Problem, *, backend: str = "highs", time_limit_s: Seconds =
     return _priced(barriers, deadline)
 
 
-def _unreached(barriers: Barriers, missed: Sequence[Demand], *, solver: str, deadline: float) -> Explanation:
+def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadline: float) -> Explanation:
     """The explanation where some chunks cannot get to where they must."""
     problem = barriers.problem
     for demand in missed:
@@ -184,7 +184,7 @@ def _unreached(barriers: Barriers, missed: Sequence[Demand], *, solver: str, dea
     return _clash(barriers, f"{_path(problem, demand, demand.ends[0])}; {far}", clauses, change)
 
 
-def _path(problem: Problem, demand: Demand, end: int) -> str:
+def _path(problem: Problem, demand: Need, end: int) -> str:
     """Who cannot get where."""
     name, start = problem.collective.name, demand.starts[0]
     if demand.reducing:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from taccl.caching import cached
 from taccl.problem import Problem
-from taccl.sketch.group import Element, Symmetries, symmetry_group
+from taccl.sketch.group import Automorphism, Symmetries, symmetry_group
 from taccl.sketch.symmetry import chunk_permutation, order, power
 
 #: So many symmetries are tried at most, fewer where they take more ranks, links and resources somewhere.
@@ -119,7 +119,7 @@ def _larger(
     return np.concatenate(cosets)
 
 
-def _element(problem: Problem, moves: NDArray[np.int32]) -> Element:
+def _element(problem: Problem, moves: NDArray[np.int32]) -> Automorphism:
     """The symmetry that takes ranks, links and resources where one row says."""
     first = problem.topology.num_ranks
     second = first + len(problem.topology.links)
@@ -127,4 +127,4 @@ def _element(problem: Problem, moves: NDArray[np.int32]) -> Element:
     chunks = chunk_permutation(problem, ranks)
     assert chunks is not None, "products of symmetries are symmetries"
     links, resources = (moves[first:second] - first).tolist(), (moves[second:] - second).tolist()
-    return Element(ranks, chunks, tuple(links), tuple(resources))
+    return Automorphism(ranks, chunks, tuple(links), tuple(resources))
