@@ -73,7 +73,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
         command += ["-solution", "solution.txt", "-saveSolution", "solution.bin"]
         log, ended = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
-        if result["status"] == "infeasible-or-unbounded" and control.time_left_s() <= 0:
+        if result["status"] == "infeasible" and "or unbounded" in log and control.time_left_s() <= 0:
             # CBC 2.10.3 calls any model that when time is up while it is preprocessed.
             result = {"status": "no-solution", "message": "CBC: stopped on time, while preprocessing"}
     if ended and result["status"] == "crashed":
@@ -192,11 +192,7 @@ def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
         objective = None if values is None else model.objective(values)
         return {"status": "optimal", "values": values, "bound": objective if bound is None else bound}
     if "nfeasible" in status:
-        if "or unbounded" in log:
-            return {"status": "infeasible-or-unbounded"}
         return {"status": "infeasible"}
-    if status.startswith("Unbounded"):
-        return {"status": "infeasible-or-unbounded"}  # CBC says so of the relaxation
     reason = f"CBC: {re.split(r' - | [(]', status)[0].strip().lower()}"
     if not status.startswith("Stopped"):
         return {"status": "crashed", "message": f"CBC wrote the status {status.strip()!r}"}

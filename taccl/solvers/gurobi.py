@@ -21,8 +21,7 @@ _NO_EXPIRATION = 99999999
 _STATUSES = {
     "OPTIMAL": ("optimal", ""),
     "INFEASIBLE": ("infeasible", ""),
-    "UNBOUNDED": ("unbounded", ""),
-    "INF_OR_UNBD": ("infeasible-or-unbounded", ""),
+    "INF_OR_UNBD": ("infeasible", ""),  # every variable of a model has bounds
     "TIME_LIMIT": ("feasible", "Gurobi stopped: time limit reached"),
     "INTERRUPTED": ("feasible", "Gurobi stopped: interrupted by user"),
 }

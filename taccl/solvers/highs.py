@@ -16,8 +16,7 @@ _STATUSES = {
     "kOptimal": "optimal",
     "kModelEmpty": "optimal",
     "kInfeasible": "infeasible",
-    "kUnbounded": "unbounded",
-    "kUnboundedOrInfeasible": "infeasible-or-unbounded",
+    "kUnboundedOrInfeasible": "infeasible",  # every variable of a model has bounds
     "kMemoryLimit": "out-of-memory",
     "kTimeLimit": "feasible",
     "kInterrupt": "feasible",

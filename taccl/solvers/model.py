@@ -18,13 +18,12 @@ import numpy as np
 class LinearModel:
     """A linear model as read-only arrays, over V variables, N rows and Z nonzeros.
 
-    - `cost`, `lower`, `upper`, (V,) float64: Objective coefficients, to be minimised; bounds, with -inf and
-      inf where there is none.
+    - `cost`, `lower`, `upper`, (V,) float64: Objective coefficients, to be minimised; bounds, all finite.
     - `integer`, (V,) bool: Which variables are whole numbers.
     - `row_start`, (N + 1,) int64: Row n has the nonzeros ``row_start[n]:row_start[n + 1]``.
     - `column`, `coefficient`, (Z,) int64, float64: The variable and the factor of each nonzero; each
       variable at most once in a row.
-    - `row_lower`, `row_upper`, (N,) float64: Bounds on each row's sum.
+    - `row_lower`, `row_upper`, (N,) float64: Bounds on each row's sum, or -inf and inf.
     - `row_tag`, (N,) int64: Which of `tag_names` the row carries.
     """
 
@@ -124,14 +123,9 @@ class MilpModel:
         self._coefficient: list[float] = []
         self.tags: dict[str, int] = {}
 
-    def add_variable(
-        self, lower: float = 0.0, upper: float = math.inf, *, integer: bool = False, cost: float = 0.0
-    ) -> int:
-        """The number of a new variable.
-
-        Raises `ValueError` if a bound is not a number or the cost is not finite.
-        """
-        if math.isnan(lower) or math.isnan(upper) or not math.isfinite(cost):
+    def add_variable(self, lower: float, upper: float, *, integer: bool = False, cost: float = 0.0) -> int:
+        """The number of a new variable; `ValueError` if a bound or the cost is not finite."""
+        if not (math.isfinite(lower) and math.isfinite(upper) and math.isfinite(cost)):
             raise ValueError(f"a variable has bounds {lower} to {upper} and cost {cost}; expected numbers")
         self._variables.append((lower, upper, integer, cost))
         return len(self._variables) - 1

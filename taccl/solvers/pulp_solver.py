@@ -83,12 +83,7 @@ def _build(pulp: Any, model: LinearModel) -> tuple[Any, list[Any]]:
     categories = (pulp.LpContinuous, pulp.LpInteger)
     bounds = zip(model.lower.tolist(), model.upper.tolist(), model.integer.tolist(), strict=True)
     variables = [
-        pulp.LpVariable(
-            f"x{index}",
-            None if lower == -np.inf else lower,
-            None if upper == np.inf else upper,
-            categories[integer],
-        )
+        pulp.LpVariable(f"x{index}", lower, upper, categories[integer])
         for index, (lower, upper, integer) in enumerate(bounds)
     ]
     problem.addVariables(variables)
@@ -131,7 +126,8 @@ def _read(pulp: Any, name: str, problem: Any, variables: list[Any]) -> dict[str,
         if found == pulp.LpSolutionOptimal:
             return {"status": "optimal", "values": values}
         return {"status": "feasible", "values": values, "message": f"{name} stopped at a limit"}
+    # Several of PuLP's readers know one word for infeasible and unbounded, which no model is.
     refuted = (pulp.LpSolutionInfeasible, pulp.LpSolutionUnbounded)
     if found in refuted or problem.status == pulp.LpStatusInfeasible:
-        return {"status": "infeasible-or-unbounded"}  # several of PuLP's readers know one word for both
+        return {"status": "infeasible"}
     return {"status": "no-solution", "message": f"{name} stopped: {pulp.LpStatus[problem.status].lower()}"}

@@ -21,7 +21,6 @@ import numpy as np
 
 from taccl.solvers.model import LinearModel
 
-HORIZON = 10**7  # stands in for an infinite bound
 _COARSE_GRID = 10**4
 _MAX_GRID = 10**6
 _MAX_DENOMINATOR = 10**9
@@ -38,7 +37,6 @@ class WholeModel:
     """Minimise ``cost @ y`` over whole y; variable v of the linear model is ``y[v] / step[v]``.
 
     - `cost`: Objective times `cost_scale`.
-    - `open_lower`, `open_upper`, (V,) bool: Where `HORIZON` stands in for an infinite bound.
     - `rows` (list of (variables, factors, lower, upper)): Bounds are None where infinite.
     - `step`: 1 for whole variables, `grid` for continuous ones.
     - `exact`: Whether an optimum of the linear model lies on the grid.
@@ -48,8 +46,6 @@ class WholeModel:
     cost_scale: int
     lower: list[int]
     upper: list[int]
-    open_lower: np.ndarray
-    open_upper: np.ndarray
     rows: list[tuple[list[int], list[int], int | None, int | None]]
     step: list[int]
     grid: int
@@ -89,8 +85,6 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
         cost_scale=cost_scale,
         lower=[lower for lower, _ in reach],
         upper=[upper for _, upper in reach],
-        open_lower=np.isneginf(model.lower),
-        open_upper=np.isposinf(model.upper),
         rows=rows,
         step=step,
         grid=grid,
@@ -99,9 +93,7 @@ def to_whole_numbers(model: LinearModel) -> WholeModel:
 
 
 def _held(bound: float, unit: int, side: int) -> int:
-    """A variable's bound in whole steps: the last inside it, or nearly so, and `HORIZON` for none."""
-    if math.isinf(bound):
-        return side * HORIZON * unit
+    """A variable's bound in whole steps: the last inside it, or nearly so."""
     return side * math.floor(side * bound * unit + float(_SLACK) * max(1.0, abs(bound * unit)))
 
 
@@ -131,9 +123,7 @@ def _grid(model: LinearModel) -> tuple[int, bool]:
         return 1, True
     try:
         bounds = np.concatenate((model.lower[continuous], model.upper[continuous]))
-        denominators = {
-            _fraction(bound).denominator for bound in np.unique(bounds[np.isfinite(bounds)]).tolist()
-        }
+        denominators = {_fraction(bound).denominator for bound in np.unique(bounds).tolist()}
         is_continuous, column = continuous.tolist(), model.column.tolist()
         coefficient, start = model.coefficient.tolist(), model.row_start.tolist()
         for index in np.unique(model.row_of_nonzero[continuous[model.column]]).tolist():

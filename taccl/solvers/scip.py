@@ -24,8 +24,7 @@ LIBRARIES = (
 _STATUSES = {
     "OPTIMAL": "optimal",
     "INFEASIBLE": "infeasible",
-    "UNBOUNDED": "unbounded",
-    "INFEASIBLE_OR_UNBOUNDED": "infeasible-or-unbounded",
+    "INFEASIBLE_OR_UNBOUNDED": "infeasible",  # every variable of a model has bounds
     "FEASIBLE": "feasible",
     "NO_SOLUTION_FOUND": "feasible",
 }

@@ -19,7 +19,6 @@ STATUSES = (
     "optimal",  # proven, within the relative gap
     "feasible",  # a limit was reached with a solution in hand
     "infeasible",
-    "unbounded",
     "no-solution",  # a limit was reached with nothing in hand
     "interrupted",  # Ctrl-C
     "crashed",
@@ -27,7 +26,7 @@ STATUSES = (
     "unlicensed",
     "unavailable",
 )
-_WITHOUT_BOUND = ("infeasible", "unbounded", "unlicensed", "unavailable")
+_WITHOUT_BOUND = ("infeasible", "unlicensed", "unavailable")
 _VET_TOLERANCE = 1e-5
 
 
@@ -153,11 +152,6 @@ class _Call:
             if status == "timed-out":
                 status = "no-solution" if values is None else "feasible"
             return self._vetted(status, outcome.message, values, self.best.get("version", ""))
-        if result["status"] == "infeasible-or-unbounded" and outcome.status == "done":
-            # No point of a model costs ever less if no variable may run off to where it does.
-            ends = np.where(model.cost < 0, model.upper, np.where(model.cost > 0, model.lower, 0))
-            unsaid = {"status": "no-solution", "message": "the model is infeasible or unbounded"}
-            result = {**result, **({"status": "infeasible"} if np.isfinite(ends).all() else unsaid)}
         status, message, values = result["status"], result.get("message", ""), result.get("values")
         if outcome.status == "interrupted":
             status, message = "interrupted", outcome.message

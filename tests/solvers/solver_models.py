@@ -52,14 +52,6 @@ def odd_sum() -> MilpModel:
     return model
 
 
-def runaway() -> MilpModel:
-    """Minimise -x with x >= y: unbounded."""
-    model = MilpModel()
-    x, y = model.add_variable(integer=True, cost=-1), model.add_variable(0, 5)
-    model.add_row([(1, x), (-1, y)], lower=0, tag="above")
-    return model
-
-
 def market_split(*, soft: bool, num_rows: int = 5, num_items: int = 40) -> MilpModel:
     """Halve every product's demand exactly: no solver does it in seconds (Cornuejols and Dawande 1998).
 
