@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from taccl.errors import InputError
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.registry import require_known, solver_task
 from taccl.solvers.worker import run_task
@@ -84,29 +83,13 @@ def solve(
     - `on_progress`: Called in this thread while the solver runs, with ``"seconds"`` since it began, the best
       ``"objective"`` and ``"bound"`` so far, or None, and the point, ``"values"``, where it is new.
 
-    Raises `InputError` if the solver is unknown, the hint does not fit the model, or a number makes no sense.
+    Raises `InputError` if the solver is unknown.
     """
     require_known(solver)
-    if not math.isfinite(time_limit_s):
-        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
-    if not threads >= 1:
-        raise InputError(f"found {threads}; expected a whole number of at least 1", where="threads")
-    if not 0 <= relative_gap < math.inf:
-        raise InputError(f"found {relative_gap}; expected a number of at least 0", where="relative_gap")
     arrays = model.arrays() if isinstance(model, MilpModel) else model
-    if hint is not None:
-        hint = np.asarray(hint, dtype=np.float64)
-        if hint.shape != (arrays.num_variables,):
-            raise InputError(f"found shape {hint.shape}; expected ({arrays.num_variables},)", where="hint")
-    options = {
-        "solver": solver,
-        "threads": int(threads),
-        "seed": int(seed),
-        "relative_gap": float(relative_gap),
-        "hint": hint,
-        "log": log,
-    }
-    return _Call(arrays, options, float(time_limit_s), memory_limit_mb, on_progress).solution()
+    options = {"solver": solver, "threads": threads, "seed": seed, "hint": hint, "log": log}
+    options["relative_gap"] = relative_gap
+    return _Call(arrays, options, time_limit_s, memory_limit_mb, on_progress).solution()
 
 
 @dataclass(slots=True)

@@ -21,11 +21,19 @@ def encode(message: dict[str, Any]) -> bytes:
     - `message`: JSON values and numpy arrays, nested as needed. Tuples arrive as lists, numpy scalars as
       numbers.
 
-    Raises `TypeError` if a value is neither a JSON value nor an array of numbers, booleans or text, or a key
-    is not text.
+    Raises `TypeError` if a value is neither a JSON value nor an array of numbers, booleans or text.
     """
     arrays: list[np.ndarray] = []
-    document = json.dumps(_plain(message, arrays)).encode()
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+            raise TypeError(f"found {str(value)[:80]!r} in a message; expected JSON values and numpy arrays")
+        arrays.append(value)
+        return {_ARRAY_KEY: len(arrays) - 1}
+
+    document = json.dumps(message, default=plain).encode()
     archive = io.BytesIO()
     if arrays:
         np.savez(archive, *arrays)
@@ -45,22 +53,3 @@ def decode(data: bytes) -> dict[str, Any]:
 
     message: dict[str, Any] = json.loads(data[_LENGTH_BYTES:end], object_hook=put_back)
     return message
-
-
-def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
-    """A value with its arrays moved into a list."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        arrays.append(value)
-        return {_ARRAY_KEY: len(arrays) - 1}
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, arrays) for item in value]
-    if isinstance(value, dict) and all(isinstance(key, str) and key != _ARRAY_KEY for key in value):
-        return {key: _plain(item, arrays) for key, item in value.items()}
-    raise TypeError(
-        f"found {str(value)[:80]!r}, a {type(value).__name__}, in a message; expected JSON values, with keys "
-        f"other than {_ARRAY_KEY!r}, and numpy arrays of numbers, booleans or text"
-    )

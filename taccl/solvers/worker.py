@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from taccl.errors import InputError
 from taccl.solvers.memory import MEMORY_WORDS
-from taccl.solvers.process import FAMILIES, WORKERS, Process
+from taccl.solvers.process import WORKERS, Process
 from taccl.solvers.wire import encode
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ def run_task(
     at once, if its worker is still loading); the outcome is then "interrupted", with its result or last
     progress, and the KeyboardInterrupt is not raised again.
 
-    - `family`: Which worker: one of `FAMILIES`.
+    - `family`: Which worker: one of `taccl.solvers.process.FAMILIES`.
     - `function`: ``"taccl.package.module:name"``. It is called in the worker as ``function(payload,
       control)``, where `control` is a `taccl.solvers.child.Control`, and returns a dict. Where a library of
       its module's ``LIBRARIES`` does not load, the result says so: a status "unavailable", and a message.
@@ -84,14 +82,8 @@ def run_task(
     - `on_progress`: Gets what the function gives to ``control.progress``; called in this thread.
     - `log`: Let native libraries print to standard error.
 
-    Raises `InputError` if the family is unknown, or a limit makes no sense. `TypeError` if the payload cannot
-    be sent.
+    Raises `TypeError` if the payload cannot be sent.
     """
-    _check(family)
-    if memory_limit_mb is not None and not memory_limit_mb >= 1:
-        raise InputError(f"found {memory_limit_mb}; expected MB, at least 1", where="memory_limit_mb")
-    if not math.isfinite(time_limit_s):
-        raise InputError(f"found {time_limit_s}; expected a number of seconds", where="time_limit_s")
     task = _Task(family, float(time_limit_s), memory_limit_mb, on_progress)
     limits = {"time_limit_s": task.time_limit_s, "memory_limit_mb": memory_limit_mb}
     request = {"task": task.number, "function": function, "payload": payload, "log": log, **limits}
@@ -204,14 +196,8 @@ class _Task:
 
 def warm_up(family: str) -> None:
     """Start a worker in the background, unless an idle one is there, so that the next task begins at once."""
-    _check(family)
     with contextlib.suppress(OSError):
         WORKERS.release(WORKERS.acquire(family))
-
-
-def _check(family: str) -> None:
-    if family not in FAMILIES:
-        raise InputError(f"found {family!r}; expected one of {', '.join(FAMILIES)}", where="worker family")
 
 
 def _diagnose(code: int, tail: str, memory_limit_mb: int | None) -> tuple[Status, str]:

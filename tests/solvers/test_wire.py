@@ -18,8 +18,8 @@ def test_arrays_and_values_round_trip():
     assert back["b"][4]["c"].shape == (0,)
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, np.array([object()]), {"__array__": 0}])
+@pytest.mark.parametrize("value", [object(), {(1, 2): 2}, np.array([object()])])
 def test_anything_else_is_refused(value):
-    """Objects, keys that are not text, and our own marker cannot be sent."""
+    """Objects, and keys that are no text or number, cannot be sent."""
     with pytest.raises(TypeError):
         encode({"value": value})

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from taccl.errors import InputError
 from taccl.solvers.memory import tells_of_memory
-from taccl.solvers.worker import run_task, warm_up
+from taccl.solvers.worker import run_task
 
 DRILLS = "tests.solvers.faults:"
 
@@ -132,13 +131,6 @@ def test_errors_that_tell_of_memory(error, bounded, expected):
     assert tells_of_memory(error, bounded=bounded) is expected
 
 
-@pytest.mark.parametrize("memory_limit_mb", [0, -5])
-def test_memory_limit_of_nothing_is_refused(memory_limit_mb):
-    """A limit is at least 1 MB."""
-    with pytest.raises(InputError, match="memory_limit_mb"):
-        drill("echo", memory_limit_mb=memory_limit_mb)
-
-
 @pytest.mark.slow
 def test_task_that_ignores_its_limit_is_killed():
     """A few seconds past its time limit a task is killed; its last progress is kept."""
@@ -164,12 +156,6 @@ def test_exception_of_the_caller_passes_through():
 
     with pytest.raises(KeyError, match="mine"):
         drill("linger", on_progress=complain)
-
-
-def test_unknown_family_is_refused():
-    """The message lists the families."""
-    with pytest.raises(InputError, match="highs, ortools"):
-        warm_up("nonsense")
 
 
 @pytest.mark.slow
