@@ -409,21 +409,13 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        # Found out fast for very many.
-        if not fixed and (
-            item is None or all(_is_any(each, item.classes) for each in set(map(type, values)) - item.plain)
-        ):
+        if not fixed and (item is None or set(map(type, values)) <= item.plain):  # found out fast for many
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
-        if not fixed and item is not None:  # one thing in many places is read once
-            known: dict[int, Any] = {}
-            for place, each in enumerate(values):
-                if id(each) not in known:
-                    known[id(each)] = item.read(each, f"{where}[{place}]")
-            return make(known[id(each)] for each in values)
+        each_kind = kinds if fixed else itertools.repeat(item)
         return make(
             each if kind is None else kind.read(each, f"{where}[{place}]")
-            for place, (kind, each) in enumerate(zip(kinds, values, strict=True))
+            for place, (kind, each) in enumerate(zip(each_kind, values, strict=False))
         )
 
     return Reader(expected, read, "several")

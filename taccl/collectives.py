@@ -100,7 +100,7 @@ def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -
         Ranks that take part, the rank that ends with the sum, and the pieces of the sum.
     """
     everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
-    _known_root("reduce", root, num_ranks)
+    check_ranks((root,), num_ranks, where="reduce: root", error=CollectiveError, of="there are ranks")
     chunks = tuple(Chunk(everyone, (root,), root) for _ in range(chunks_per_rank))
     return Collective("reduce", num_ranks, chunks, True, chunks_per_rank)
 
@@ -404,8 +404,8 @@ def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank
     if several and (not roots or len(set(roots)) != len(roots)):
         said = f"found roots {list(roots)}; expected distinct ranks, at least one"
         raise CollectiveError(said, where=f"{name}: roots")
-    for root in roots:
-        _known_root(name, root, num_ranks, "roots" if several else "root")
+    where = f"{name}: {'roots' if several else 'root'}"
+    check_ranks(roots, num_ranks, where=where, error=CollectiveError, of="there are ranks")
     everyone = _all_ranks(name, num_ranks, chunks_per_rank)
     pieces = [(root,) for _ in range(chunks_per_rank) for root in roots]
     if name.endswith("broadcast"):
@@ -427,13 +427,6 @@ def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ..
             where=f"{name}: num_ranks, chunks_per_rank",
         )
     return tuple(range(num_ranks))
-
-
-def _known_root(name: str, root: int, num_ranks: int, where: str = "root") -> None:
-    if not 0 <= root < num_ranks:
-        raise CollectiveError(
-            f"root {root} does not exist; there are ranks 0-{num_ranks - 1}", where=f"{name}: {where}"
-        )
 
 
 def _as_sums(collective: Collective, index: int) -> list[Chunk]:

@@ -71,13 +71,13 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             command += ["-preprocess", "off", "-mips", "start.txt"]
         command += ["-solve", "-printingOptions", "all"]
         command += ["-solution", "solution.txt", "-saveSolution", "solution.bin"]
-        log, ended = _run_command(command, folder, control, echo=payload["log"])
+        log, late = _run_command(command, folder, control, echo=payload["log"])
         result = _read(folder, log, model)
         if result["status"] == "infeasible" and "or unbounded" in log and control.time_left_s() <= 0:
             # CBC 2.10.3 calls any model that when time is up while it is preprocessed.
             result = {"status": "no-solution", "message": "CBC: stopped on time, while preprocessing"}
-    if ended and result["status"] == "crashed":
-        result = {"status": "no-solution", "message": f"CBC: stopped on time, without a solution ({ended})"}
+    if late and result["status"] == "crashed":
+        result = {"status": "no-solution", "message": "CBC: stopped on time, without a solution"}
     if control.stop_requested() and result["status"] in ("feasible", "no-solution"):
         result["message"] = "CBC stopped: interrupted by user"
     return {"version": _version(log), **result}
@@ -115,11 +115,11 @@ def _start(hint: np.ndarray) -> str:
     return "\n".join(["Stopped on time - objective value 0", *lines, ""])
 
 
-def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, str]:
-    """What CBC printed, and how it was ended as time was up; empty if it ended by itself, or crashed."""
+def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
+    """What CBC printed, and whether it ended as time was up."""
     null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
-    interrupted, killed = threading.Event(), threading.Event()
+    interrupted = threading.Event()
 
     def end() -> None:
         if not interrupted.is_set():
@@ -128,7 +128,6 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
             try:
                 process.wait(_STOP_GRACE_S)
             except subprocess.TimeoutExpired:
-                killed.set()
                 process.kill()
 
     overrun = threading.Timer(control.time_left_s() + _OVERRUN_S, end)
@@ -142,13 +141,10 @@ def _run_command(command: list[str], folder: Path, control: Control, *, echo: bo
         overrun.cancel()
         process.kill()
         process.wait()
-    if killed.is_set():
-        return log, "killed, as it did not answer an interrupt"
-    if interrupted.is_set():
-        return log, "interrupted before it could write one" if code in (0, -signal.SIGINT) else ""
-    if code < 0:
-        return f"{log}\nCBC died of {signal.Signals(-code).name}", ""
-    return log, "it wrote none" if code == 0 and control.time_left_s() <= 0 else ""
+    late = interrupted.is_set() or control.time_left_s() <= 0
+    if code in (0, -signal.SIGINT, -signal.SIGKILL) and late:
+        return log, True
+    return f"{log}\nCBC died of {signal.Signals(-code).name}" if code < 0 else log, False
 
 
 def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
@@ -72,6 +72,7 @@ _Pair = Annotated[tuple[_Ranks, _Ranks], BeforeValidator(_pair)]
 class _Costed(Table):
     """Whatever has a rate: us per MB or GB/s, not both."""
 
+    _must_have: ClassVar[bool] = False
     beta_us_per_mb: _PositiveCost | None = None
     bandwidth_gb_per_s: _PositiveCost | None = None
 
@@ -79,6 +80,8 @@ class _Costed(Table):
     def _one_rate(self) -> _Costed:
         if self.beta_us_per_mb is not None and self.bandwidth_gb_per_s is not None:
             raise ValueError("found both beta_us_per_mb and bandwidth_gb_per_s; give one of them")
+        if self._must_have and not self.has_rate:
+            raise ValueError("found no rate; give beta_us_per_mb or bandwidth_gb_per_s")
         return self
 
     @property
@@ -96,11 +99,7 @@ class _Costed(Table):
 class _Rated(_Costed):
     """What must have a rate."""
 
-    @model_validator(mode="after")
-    def _a_rate(self) -> _Rated:
-        if not self.has_rate:
-            raise ValueError("found no rate; give beta_us_per_mb or bandwidth_gb_per_s")
-        return self
+    _must_have: ClassVar[bool] = True
 
 
 class LinkEntry(_Rated):

@@ -18,11 +18,12 @@ from taccl.topology import registry
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import (
     LinkCost,
+    Network,
     add_crossbar,
-    add_internode,
     add_nodes,
     check_num_links,
     check_ranks,
+    hold_ends,
     links_among,
 )
 from taccl.topology.topology import OTHER_SIDE, Hold, Resource, TopologyBuilder
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-    from taccl.topology.file_schema import NetworkEntry, NicsEntry, NodeEntry, ResourceEntry, TopologyContent
+    from taccl.topology.file_schema import NicsEntry, NodeEntry, ResourceEntry, TopologyContent
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -99,14 +100,7 @@ def _described_machine(file: TopologyContent, default_name: str) -> Topology:
     num_nodes = 1 if network is None else network.nodes
     size = node.gpus
     pairs = _pairs(node)
-    nic_of_gpu = {} if nics is None else _nic_of_gpu(nics, size)
-    joined: list[tuple[int, int]] = []
-    if num_nodes > 1:
-        if nics is None or network is None:
-            raise TopologyError(f"found {num_nodes} nodes, and no [nics] to join them; give it", where="nics")
-        joined = [(a, b) for a in nic_of_gpu for b in nic_of_gpu if a == b or not network.rails]
-    num_links = num_nodes * size**2 + num_nodes * (num_nodes - 1) * len(joined)
-    check_num_links(num_links, where="node.gpus, network.nodes")
+    check_num_links(num_nodes * size, where="node.gpus, network.nodes")
     builder = TopologyBuilder(
         default_name if file.name is None else file.name,
         [number for number in range(num_nodes) for _ in range(size)],
@@ -114,9 +108,29 @@ def _described_machine(file: TopologyContent, default_name: str) -> Topology:
         launch_us=file.launch_us or Fraction(0),
     )
     costs = {count: LinkCost(node.alpha_us, node.rate() / count, node.overhead_us) for count in (1, 2)}
-    add_nodes(builder, num_nodes, size, pairs, costs, switch="switch", reduces=node.reduces)
-    if joined and nics is not None and network is not None:
-        _add_network(builder, nics, network, nic_of_gpu, joined)
+    joint, uplink_beta = None, Fraction(0)
+    if num_nodes > 1 and (nics is None or network is None):
+        raise TopologyError(f"found {num_nodes} nodes, and no [nics] to join them; give it", where="nics")
+    if nics is not None:
+        nic_of_gpu = _nic_of_gpu(nics, size)
+        if network is not None:
+            beta = nics.rate() / (max(1, nics.count // size) if nics.gpus is None else 1)
+            uplink_beta = beta * network.oversubscription / len(set(nic_of_gpu.values()))
+            # What no card could do at its full rate alone is as slow as the node's uplink.
+            cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
+            held_us = min(nics.overhead_us, nics.alpha_us)
+            joint = Network(cost, held_us, nic_of_gpu, network.rails, "network")
+    where = "node.gpus, network.nodes"
+    add_nodes(builder, pairs, costs, joint, switch="switch", reduces=node.reduces, where=where)
+    if num_nodes > 1 and network is not None and network.oversubscription != 1:
+        uplinks, downlinks = (
+            [builder.add_resource(f"{way}link of node {number}") for number in range(num_nodes)]
+            for way in ("up", "down")
+        )
+        for index, link in enumerate(builder.links):
+            if link.src // size != link.dst // size:
+                ends = uplinks[link.src // size], downlinks[link.dst // size]
+                hold_ends(builder, index, *ends, beta=uplink_beta)
     return builder.build()
 
 
@@ -160,35 +174,6 @@ def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
                 )
             nic_of_gpu[gpu] = nic
     return nic_of_gpu
-
-
-def _add_network(
-    builder: TopologyBuilder,
-    nics: NicsEntry,
-    network: NetworkEntry,
-    nic_of_gpu: dict[int, int],
-    joined: list[tuple[int, int]],
-) -> None:
-    num_nodes, size = network.nodes, len(builder.node_of_rank) // network.nodes
-    cards_in_one = max(1, nics.count // size) if nics.gpus is None else 1
-    beta = nics.rate() / cards_in_one
-    uplink_beta = beta * network.oversubscription / len(set(nic_of_gpu.values()))
-    first = len(builder.links)
-    # What no card could do at its full rate alone is as slow as the node's uplink.
-    cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
-    add_internode(
-        builder, num_nodes, size, joined, cost, nic_of_place=nic_of_gpu,
-        nic_alpha_us=min(nics.overhead_us, nics.alpha_us), link_name="network",
-    )  # fmt: skip
-    if network.oversubscription == 1:
-        return
-    uplinks = [builder.add_resource(f"uplink of node {number}") for number in range(num_nodes)]
-    downlinks = [builder.add_resource(f"downlink of node {number}") for number in range(num_nodes)]
-    for index in range(first, len(builder.links)):
-        link = builder.links[index]
-        out, into = uplinks[link.src // size], downlinks[link.dst // size]
-        builder.add_hold(index, out, alpha_us=0, beta_us_per_mb=uplink_beta)
-        builder.add_hold(index, into, alpha_us=0, beta_us_per_mb=uplink_beta, side="receive")
 
 
 def _from_links(file: TopologyContent, default_name: str) -> Topology:

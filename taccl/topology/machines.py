@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.in_network import PROFILES as SWITCHES
-from taccl.topology.parts import LinkCost, add_internode, add_nodes, check_num_links
+from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
 from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
 
@@ -133,7 +133,36 @@ def _machine(machine: str, what: str, notes: str = "") -> _Make:
         rails: bool | None = None, nvls: bool = False, alpha_meaning: AlphaMeaning = "occupies",
         constants: Mapping[str, Number] | None = None,
     ) -> Topology:  # fmt: skip
-        return _build(machine, nodes, profile, protocol, rails, nvls, alpha_meaning, constants)
+        shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
+        rails = shape.has_rails if rails is None else rails
+        if (rails and not shape.has_rails) or (nvls and not shape.nvls):
+            name = "rails" if rails and not shape.has_rails else "nvls"
+            able = [each for each, s in SHAPES.items() if (s.has_rails if name == "rails" else s.nvls)]
+            said = f"found True, and {machine} has none; leave it out, or take {', '.join(able)}"
+            raise TopologyError(said, where=f"{machine}: {name}")
+        values = find_profile(machine, profile).under(protocol).replaced(constants or {})
+        size = shape.ranks_per_node
+        check_num_links(nodes * size, where=f"{machine}: nodes")
+        builder = TopologyBuilder(
+            f"{machine} x{nodes}", [node for node in range(nodes) for _ in range(size)],
+            alpha_meaning=alpha_meaning, profile=values.name, machine=machine, protocol=values.protocol,
+            launch_us=values.launch_us,
+        )  # fmt: skip
+        alpha_us, overhead_us = values[f"{kind}_alpha_us"], values.overhead_us(between=False)
+        costs = {1: LinkCost(alpha_us, values[f"{kind}_beta_us_per_mb"], overhead_us)}
+        if 2 in shape.pairs.values():
+            costs[2] = LinkCost(alpha_us, values[f"{kind}_double_beta_us_per_mb"], overhead_us)
+        between = values["internode_alpha_us"], values["internode_beta_us_per_mb"]
+        cost = LinkCost(*between, values.overhead_us(between=True))
+        nics = {i: i // shape.ranks_per_nic for i in range(size)}
+        add_nodes(
+            builder, shape.pairs, costs, Network(cost, values["nic_alpha_us"], nics, rails, shape.network),
+            switch=shape.joint, link_name=shape.joint, reduces=SWITCHES[shape.nvls] if nvls else None,
+            where=f"{machine}: nodes",
+        )  # fmt: skip
+        topology = builder.build()
+        topology.cache["profile"] = values
+        return topology
 
     make.__name__ = make.__qualname__ = machine.replace("-", "_")
     profiles = ", ".join(f'``"{each.name}"``' for each in PROFILES[machine])
@@ -158,48 +187,3 @@ b200 = _machine("b200", f"B200 server (DGX B200, HGX B200): 8 B200 a node behind
 gb200_nvl72 = _machine("gb200-nvl72", f"GB200 NVL72: nodes are racks of 72 GPUs behind NVSwitch{_RAILED}")
 mi300x = _machine("mi300x", f"MI300X server: 8 MI300X a node, each joined to each by xGMI{_RAILED}")
 mi355x = _machine("mi355x", f"MI355X server: 8 MI355X a node, each joined to each by xGMI{_RAILED}")
-
-
-def _build(
-    machine: str, nodes: int, profile: str, protocol: str | None, rails: bool | None, nvls: bool,
-    alpha_meaning: AlphaMeaning, constants: Mapping[str, Number] | None,
-) -> Topology:  # fmt: skip
-    """The nodes of a machine, each by itself, and then what joins them."""
-    shape, kind = SHAPES[machine], SHAPES[machine].joint.lower()
-    rails = shape.has_rails if rails is None else rails
-    if (rails and not shape.has_rails) or (nvls and not shape.nvls):
-        name = "rails" if rails and not shape.has_rails else "nvls"
-        able = [each for each, s in SHAPES.items() if (s.has_rails if name == "rails" else s.nvls)]
-        said = f"found True, and {machine} has none; leave it out, or take {', '.join(able)}"
-        raise TopologyError(said, where=f"{machine}: {name}")
-    values = find_profile(machine, profile).under(protocol).replaced(constants or {})
-    size = shape.ranks_per_node
-    joined = [(i, j) for i in range(size) for j in range(size) if i == j or not rails]
-    check_num_links(nodes * size**2 + nodes * (nodes - 1) * len(joined), where=f"{machine}: nodes")
-    builder = TopologyBuilder(
-        f"{machine} x{nodes}",
-        [node for node in range(nodes) for _ in range(size)],
-        alpha_meaning=alpha_meaning,
-        profile=values.name,
-        machine=machine,
-        protocol=values.protocol,
-        launch_us=values.launch_us,
-    )
-    alpha_us, overhead_us = values[f"{kind}_alpha_us"], values.overhead_us(between=False)
-    costs = {1: LinkCost(alpha_us, values[f"{kind}_beta_us_per_mb"], overhead_us)}
-    if 2 in shape.pairs.values():
-        costs[2] = LinkCost(alpha_us, values[f"{kind}_double_beta_us_per_mb"], overhead_us)
-    add_nodes(
-        builder, nodes, size, shape.pairs, costs,
-        switch=shape.joint, link_name=shape.joint, reduces=SWITCHES[shape.nvls] if nvls else None,
-    )  # fmt: skip
-    if nodes > 1:
-        network = values["internode_alpha_us"], values["internode_beta_us_per_mb"]
-        add_internode(
-            builder, nodes, size, joined, LinkCost(*network, values.overhead_us(between=True)),
-            nic_of_place={i: i // shape.ranks_per_nic for i in range(size)},
-            nic_alpha_us=values["nic_alpha_us"], link_name=shape.network,
-        )  # fmt: skip
-    topology = builder.build()
-    topology.cache["profile"] = values
-    return topology

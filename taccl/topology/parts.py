@@ -191,23 +191,45 @@ def add_aggregation(
     return links
 
 
+class Network(NamedTuple):
+    """What joins nodes: links at such a cost between places of nodes, those of one place alone on `rails`.
+
+    A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC
+    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
+    ingress are separate.
+
+    - `nic_of_place`: Of the places that have one.
+    """
+
+    cost: LinkCost
+    nic_alpha_us: Fraction
+    nic_of_place: Mapping[int, int]
+    rails: bool
+    name: str
+
+
 def add_nodes(
     builder: TopologyBuilder,
-    num_nodes: int,
-    size: int,
     pairs: Mapping[tuple[int, int], int],
     costs: Mapping[int, LinkCost],
+    network: Network | None,
     *,
     switch: str,
+    where: str,
     link_name: str = "",
     reduces: InNetwork | None = None,
 ) -> None:
-    """Join the ranks of every node pair by pair, or by a switch where there are no pairs.
+    """Join ranks in equal nodes pair by pair, or by a switch where there are no pairs; and then the nodes.
 
     - `pairs` (mapping of (int, int) to int): How many links join two places in a node.
     - `costs` (mapping of int to LinkCost): Of so many links together.
     - `switch`: What it is called.
     """
+    num_nodes = builder.node_of_rank[-1] + 1
+    size = len(builder.node_of_rank) // num_nodes
+    nic = {} if network is None or num_nodes == 1 else network.nic_of_place
+    joined = [(i, j) for i in nic for j in nic if network and (i == j or not network.rails)]
+    check_num_links(num_nodes * size**2 + num_nodes * (num_nodes - 1) * len(joined), where=where)
     for node in range(num_nodes):
         first = node * size
         if not pairs and size > 1:
@@ -217,38 +239,29 @@ def add_nodes(
             name = f"{link_name} x{count}" if link_name and count > 1 else link_name
             for src, dst in ((a, b), (b, a)):
                 builder.add_link(first + src, first + dst, **costs[count]._asdict(), name=name)
-
-
-def add_internode(
-    builder: TopologyBuilder,
-    num_nodes: int,
-    size: int,
-    joined: Iterable[tuple[int, int]],
-    cost: LinkCost,
-    *,
-    nic_of_place: Mapping[int, int],
-    nic_alpha_us: Fraction,
-    link_name: str,
-) -> None:
-    """Join nodes of equal size: a link for every two places that are `joined`, at the rate of their NICs.
-
-    A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC
-    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
-    ingress are separate.
-    """
-    nics = [(node, nic) for node in range(num_nodes) for nic in dict.fromkeys(nic_of_place.values())]
     egress, ingress = (
-        {(node, nic): builder.add_resource(f"NIC {nic} of node {node} {way}") for node, nic in nics}
+        {
+            (node, each): builder.add_resource(f"NIC {each} of node {node} {way}")
+            for node, each in product(range(num_nodes), dict.fromkeys(nic.values()))
+        }
         for way in ("egress", "ingress")
     )
     for (a, b), (i, j) in product(permutations(range(num_nodes), 2), joined):
-        link = builder.add_link(a * size + i, b * size + j, **cost._asdict(), name=link_name)
-        ends = egress[a, nic_of_place[i]], ingress[b, nic_of_place[j]]
-        hold_ends(builder, link, *ends, alpha_us=nic_alpha_us)
+        assert network is not None, "it joins them"
+        link = builder.add_link(a * size + i, b * size + j, **network.cost._asdict(), name=network.name)
+        hold_ends(builder, link, egress[a, nic[i]], ingress[b, nic[j]], alpha_us=network.nic_alpha_us)
 
 
-def hold_ends(builder: TopologyBuilder, link: int, out: int, into: int, *, alpha_us: Fraction) -> None:
-    """Let sends over a link hold `out` from their start and `into` until their end, both at its beta."""
-    beta = builder.links[link].beta_us_per_mb
+def hold_ends(
+    builder: TopologyBuilder,
+    link: int,
+    out: int,
+    into: int,
+    *,
+    alpha_us: Number = 0,
+    beta: Number | None = None,
+) -> None:
+    """Let sends hold `out` from their start and `into` until their end, for their link's beta or another."""
+    beta = builder.links[link].beta_us_per_mb if beta is None else beta
     builder.add_hold(link, out, alpha_us=alpha_us, beta_us_per_mb=beta)
     builder.add_hold(link, into, alpha_us=alpha_us, beta_us_per_mb=beta, side="receive")

@@ -216,8 +216,6 @@ def _split(word: str) -> tuple[str | None, ...]:
 
 
 def _read(given: Any, default_alpha: Number, where: str) -> Dimension:
-    if isinstance(given, Dimension):
-        given = (given.kind, given.size, given.bandwidth_gb_per_s, given.alpha_us)
     if isinstance(given, str) or not isinstance(given, Sequence) or not 2 <= len(given) <= 4:
         raise TopologyError(
             f"found {quoted(given)}; expected a kind, a size, a bandwidth, and an alpha if it differs, e.g. "

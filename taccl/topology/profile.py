@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -95,11 +95,9 @@ class Profile:
         of_protocols = (
             replace(constant, name=f"{each.name}.{constant.name}")
             for each in self.protocols
-            for constant in (
-                each.base_us, each.node_hop_us, each.network_hop_us, each.bandwidth_share, each.node_gb_per_s,
-            )
-            if constant is not None
-        )  # fmt: skip
+            for constant in (getattr(each, field.name) for field in fields(each))
+            if isinstance(constant, Constant)
+        )
         return (*self.constants, *(() if self.launch is None else (self.launch,)), *of_protocols)
 
     @property

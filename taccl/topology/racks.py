@@ -16,6 +16,7 @@ from taccl.topology.parts import (
     check_num_links,
     check_ranks,
     exact_cost,
+    hold_ends,
     links_among,
 )
 from taccl.topology.topology import TopologyBuilder
@@ -159,8 +160,7 @@ def _joined(
         )  # fmt: skip
         if cores is not None:
             builder.add_hold(link, cores, alpha_us=0, beta_us_per_mb=cores_beta, side="receive")
-        builder.add_hold(link, port_out[src], alpha_us=0, beta_us_per_mb=beta)
-        builder.add_hold(link, port_in[dst], alpha_us=0, beta_us_per_mb=beta, side="receive")
+        hold_ends(builder, link, port_out[src], port_in[dst], beta=beta)
     several = []
     if reduces is not None:
         several = add_aggregation(

@@ -108,7 +108,7 @@ def test_unknown_names():
         sweep("rong:4", "allgather", sizes=["4KB"])
     with pytest.raises(taccl.InputError, match="allgthr"):
         sweep("ring:4", "allgthr", sizes=["4KB"])
-    with pytest.raises(taccl.InputError, match="root 9"):
+    with pytest.raises(taccl.InputError, match="rank 9"):
         sweep("ring:4", "broadcast", root=9, sizes=["4KB"])
 
 

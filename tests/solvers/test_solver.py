@@ -342,9 +342,9 @@ def test_warnings_as_errors_do_not_take_a_solver_away():
 @pytest.mark.parametrize(
     "script, status, message",
     [
-        ("exec sleep 60", "no-solution", "CBC: stopped on time, without a solution (interrupted before it could write one)"),
-        ("trap '' INT; while :; do sleep 0.1; done", "no-solution", "CBC: stopped on time, without a solution (killed, as it did not answer an interrupt)"),
-        ("sleep 0.2", "no-solution", "CBC: stopped on time, without a solution (it wrote none)"),
+        ("exec sleep 60", "no-solution", "CBC: stopped on time, without a solution"),
+        ("trap '' INT; while :; do sleep 0.1; done", "no-solution", "CBC: stopped on time, without a solution"),
+        ("sleep 0.2", "no-solution", "CBC: stopped on time, without a solution"),
         ("kill -SEGV $$", "crashed", "CBC wrote no solution file; its last words: CBC died of SIGSEGV"),
         ("echo 'Stopped on time (no integer solution - continuous used) - objective value 3' > solution.txt", "no-solution", "CBC: stopped on time"),
     ],
