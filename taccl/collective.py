@@ -21,7 +21,6 @@ from taccl.arguments import checked_as
 from taccl.errors import CollectiveError
 from taccl.names import shown
 from taccl.units import exact
-from taccl.topology.parts import check_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -405,7 +404,10 @@ def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
     """Raise `CollectiveError` unless there are members, all known and each named once."""
     if not ranks:
         raise CollectiveError("found no members; expected at least one", where=where)
-    check_ranks(ranks, num_ranks, where=where, error=CollectiveError, of="there are ranks")
+    for rank in ranks:
+        if not 0 <= rank < num_ranks:
+            said = f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}"
+            raise CollectiveError(said, where=where)
     if len(set(ranks)) < len(ranks):
         twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
         raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)

@@ -90,8 +90,8 @@ def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
     expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
     if kind == "union_tag_invalid":
         expected = " or ".join(UNION_TAGS[tag.strip("'")] for tag in context["expected_tags"].split(", "))
-    elif kind == "tuple_type":
-        expected = "a list"
+    elif kind in ("tuple_type", "model_type"):
+        expected = "a list" if kind == "tuple_type" else "a table"
     elif kind in ("too_short", "too_long"):
         number = context.get("min_length", context.get("max_length"))
         bound = (

@@ -36,14 +36,6 @@ def _version(value: object) -> object:
     return value
 
 
-def _table(value: object) -> object:
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"found {quoted(value)}; expected a table (how many nodes there are is said by nodes)"
-        )
-    return value
-
-
 def _as_list(value: object) -> Any:
     return value if isinstance(value, (list, tuple)) else [value]
 
@@ -215,60 +207,56 @@ class NetworkEntry(Table):
     rails: Annotated[bool, Field(strict=True)] = False
 
 
-class TopologyContent(Table):
-    """A topology file: a machine, a fabric, a node and its network, or links, switches and resources."""
-
+class _TopologyFile(Table):
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
     name: str | None = None
-    nodes: Positive | None = None
     alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
-    # A machine or a fabric.
-    machine: str | None = None
-    fabric: str | None = None
+
+
+class MachineFile(_TopologyFile):
+    """A machine by name."""
+
+    machine: str
+    nodes: Positive | None = None
     profile: str | None = None
     protocol: str | None = None
     rails: Annotated[bool, Field(strict=True)] | None = None
-    nvls: Annotated[bool, Field(strict=True)] | None = None
+    nvls: Annotated[bool, Field(strict=True)] = False
     constants: dict[str, Cost] | None = None
+
+
+class FabricFile(_TopologyFile):
+    """A fabric by name, which may be cut into nodes."""
+
+    fabric: str
+    nodes: Positive | None = None
+    ranks_per_node: Positive | None = None
     bandwidth_gb_per_s: Annotated[list[_PositiveCost], BeforeValidator(_as_list)] | None = None
-    alpha_us: Cost | None = None
-    # A machine in a few lines.
-    node: Annotated[NodeEntry, BeforeValidator(_table)] | None = None
-    nics: Annotated[NicsEntry, BeforeValidator(_table)] | None = None
-    network: Annotated[NetworkEntry, BeforeValidator(_table)] | None = None
+    alpha_us: Cost = Fraction(0)
+
+    @model_validator(mode="after")
+    def _cut_once(self) -> FabricFile:
+        if self.nodes is not None and self.ranks_per_node is not None:
+            raise ValueError("found both nodes and ranks_per_node; give one of them")
+        return self
+
+
+class NodeFile(_TopologyFile):
+    """A machine in a few lines."""
+
+    node: NodeEntry
+    nics: NicsEntry | None = None
+    network: NetworkEntry | None = None
     #: What a collective takes before its first step.
-    launch_us: Cost | None = None
-    # Link by link; a fabric may also be cut by ranks_per_node.
-    ranks_per_node: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] | None = None
+    launch_us: Cost = Fraction(0)
+
+
+class LinksFile(_TopologyFile):
+    """Link by link."""
+
+    ranks_per_node: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)]
+    nodes: Positive | None = None
+    launch_us: Cost = Fraction(0)
     link: Annotated[list[LinkEntry], BeforeValidator(_multicasts_beside_links)] = []
     resource: list[ResourceEntry] = []
     switch: list[SwitchEntry] = []
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> TopologyContent:
-        named = [kind for kind in ("machine", "fabric", "node") if getattr(self, kind) is not None]
-        if len(named) > 1:
-            raise ValueError(f"found both {named[0]} and {named[1]}; give one of them")
-        kind = named[0] if named else "links"
-        if kind == "node" and self.nodes is not None:
-            raise ValueError("found nodes beside [node]; say it under [network]")
-        allowed = {
-            "machine": {"profile", "protocol", "rails", "nvls", "constants"},
-            "fabric": {"bandwidth_gb_per_s", "alpha_us", "ranks_per_node"},
-            "node": {"launch_us", "nics", "network"},
-            "links": {"launch_us", "ranks_per_node", "link", "resource", "switch"},
-        }
-        for field in sorted(set.union(*allowed.values()) - allowed[kind]):
-            if getattr(self, field) not in (None, []):
-                raise ValueError(
-                    f"found {field}, which a topology by {kind} does not take; "
-                    f"it takes {', '.join(sorted(allowed[kind]))}"
-                )
-        if kind == "fabric" and self.ranks_per_node is not None:
-            if self.nodes is not None:
-                raise ValueError("found both nodes and ranks_per_node; give one of them")
-            if len(self.ranks_per_node) > 1:
-                raise ValueError("found a list in ranks_per_node; a fabric is cut into equal nodes: give one")
-        if kind == "links" and self.ranks_per_node is None:
-            raise ValueError("found none of machine, fabric, node and ranks_per_node; give one of them")
-        return self

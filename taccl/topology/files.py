@@ -29,10 +29,20 @@ from taccl.topology.parts import (
 from taccl.topology.topology import OTHER_SIDE, Hold, Resource, TopologyBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from os import PathLike
 
-    from taccl.topology.file_schema import NicsEntry, NodeEntry, ResourceEntry, TopologyContent
+    from pydantic import BaseModel
+
+    from taccl.topology.file_schema import (
+        FabricFile,
+        LinksFile,
+        MachineFile,
+        NicsEntry,
+        NodeEntry,
+        NodeFile,
+        ResourceEntry,
+    )
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -50,35 +60,36 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
     are named.
     """
-    from taccl.topology.file_schema import TopologyContent
+    from taccl.topology.file_schema import FabricFile, LinksFile, MachineFile, NodeFile
     from taccl.validation import validated
 
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
-    file = validated(TopologyContent, data, source=where, error=TopologyError)
+    made: dict[str, tuple[type[BaseModel], Callable[[Any, str], Topology]]] = {
+        "machine": (MachineFile, _from_name), "fabric": (FabricFile, _from_name),
+        "node": (NodeFile, _described_machine), "ranks_per_node": (LinksFile, _from_links),
+    }  # fmt: skip
+    kind = next((each for each in made if each in data), None)
+    if kind is None:
+        raise TopologyError(f"found none of {', '.join(made)}; give one of them", where=where)
+    schema, make = made[kind]
+    file = validated(schema, data, source=where, error=TopologyError)
     try:
-        if file.node is not None:
-            return _described_machine(file, path.stem)
-        if file.machine is None and file.fabric is None:
-            return _from_links(file, path.stem)
-        return _from_name(file)
+        return make(file, path.stem)
     except TopologyError as error:
         raise TopologyError(error.message, where=": ".join(filter(None, (where, error.where)))) from None
 
 
-def _from_name(file: TopologyContent) -> Topology:
+def _from_name(file: MachineFile | FabricFile, _: str) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
-    is_said = "alpha_meaning" in file.model_fields_set
-    options: dict[str, Any] = {"alpha_meaning": file.alpha_meaning} if is_said else {}
-    fields = "protocol", "rails", "nvls", "constants", "alpha_us", "bandwidth_gb_per_s", "ranks_per_node"
-    for field in fields:
-        value = getattr(file, field)
-        if value is not None:
-            options[field] = value[0] if isinstance(value, list) and len(value) == 1 else value
-    kind, name = ("machine", file.machine) if file.fabric is None else ("fabric", file.fabric)
+    kind = "machine" if hasattr(file, "machine") else "fabric"
+    name = getattr(file, kind)
+    said = {field: getattr(file, field) for field in file.model_fields_set - {"schema_", "name", kind}}
+    if len(said.get("bandwidth_gb_per_s") or ()) == 1:
+        said["bandwidth_gb_per_s"] = said["bandwidth_gb_per_s"][0]
     try:
-        topology = registry.parse(str(name), nodes=file.nodes, profile=file.profile, **options)
+        topology = registry.parse(name, **said)
     except TopologyError as error:
         where = kind if error.where == "topology" else error.where
         raise TopologyError(error.message, where=where) from None
@@ -89,14 +100,13 @@ def _from_name(file: TopologyContent) -> Topology:
     return renamed
 
 
-def _described_machine(file: TopologyContent, default_name: str) -> Topology:
+def _described_machine(file: NodeFile, default_name: str) -> Topology:
     """The topology of a file's ``[node]``, ``[nics]`` and ``[network]``.
 
     Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
     oversubscribed k times carries a k-th of what all cards of a node do, out of it and into it.
     """
     node, nics, network = file.node, file.nics, file.network
-    assert node is not None
     num_nodes = 1 if network is None else network.nodes
     size = node.gpus
     pairs = _pairs(node)
@@ -105,7 +115,7 @@ def _described_machine(file: TopologyContent, default_name: str) -> Topology:
         default_name if file.name is None else file.name,
         [number for number in range(num_nodes) for _ in range(size)],
         alpha_meaning=file.alpha_meaning,
-        launch_us=file.launch_us or Fraction(0),
+        launch_us=file.launch_us,
     )
     costs = {count: LinkCost(node.alpha_us, node.rate() / count, node.overhead_us) for count in (1, 2)}
     joint, uplink_beta = None, Fraction(0)
@@ -176,13 +186,13 @@ def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
     return nic_of_gpu
 
 
-def _from_links(file: TopologyContent, default_name: str) -> Topology:
+def _from_links(file: LinksFile, default_name: str) -> Topology:
     """The topology that a file describes link by link: links first, then switches, then resources."""
     builder = TopologyBuilder(
         default_name if file.name is None else file.name,
         _node_of_rank(file),
         alpha_meaning=file.alpha_meaning,
-        launch_us=file.launch_us or Fraction(0),
+        launch_us=file.launch_us,
     )
     num_ranks = len(builder.node_of_rank)
     sharing: list[int] = []
@@ -267,8 +277,8 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     return replace(topology, resources=tuple(resources), holds=tuple(holds))
 
 
-def _node_of_rank(file: TopologyContent) -> list[int]:
-    counts = file.ranks_per_node or [1]
+def _node_of_rank(file: LinksFile) -> list[int]:
+    counts = file.ranks_per_node
     nodes = len(counts) if file.nodes is None else file.nodes
     if len(counts) not in (1, nodes):
         raise TopologyError(

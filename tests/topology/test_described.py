@@ -163,8 +163,16 @@ def test_what_a_few_lines_say_is_written_link_by_link(load, tmp_path):
         ("gpus = 8", "gpus = 4", None),
         ('gpus = 8\nfabric = "mesh"', 'gpus = 4\nfabric = "hybrid"', "node.gpus: found 4 GPUs"),
         ("nodes = 2", "nodes = 2\noversubscription = 0.5", "network.oversubscription: .*1"),
-        ("schema = 1", "schema = 1\nnodes = 2", r"found nodes beside \[node\]; say it under \[network\]"),
-        ("schema = 1", "schema = 1\nmachine = 'ndv2'", "found both machine and node"),
+        (
+            "schema = 1",
+            "schema = 1\nnodes = 2",
+            "nodes: found an unknown field; expected one of schema, name, .*node, nics, network",
+        ),
+        (
+            "schema = 1",
+            "schema = 1\nmachine = 'ndv2'",
+            "node: found an unknown field; expected one of schema, .*machine",
+        ),
         ("bandwidth_gb_per_s = 64\n", "", "found no rate"),
         ("gpus = 8", "gpus = 1000", "node.gpus, network.nodes: found .* links"),
     ],
