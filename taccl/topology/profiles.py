@@ -9,7 +9,7 @@ three protocols; `rccl` is a fit to published logs, with the same.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from taccl.topology.topology import Topology
+
+    #: (GB/s each way, source); of each kind of link in a node, and of a NIC.
+    _Rate: TypeAlias = tuple[int | str, str]
+    _Sheet: TypeAlias = tuple[Mapping[str, _Rate], _Rate]
 
 
 def profile_of(topology: Topology) -> Profile | None:
@@ -74,31 +78,21 @@ _V100 = "NVIDIA, Tesla V100 GPU Architecture (2017): NVLink 2.0, 25 GB/s per lin
 _EDR = "EDR InfiniBand, 100 Gb/s"
 
 
-def _nominal(machine: str, sheet: _Sheet) -> Profile:
+def _nominal(machine: str, links: Mapping[str, _Rate], nic: _Rate) -> Profile:
     """What data sheets promise."""
-    link = next(iter(sheet.links))
+    link = next(iter(links))
     return Profile(
         machine,
         "nominal",
         (
             Constant(f"{link}_alpha_us", Fraction(0), _NO_ALPHA),
             Constant(f"{link}_overhead_us", OVERHEAD_US, _OVERHEAD),
-            *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in sheet.links.items()),
+            *(_rate(f"{kind}_beta_us_per_mb", *rate) for kind, rate in links.items()),
             Constant("internode_alpha_us", Fraction(0), _NO_ALPHA),
-            _rate("internode_beta_us_per_mb", *sheet.nic),
+            _rate("internode_beta_us_per_mb", *nic),
             _NIC_ALPHA,
         ),
     )
-
-
-def _nccl(nominal: Profile, generation: str, num_links: int) -> Profile:
-    """What NCCL's tables say of GPUs of a generation with so many NVLinks each."""
-    costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
-    most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
-    launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
-    rate = num_links * Fraction(NVLINK_GB_PER_S[generation])
-    said = f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s: {SOURCE}"
-    return _by_protocol(nominal, "nccl", launch, rate, said, costs, SOURCE, most)
 
 
 def _by_protocol(
@@ -157,57 +151,44 @@ def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) ->
     )
 
 
-class _Sheet(NamedTuple):
-    """(GB/s each way, source) of each kind of link in a node, and of a NIC."""
-
-    links: Mapping[str, tuple[int | str, str]]
-    nic: tuple[int | str, str]
-
-
-def _switched(gb_per_s: int, source: str, nic_gb_per_s: int | str, nic_source: str) -> _Sheet:
-    return _Sheet({"nvswitch": (gb_per_s, source)}, (nic_gb_per_s, nic_source))
-
-
-def _xgmi(gb_per_s: int | str, source: str, nics: str) -> _Sheet:
-    return _Sheet({"xgmi": (gb_per_s, source)}, (50, f"AMD, ROCm documentation (2026): {nics}"))
-
-
 _V100_LINKS = {"nvlink": (25, _V100), "nvlink_double": (50, f"two links; {_V100}")}
-_SHEETS = {
-    "ndv2": _Sheet(
-        _V100_LINKS, ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine"),
+_GB200 = "NVIDIA, DGX GB Rack Scale Systems User Guide:"
+_MI355X = "AMD, Instinct MI355X data sheet (2025)"
+_AMD = "AMD, ROCm documentation (2026): eight"
+_SHEETS: Mapping[str, _Sheet] = {
+    "ndv2": (_V100_LINKS, ("12.5", f"Microsoft, Azure NDv2-series: one {_EDR}, for the virtual machine")),
+    "dgx1": (_V100_LINKS, ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}")),
+    "dgx2": (
+        {"nvswitch": (150, f"six links; {_V100}")},
+        ("12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
     ),
-    "dgx1": _Sheet(
-        _V100_LINKS, ("12.5", f"NVIDIA, DGX-1 With Tesla V100 System Architecture (2017): four {_EDR}"),
+    "dgx-a100": (
+        {"nvswitch": (300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways")},
+        (25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s"),
     ),
-    "dgx2": _switched(150, f"six links; {_V100}", "12.5", f"NVIDIA, DGX-2 data sheet (2018): eight {_EDR}"),
-    "dgx-a100": _switched(
-        300, "NVIDIA, A100 Tensor Core GPU Architecture (2020): NVLink 3, 600 GB/s both ways",
-        25, "NVIDIA, DGX A100 data sheet (2020): eight single-port HDR InfiniBand, 200 Gb/s",
+    "dgx-h100": (
+        {"nvswitch": (450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways")},
+        (50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s"),
     ),
-    "dgx-h100": _switched(
-        450, "NVIDIA, H100 Tensor Core GPU Architecture (2022): NVLink 4, 900 GB/s both ways",
-        50, "NVIDIA, DGX H100 data sheet (2022): eight single-port NDR InfiniBand, 400 Gb/s",
+    "h200": (
+        {"nvswitch": (450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways")},
+        (50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s"),
     ),
-    "h200": _switched(
-        450, "NVIDIA, H200 Tensor Core GPU data sheet (2024): NVLink 4, 900 GB/s both ways",
-        50, "NVIDIA, DGX H200 data sheet (2024): eight single-port NDR InfiniBand, 400 Gb/s",
+    "b200": (
+        {"nvswitch": (900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs")},
+        (50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s"),
     ),
-    "b200": _switched(
-        900, "NVIDIA, DGX B200 data sheet (2024): NVLink 5, 14.4 TB/s both ways of 8 GPUs",
-        50, "NVIDIA, DGX B200 data sheet (2024): eight single-port ConnectX-7, 400 Gb/s",
+    "gb200-nvl72": (
+        {"nvswitch": (900, f"{_GB200} NVLink 5, 130 TB/s both ways of 72 GPUs")},
+        (50, f"{_GB200} a ConnectX-7 of 400 Gb/s for each GPU"),
     ),
-    "gb200-nvl72": _switched(
-        900, "NVIDIA, DGX GB Rack Scale Systems User Guide: NVLink 5, 130 TB/s both ways of 72 GPUs",
-        50, "NVIDIA, DGX GB Rack Scale Systems User Guide: a ConnectX-7 of 400 Gb/s for each GPU",
+    "mi300x": (
+        {"xgmi": (64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each")},
+        (50, f"{_AMD} 400 Gb/s NICs, one for each GPU"),
     ),
-    "mi300x": _xgmi(
-        64, "AMD, Instinct MI300X data sheet (2023): 7 links to GPUs, 128 GB/s both ways each",
-        "eight 400 Gb/s NICs, one for each GPU",
-    ),
-    "mi355x": _xgmi(
-        "76.8", "AMD, Instinct MI355X data sheet (2025): 7 links to GPUs, 153.6 GB/s both ways each",
-        "eight Pollara 400, one for each GPU",
+    "mi355x": (
+        {"xgmi": ("76.8", f"{_MI355X}: 7 links to GPUs, 153.6 GB/s both ways each")},
+        (50, f"{_AMD} Pollara 400, one for each GPU"),
     ),
 }  # fmt: skip
 _MESH = {"nvlink": ("46", "node_betas_list[1]"), "nvlink_double": ("23", "node_betas_list[0]")}
@@ -238,15 +219,21 @@ _RCCL: Mapping[str, tuple[str, str, str, Mapping[str, tuple[str, str, str]]]] = 
 
 def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
     """What a machine has, the default first: with latencies, if we know any, or what was published."""
-    nominal = _nominal(machine, sheet)
-    if machine in _NVLINKS:
-        return _nccl(nominal, *_NVLINKS[machine]), nominal
+    nominal = _nominal(machine, *sheet)
     if machine in _PUBLISHED:
         return _published(machine, *_PUBLISHED[machine]), nominal
-    launch_us, rate, logs, costs = _RCCL[machine]
+    if machine in _NVLINKS:
+        generation, num_links = _NVLINKS[machine]
+        costs = {each.name: (each.ring_base_us, each.ring_hop_us, each.bandwidth_share) for each in PROTOCOLS}
+        most = Constant("node_gb_per_s", Fraction(LL_GB_PER_S[generation]), SOURCE)
+        launch = Constant("launch_us", Fraction(str(LAUNCH_US)), LAUNCH)
+        rate, said = NVLINK_GB_PER_S[generation], f"{num_links} NVLinks of {NVLINK_GB_PER_S[generation]} GB/s"
+        said, rates = f"{said}: {SOURCE}", num_links * Fraction(rate)
+        return _by_protocol(nominal, "nccl", launch, rates, said, costs, SOURCE, most), nominal
+    launch_us, rate, logs, fitted = _RCCL[machine]
     source = f"taccl fit of published rccl-tests logs of one node: {logs}"
     launch = Constant("launch_us", Fraction(launch_us), source)
-    return _by_protocol(nominal, "rccl", launch, Fraction(rate), source, costs, source), nominal
+    return _by_protocol(nominal, "rccl", launch, Fraction(rate), source, fitted, source), nominal
 
 
 PROFILES: Mapping[str, tuple[Profile, ...]] = {
