@@ -40,20 +40,14 @@ def block_shifts(num_ranks: int) -> Iterator[tuple[int, int]]:
         yield from ((offset, group) for offset in sizes if offset < group and group % offset == 0)
 
 
-def compose(first: Sequence[int], second: Sequence[int]) -> Permutation:
-    """The permutation that applies `first`, then `second`."""
-    return tuple(second[i] for i in first)
-
-
 def power(permutation: Sequence[int], exponent: int) -> Permutation:
     """The permutation applied `exponent` times."""
-    result: Permutation = tuple(range(len(permutation)))
-    square = tuple(permutation)
+    result, square = np.arange(len(permutation)), np.asarray(permutation, dtype=np.int64)
     while exponent:
         if exponent % 2:
-            result = compose(result, square)
-        square, exponent = compose(square, square), exponent // 2
-    return result
+            result = square[result]
+        square, exponent = square[square], exponent // 2
+    return tuple(result.tolist())
 
 
 def order(permutation: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from taccl.solvers.child import Control
 from taccl.solvers.highs import highs_with
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy", "pulp")
 
@@ -60,7 +60,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="cbc-") as folder_name:
         folder = Path(folder_name)
         highs_with(model).writeModel(str(folder / "model.mps"))
-        limits = ["-sec", f"{control.time_left_s():.3f}", "-ratioGap", repr(payload["relative_gap"])]
+        limits = ["-sec", f"{control.time_left_s():.3f}", "-ratioGap", repr(RELATIVE_GAP)]
         command = [path, "model.mps", "-timeMode", "elapsed", *limits]
         command += ["-randomSeed", seed, "-randomCbcSeed", seed]
         if payload["threads"] > 1:

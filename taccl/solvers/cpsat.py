@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taccl.solvers.child import Control
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 from taccl.solvers.scaling import NotScalableError, WholeModel, to_whole_numbers
 
 LIBRARIES = ("ortools.sat.python.cp_model",)
@@ -52,6 +52,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             control.tell(None, bound / whole.cost_scale)
 
     solver = new_solver(payload, control)
+    solver.parameters.relative_gap_limit = RELATIVE_GAP
     solver.best_bound_callback = listen
     with control.stopping(solver.stop_search):
         status = solver.solve(model, Listener())
@@ -71,8 +72,6 @@ def new_solver(payload: dict[str, Any], control: Control) -> Any:
     solver.parameters.random_seed = payload["seed"] % 2**31
     solver.parameters.max_time_in_seconds = control.time_left_s()
     solver.parameters.log_search_progress = payload["log"]
-    if "relative_gap" in payload:
-        solver.parameters.relative_gap_limit = payload["relative_gap"]
     return solver
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taccl.solvers.child import Control
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("gurobipy", "scipy.sparse")
 
@@ -62,7 +62,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
             variables = _build(gurobi, model)
             gurobi.setParam("Threads", payload["threads"])
             gurobi.setParam("Seed", payload["seed"] % 2_000_000_000)
-            gurobi.setParam("MIPGap", payload["relative_gap"])
+            gurobi.setParam("MIPGap", RELATIVE_GAP)
             gurobi.setParam("MIPGapAbs", 0.0)
             gurobi.setParam("TimeLimit", control.time_left_s())
             if payload["hint"] is not None:

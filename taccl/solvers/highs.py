@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taccl.solvers.child import Control
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy",)
 
@@ -42,7 +42,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     highs.setOptionValue("output_flag", payload["log"])
     highs.setOptionValue("threads", payload["threads"])
     highs.setOptionValue("random_seed", payload["seed"] % 2**31)
-    highs.setOptionValue("mip_rel_gap", payload["relative_gap"])
+    highs.setOptionValue("mip_rel_gap", RELATIVE_GAP)
     highs.setOptionValue("time_limit", control.time_left_s())
     if payload["hint"] is not None:
         known = np.flatnonzero(np.isfinite(payload["hint"])).astype(np.int32)

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+RELATIVE_GAP = 1e-6
+"""Solvers stop once (objective - bound) / objective is no larger."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearModel:

@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.solvers.child import Control
 from taccl.solvers.memory import tells_of_memory
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("pulp",)
 
@@ -67,7 +67,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     result = _read(pulp, name, problem, variables)
     if result["status"] == "optimal" and "gapRel" in options:  # PuLP passes no bound on
         objective = model.objective(result["values"])
-        result["bound"] = objective - payload["relative_gap"] * abs(objective)
+        result["bound"] = objective - RELATIVE_GAP * abs(objective)
     return result
 
 
@@ -110,7 +110,7 @@ def _options(solver_class: Any, payload: dict[str, Any], control: Control) -> di
         "timeLimit": control.time_left_s(),
         # Told to use one thread, CBC 2.10.3 runs its threaded search, which can wait 10 s for nothing.
         "threads": payload["threads"] if payload["threads"] > 1 else None,
-        "gapRel": payload["relative_gap"],
+        "gapRel": RELATIVE_GAP,
         "warmStart": payload["hint"] is not None,
         "keepFiles": False,
     }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taccl.solvers.child import Control
-from taccl.solvers.model import LinearModel
+from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = (
     "ortools.math_opt.python.mathopt",
@@ -51,7 +51,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=control.time_left_s()),
         random_seed=payload["seed"] % 2**31,
-        relative_gap_tolerance=payload["relative_gap"],
+        relative_gap_tolerance=RELATIVE_GAP,
         absolute_gap_tolerance=0.0,
     )
     model_parameters = mathopt.ModelSolveParameters()

@@ -65,7 +65,6 @@ def solve(
     time_limit_s: float = 60.0,
     threads: int = 1,
     seed: int = 0,
-    relative_gap: float = 1e-6,
     hint: np.ndarray | None = None,
     memory_limit_mb: int | None = None,
     log: bool = False,
@@ -76,7 +75,6 @@ def solve(
     - `solver`: One of `taccl.solvers.registry.known_solvers`, or ``pulp:NAME``.
     - `time_limit_s`: Without time, which is zero or less, the answer is "no-solution".
     - `threads`: At least 1.
-    - `relative_gap`: Stop once (objective - bound) / objective is no larger.
     - `hint`, (V,) float64: A point to start from, nan where unknown. It need not be feasible.
     - `memory_limit_mb`: See `taccl.solvers.worker.run_task`.
     - `log`: Let the solver print its log to standard error.
@@ -88,7 +86,6 @@ def solve(
     require_known(solver)
     arrays = model.arrays() if isinstance(model, MilpModel) else model
     options = {"solver": solver, "threads": threads, "seed": seed, "hint": hint, "log": log}
-    options["relative_gap"] = relative_gap
     return _Call(arrays, options, time_limit_s, memory_limit_mb, on_progress).solution()
 
 

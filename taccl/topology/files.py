@@ -34,15 +34,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from taccl.topology.file_schema import (
-        FabricFile,
-        LinksFile,
-        MachineFile,
-        NicsEntry,
-        NodeEntry,
-        NodeFile,
-        ResourceEntry,
-    )
+    from taccl.topology import file_schema as schema
     from taccl.topology.topology import Side, Topology
 
     Ends = tuple[tuple[int, ...], tuple[int, ...]]
@@ -60,28 +52,28 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
     are named.
     """
-    from taccl.topology.file_schema import FabricFile, LinksFile, MachineFile, NodeFile
+    from taccl.topology import file_schema as schema
     from taccl.validation import validated
 
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
     made: dict[str, tuple[type[BaseModel], Callable[[Any, str], Topology]]] = {
-        "machine": (MachineFile, _from_name), "fabric": (FabricFile, _from_name),
-        "node": (NodeFile, _described_machine), "ranks_per_node": (LinksFile, _from_links),
+        "machine": (schema.MachineFile, _from_name), "fabric": (schema.FabricFile, _from_name),
+        "node": (schema.NodeFile, _described_machine), "ranks_per_node": (schema.LinksFile, _from_links),
     }  # fmt: skip
     kind = next((each for each in made if each in data), None)
     if kind is None:
         raise TopologyError(f"found none of {', '.join(made)}; give one of them", where=where)
-    schema, make = made[kind]
-    file = validated(schema, data, source=where, error=TopologyError)
+    model, make = made[kind]
+    file = validated(model, data, source=where, error=TopologyError)
     try:
         return make(file, path.stem)
     except TopologyError as error:
         raise TopologyError(error.message, where=": ".join(filter(None, (where, error.where)))) from None
 
 
-def _from_name(file: MachineFile | FabricFile, _: str) -> Topology:
+def _from_name(file: schema.MachineFile | schema.FabricFile, _: str) -> Topology:
     """The machine or fabric that a file names, with what it says differs."""
     kind = "machine" if hasattr(file, "machine") else "fabric"
     name = getattr(file, kind)
@@ -100,7 +92,7 @@ def _from_name(file: MachineFile | FabricFile, _: str) -> Topology:
     return renamed
 
 
-def _described_machine(file: NodeFile, default_name: str) -> Topology:
+def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
     """The topology of a file's ``[node]``, ``[nics]`` and ``[network]``.
 
     Nodes are alike. A network card serves one send at a time out and one in, at its rate. A network that is
@@ -144,7 +136,7 @@ def _described_machine(file: NodeFile, default_name: str) -> Topology:
     return builder.build()
 
 
-def _pairs(node: NodeEntry) -> dict[tuple[int, int], int]:
+def _pairs(node: schema.NodeEntry) -> dict[tuple[int, int], int]:
     """How many links join each pair of GPUs in a node; none behind a switch."""
     if node.fabric == "hybrid":
         if node.gpus != 8:
@@ -158,7 +150,7 @@ def _pairs(node: NodeEntry) -> dict[tuple[int, int], int]:
     return dict.fromkeys(every, 1) if node.fabric == "mesh" else {}
 
 
-def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
+def _nic_of_gpu(nics: schema.NicsEntry, size: int) -> dict[int, int]:
     """The network card of every GPU that has one; cards of one GPU count as one."""
     if nics.gpus is None:
         if size % nics.count and nics.count % size:
@@ -186,7 +178,7 @@ def _nic_of_gpu(nics: NicsEntry, size: int) -> dict[int, int]:
     return nic_of_gpu
 
 
-def _from_links(file: LinksFile, default_name: str) -> Topology:
+def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
     """The topology that a file describes link by link: links first, then switches, then resources."""
     builder = TopologyBuilder(
         default_name if file.name is None else file.name,
@@ -277,7 +269,7 @@ def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     return replace(topology, resources=tuple(resources), holds=tuple(holds))
 
 
-def _node_of_rank(file: LinksFile) -> list[int]:
+def _node_of_rank(file: schema.LinksFile) -> list[int]:
     counts = file.ranks_per_node
     nodes = len(counts) if file.nodes is None else file.nodes
     if len(counts) not in (1, nodes):
@@ -295,7 +287,7 @@ def _node_of_rank(file: LinksFile) -> list[int]:
 def _add_holds(
     builder: TopologyBuilder,
     resource: int,
-    entry: ResourceEntry,
+    entry: schema.ResourceEntry,
     links_of: Mapping[Ends, list[int]],
     where: str,
 ) -> None:

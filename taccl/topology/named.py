@@ -58,8 +58,6 @@ class NamedFabric:
     alpha_meaning: AlphaMeaning = "occupies"
 
     def __post_init__(self) -> None:
-        if self.kind not in EXAMPLES:
-            raise TopologyError(f"found {quoted(self.kind)}; expected the kind of a fabric", where="fabric")
         if self.alpha_meaning not in get_args(AlphaMeaning):
             raise TopologyError(
                 f"found {quoted(self.alpha_meaning)}; expected 'occupies' or 'pipelined'",

@@ -8,7 +8,7 @@ from taccl import collectives, topologies
 from taccl.errors import SketchError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.group import symmetry_group
-from taccl.sketch.symmetry import compose, offset_permutation
+from taccl.sketch.symmetry import offset_permutation
 
 
 def problem(*symmetry):
@@ -39,7 +39,7 @@ def test_two_offsets_make_the_product_of_their_groups():
     offsets = (offset_permutation(8, 2, 4), offset_permutation(8, 4, 8))
     group = symmetry_group(everyone(8, *offsets))
     assert group.order == 4
-    assert group.has(compose(*offsets))
+    assert group.has([offsets[1][rank] for rank in offsets[0]])
 
 
 def test_more_symmetries_than_are_counted():

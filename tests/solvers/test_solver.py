@@ -217,7 +217,7 @@ def fail(*positional, **named):
     except RuntimeError:
         raise AttributeError("no attribute 'canonical_code'") from None
 mathopt.solve = fail
-payload = {"model": knapsack().arrays().to_message(), "seed": 0, "relative_gap": 0.0, "hint": None, "log": False}
+payload = {"model": knapsack().arrays().to_message(), "seed": 0, "hint": None, "log": False}
 try:
     scip.run(payload, Control(print, 5.0))
 except MemoryError as error:
@@ -359,7 +359,6 @@ def test_a_cbc_that_ran_out_of_time_did_not_crash(script, status, message, tmp_p
     monkeypatch.setattr(cbc, "_STOP_GRACE_S", 0.2)
     payload = {
         "model": knapsack().arrays().to_message(),
-        "relative_gap": 0.0,
         "seed": 0,
         "threads": 1,
         "hint": None,
