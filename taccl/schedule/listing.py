@@ -132,71 +132,56 @@ class Tasks:
 
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
         """When each starts; those of the least urgency number go first."""
-        rank = [0] * len(urgency)
-        for place, task in enumerate(sorted(range(len(urgency)), key=lambda each: urgency[each])):
-            rank[task] = place
+        order = sorted(range(len(urgency)), key=urgency.__getitem__)
+        place = [0] * len(order)
+        for number, task in enumerate(order):
+            place[task] = number
         waiting = self._num_awaited()
-        earliest, start = [0] * len(rank), [0] * len(rank)
+        earliest, start = [0] * len(order), [0] * len(order)
         free: dict[int, int] = defaultdict(int)
-        parked: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by resource: place, task, begin
-        lead: dict[int, int] = defaultdict(int)
-        for holds in self.holds:
-            for resource, begin, _ in holds:
-                lead[resource] = max(lead[resource], begin)
-        # (time, place, task, False), or (time, place, resource, True) when those that wait for it try again
-        pending = [(0, rank[task], task, False) for task in range(len(rank)) if not waiting[task]]
+        #: By resource, and how long after their starts it is needed: places of those that wait for it.
+        queues: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        calls: dict[tuple[int, ...], tuple[int, int]] = {}
+        # (time, place, ()), or (time, place, queue) where that calls its first
+        pending: list[tuple[int, int, tuple[int, ...]]] = []
+        pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
-        wake: dict[int, int] = {}  # when that is next
 
-        def try_at(when: int, resource: int, place: int = -1) -> None:
-            if when < wake.get(resource, when + 1):
-                wake[resource] = when
-                heapq.heappush(pending, (when, place, resource, True))
-
-        def begins(task: int, now: int) -> bool:
-            blocked = [
-                (free[r] - begin, r, begin) for r, begin, _ in self.holds[task] if free[r] - begin > now
-            ]
-            if blocked:
-                when, resource, begin = max(blocked)
-                heapq.heappush(parked[resource], (rank[task], task, begin))
-                try_at(when, resource)
-                return False
-            start[task] = now
-            for resource, _, until in self.holds[task]:
-                free[resource] = max(free[resource], now + until)
-                try_at(max(now, free[resource] - lead[resource]), resource)
-            for later, gap in self.after[task]:
-                earliest[later] = max(earliest[later], now + gap)
-                waiting[later] -= 1
-                if not waiting[later]:
-                    heapq.heappush(pending, (max(earliest[later], now), rank[later], later, False))
-            return True
+        def call(key: tuple[int, ...], now: int) -> None:
+            if queue := queues[key]:
+                at = (max(now, free[key[0]] - key[1]), queue[0])
+                if at < calls.get(key, (at[0] + 1, 0)):
+                    calls[key] = at
+                    heapq.heappush(pending, (*at, key))
 
         while pending:
-            now, _, which, is_resource = heapq.heappop(pending)
-            if not is_resource:
-                begins(which, now)
-                continue
-            if wake.get(which) != now:
-                continue
-            del wake[which]
-            queue, early = parked[which], []
-            while queue:
-                urgent, task, begin = heapq.heappop(queue)
-                if free[which] - begin > now:
-                    early.append((urgent, task, begin))
-                elif pending and pending[0] < (now, urgent):  # one that is more urgent can start only now
-                    heapq.heappush(pending, (now, urgent, task, False))
-                    try_at(now, which, urgent)
-                    break
-                elif begins(task, now):
-                    break
-            for each in early:
-                heapq.heappush(queue, each)
-            if early:
-                soonest = free[which] - max(begin for _, _, begin in early)
-                try_at(max(soonest, now + 1), which)
+            now, first, key = heapq.heappop(pending)
+            if key:
+                if calls.get(key) != (now, first):
+                    continue  # it called another, or sooner
+                del calls[key]
+                if free[key[0]] - key[1] > now:
+                    call(key, now)
+                    continue
+                heapq.heappop(queues[key])
+            task = order[first]
+            when, *blocker = max(
+                ((free[r] - begin, r, begin) for r, begin, _ in self.holds[task]), default=(now,)
+            )
+            if when > now:
+                heapq.heappush(queues[tuple(blocker)], first)
+                call(tuple(blocker), now)
+            else:
+                start[task] = now
+                for r, _, until in self.holds[task]:
+                    free[r] = max(free[r], now + until)
+                for later, gap in self.after[task]:
+                    earliest[later] = max(earliest[later], now + gap)
+                    waiting[later] -= 1
+                    if not waiting[later]:
+                        heapq.heappush(pending, (max(earliest[later], now), place[later], ()))
+            if key:
+                call(key, now)
         return start
 
 
