@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from taccl.analysis.certificates.check_facts import Facts
-from taccl.analysis.certificates.check_gates import GatePassage, passages_of, strongest
-from taccl.analysis.certificates.check_spread_tail import spread_after
+from taccl.analysis.certificates.check_gates import passages_of, strongest
+from taccl.analysis.certificates.check_spread_tail import fastest, of_most, reached, spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
 
 #: Of more missing entries it is not asked how long they take to spread.
@@ -55,7 +55,6 @@ class _Entries:
         for by_set in (self.enter, self.inside, self.direct):
             every += [p for i, ways in by_set.items() if self.wanted[i] for p in ways]
         self.free = not all(p.hold for p in every)
-        self.soonest = min((facts.took(e, facts.units[0]) for e in border), default=0)
 
     def _read(self, witness: DelayedSource) -> dict[int, int]:
         """What each target wants is counted; returns when each link can carry some of it first."""
@@ -90,31 +89,12 @@ class _Entries:
 
     def _fed_before(self, moment: int) -> tuple[int, int]:
         """The most sends into the sets that can have started before a moment, and the most chunks in such."""
-        sends = sum(p.sends(moment - 1) for p in self.early)
-        chunks = sum(p.begun(moment - 1) for p in self.early)
-        starts = [start for p in self.early for start in self._starts(p, p.release, moment)]
-        heapq.heapify(starts)
-        for _ in range(self.num_sets):  # each send in order reaches one set more
-            if not starts or starts[0] + self.soonest >= moment:
-                break
-            reached = heapq.heappop(starts) + self.soonest
-            for p in self.onward:
-                sends += p.sends(moment - 1 - reached)
-                chunks += p.begun(moment - 1 - reached)
-                for start in self._starts(p, reached, moment):
-                    heapq.heappush(starts, start)
-        return sends, chunks
-
-    def _starts(self, passage: GatePassage, since: int, until: int) -> list[int]:
-        """When at the earliest the sends of one chunk each start; as many as matter before a moment."""
-        length, spread = passage.hold, passage.before_most - passage.before
-        found: list[int] = []
-        while len(found) < self.num_sets:
-            start = since + max(0, len(found) * length - spread)
-            if start + self.soonest >= until:
-                break
-            found.append(start)
-        return found
+        first = heapq.merge(*(of_most(p, 1).ends(0) for p in self.early))
+        when = reached(fastest([self.onward]), first, self.num_sets)  # each send reaches one set more
+        ways = [(p, 0) for p in self.early]
+        ways += [(p, since) for since in when if since < moment for p in self.onward]
+        sends = sum(p.sends(moment - 1 - since) for p, since in ways)
+        return sends, sum(p.begun(moment - 1 - since) for p, since in ways)
 
     # ---- what can come after
 

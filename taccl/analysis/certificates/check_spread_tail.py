@@ -70,7 +70,7 @@ class _Inside:
 
         def from_early(most: int) -> Iterator[int]:
             by_all = heapq.merge(
-                *(_of_most(way, most).ends(0) for way in passages(self.facts, early, self.release))
+                *(of_most(way, most).ends(0) for way in passages(self.facts, early, self.release))
             )
             return map(max, by_all, _sent(self._fastest(early, most), woken))
 
@@ -106,7 +106,7 @@ class _Inside:
         """
         label = [self.set_of.get(rank, -1) for rank in self.facts.dst]
         into = passages_of(self.facts, self.border, label).values()
-        sets = {frozenset(Counter(_of_most(way, last) for way in ways).items()) for ways in into}
+        sets = {frozenset(Counter(of_most(way, last) for way in ways).items()) for ways in into}
         merged = (
             heapq.merge(*(way.ends_since(since) for way, number in ways for _ in range(number)))
             for ways in sets
@@ -152,7 +152,7 @@ def _entering(
     return wanted, facts.releases(starts), frozenset().union(*(others for _, others in starts))
 
 
-def _of_most(passage: GatePassage, most: int) -> GatePassage:
+def of_most(passage: GatePassage, most: int) -> GatePassage:
     """The same for sends of so many chunks at most."""
     return replace(passage, most=min(passage.most, most), after=passage.after[:most])
 
@@ -176,7 +176,7 @@ def fastest(senders: Iterable[list[GatePassage]], most: int = 1) -> list[Fastest
     """The sends of one that is no slower than any, way by way, of so many chunks each at most."""
     ways: dict[int, set[GatePassage]] = defaultdict(set)
     for mine in senders:
-        some = (_of_most(each, most) for each in mine)
+        some = (of_most(each, most) for each in mine)
         for place, way in enumerate(sorted(some, key=lambda p: (p.hold, p.before + p.after[0]))):
             ways[place].add(way)
     return [Fastest(some) for some in ways.values()]

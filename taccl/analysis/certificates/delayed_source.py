@@ -25,9 +25,12 @@ from taccl.analysis.certificates.gates import (
     Gates,
     Ints,
     fastest,
+    fastest_senders,
     first_tick,
     gates_of,
     let_in,
+    sends_of,
+    waking,
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import turned_round
@@ -157,37 +160,24 @@ class _LateSets:
     @cached_property
     def _moments(self) -> list[int]:
         """Some of those from which on more can be fed than before."""
-        moments = sorted({*self._reached[:, 0].tolist(), int(self.early.release.min())})
+        reached = self._reached[self._reached < FOREVER].tolist()
+        moments = sorted({*reached, int(self.early.release.min())})
         return moments[:: -(-len(moments) // _MOST_FED)]
 
     @cached
     def _started_before(self, moment: int) -> tuple[int, int]:
         """(sends, chunks in them) into the sets that can have started before a moment, at most."""
         by = moment - 1
-        since, sets = self._reached.T[:, :, None]
-        sends = self.early.sends(by).sum() + (self.onward.sends(by - since) * sets).sum()
-        chunks = self.early.started(by).sum() + (self.onward.started(by - since) * sets).sum()
+        after = by - self._reached[:, None]
+        sends = self.early.sends(by).sum() + self.onward.sends(after).sum()
+        chunks = self.early.started(by).sum() + self.onward.started(after).sum()
         return int(sends), int(chunks)
 
     @cached_property
     def _reached(self) -> Ints:
-        """(num_moments, 2) when sets can have been reached, and how many then: each send reaches one more."""
-        queue = [(release + first, *again) for (release, first, *again) in _senders(self.early)]
-        onward = _senders(self.onward)
-        heapq.heapify(queue)
-        reached: list[tuple[int, int]] = []
-        left = len(self.late)
-        while left and queue:
-            moment, length, times = heapq.heappop(queue)
-            if length:
-                heapq.heappush(queue, (moment + length, length, times))
-            new = min(times, left)
-            left -= new
-            there = moment + self.soonest
-            reached.append((there, new))
-            for _, first, longer, each in onward:
-                heapq.heappush(queue, (there + first, longer, new * each))
-        return np.array(reached, dtype=np.int64).reshape(-1, 2)
+        """(num_sets,) when one set after another can have been reached: each send reaches one more."""
+        first = sends_of(fastest_senders(self.early), [0])
+        return np.array(waking(fastest_senders(self.onward), first, len(self.late)), dtype=np.int64)
 
     def rest(self, missing: int, since: int) -> int:
         """How long after a moment so many entries, of which none is in before, take at least."""
@@ -248,14 +238,3 @@ def _bound(
         if best is None or ticks > best[0]:
             best = (ticks, missed, late.total, DelayedSource(late.late, late.targets, fed, since, backwards))
     return best
-
-
-def _senders(gates: Gates) -> list[tuple[int, int, int, int]]:
-    """(release, first start after it, ticks to the next or 0, how many such) of sends of one chunk each."""
-    count: Counter[tuple[int, int, int]] = Counter()
-    for release, spread, length in zip(
-        gates.release.tolist(), gates.start_spread.tolist(), gates.hold.tolist(), strict=True
-    ):
-        count[release, 0, 0] += 1 + spread // length
-        count[release, length - spread % length, length] += 1
-    return [(*sends, number) for sends, number in count.items()]
