@@ -19,9 +19,10 @@ from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
 #: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
+#: Groups may bear any numbers; in a schedule that was made they are int32.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _COLUMNS: dict[str, tuple[Any, int, int]] = {
-    "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _INDEX, "reduce": (bool, 0, 1),
+    "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ class Schedule(Figures):
                     f"found a {type(column).__name__}; expected an array; make_schedule makes one",
                     where=f"schedule.{name}",
                 )
-            _check_column(name, column)
+            _column(name, column)
         _check_lengths(columns)
         if self.carries is not None:
             _check_carries(self)
@@ -273,40 +274,29 @@ def _check_carries(schedule: Schedule) -> None:
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:
-    """One column with its own type, once every value is known to fit; groups still bear any number."""
+    """One column with its own type, once every value is known to fit."""
+    kind, least, most = _COLUMNS[name]
     try:
         column = np.asarray(values)
     except (OverflowError, TypeError, ValueError) as error:  # rows of different lengths
         raise InputError(f"found values that make no column ({error})", where=f"schedule.{name}") from None
-    if not column.size and column.ndim == 1:
-        column = column.astype(bool if name == "reduce" else np.int64)
-    any_number = name == "group" and column.dtype.kind in "iu"
-    _check_column(name, column, any_number=any_number)
-    return column if any_number else column.astype(_COLUMNS[name][0])
-
-
-def _check_column(name: str, column: NDArray[Any], *, any_number: bool = False) -> None:
-    """Raise `InputError` unless a column has one dimension, and values of its type and range."""
+    if column.ndim == 1 and not column.size:
+        column = column.astype(kind)
+    said = ""
     if column.ndim != 1:
-        raise InputError(
-            f"found {column.ndim} dimensions; expected one, with a value per transfer",
-            where=f"schedule.{name}",
-        )
-    if name == "reduce":
-        if column.dtype.kind != "b":
-            raise InputError(f"found {column.dtype} values; expected bool", where="schedule.reduce")
-        return
-    if column.dtype.kind not in "iu":
-        example = f" such as {column[0]!r}" if len(column) else ""
-        raise InputError(
-            f"found {column.dtype} values{example}; expected whole numbers of 64 bits at most; times are in "
-            "ticks, of which problem.costs.ticks_per_us make a microsecond",
-            where=f"schedule.{name}",
-        )
-    _, least, most = _COLUMNS[name]
-    if not any_number and len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
+        said = f"found {column.ndim} dimensions; expected one, with a value per transfer"
+    elif column.dtype.kind not in ("b" if kind is bool else "iu"):
+        expected = (
+            "bool" if kind is bool else "whole numbers of 64 bits at most; times are in ticks, of which "
+            "problem.costs.ticks_per_us make a microsecond"
+        )  # fmt: skip
+        said = f"found {column.dtype} values such as {column[0]!r}; expected {expected}"
+    elif len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
         outside = int(column.max()) if int(column.max()) > most else int(column.min())
-        raise InputError(f"found {outside}; expected {least} to {most}", where=f"schedule.{name}")
+        said = f"found {outside}; expected {least} to {most}"
+    if said:
+        raise InputError(said, where=f"schedule.{name}")
+    return column.astype(kind, copy=False)
 
 
 def _check_lengths(columns: dict[str, NDArray[Any]]) -> None:
