@@ -293,10 +293,8 @@ class _Steps:
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
-    def _bound_for(
-        self, digits: tuple[Digit, ...], step: int, rank: int, keeps: bool
-    ) -> frozenset[int] | None:
-        """The chunks whose destination reads like a rank in the digits of all steps so far; None for all.
+    def _numbers_in(self, digits: tuple[Digit, ...], step: int, keeps: bool) -> list[int] | None:
+        """What ranks read in the digits of all steps so far, as chunks of one destination each go by it.
 
         Straight only what is for the rank itself goes; it keeps what is for its node.
         """
@@ -307,11 +305,7 @@ class _Steps:
             done = (Digit(True, len(self.grid), 1), *done[1:])
             if not (step or keeps):
                 done = (*done, Digit(False, self.grid.shape[1], 1))
-        return self._reading_alike(done)[self.numbers(done)[rank]]
-
-    @cached
-    def _reading_alike(self, digits: tuple[Digit, ...]) -> dict[int, frozenset[int]]:
-        return {part: frozenset(chunks) for part, chunks in self.chunks_of(digits).items()}
+        return self.numbers(done)
 
     @cached
     def numbers(self, digits: tuple[Digit, ...]) -> list[int]:
@@ -348,8 +342,8 @@ class _Steps:
             return run(self.problem, partial(self._node_by_node, plan, producer=producer))
         if not self.sums or self.straight in digits:
             turns = [self.turns(digit) for digit in digits]
-            bound_for = partial(self._bound_for, digits)
-            return exchange(self.problem, [turns], producer=producer, bound_for=bound_for)
+            numbers = partial(self._numbers_in, digits)
+            return exchange(self.problem, [turns], producer=producer, numbers=numbers)
         steps, num_parts = Steps(self.problem), len(plan.parts)
         summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(self.place))]] * num_parts
         done: list[tuple[Digit, ...]] = [()] * num_parts

@@ -7,7 +7,7 @@ it: a third less far, and on alternate sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,6 @@ from taccl.baselines.spread import (
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -35,8 +33,9 @@ if TYPE_CHECKING:
 #: Step by step, in turns: the partner of every rank.
 Partners = list[list[list[int]]]
 
-#: The chunks that go to a rank in the step of a number, or that it keeps for later ones; None for all.
-BoundFor = Callable[[int, int, bool], Collection[int] | None]
+#: A number of every rank in a step, by whether chunks go or are kept: to a rank only those go, and it keeps
+#: only those, whose destination has its number; None for all.
+Numbers = Callable[[int, bool], Sequence[int] | None]
 
 
 @checked
@@ -141,10 +140,10 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def exchange(
-    problem: Problem, parts: Sequence[Partners], *, producer: str, bound_for: BoundFor = lambda *_: None
+    problem: Problem, parts: Sequence[Partners], *, producer: str, numbers: Numbers = lambda *_: None
 ) -> Schedule:
     """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own."""
-    return run(problem, partial(_spread, parts=parts, producer=producer, bound_for=bound_for))
+    return run(problem, partial(_spread, parts=parts, producer=producer, numbers=numbers))
 
 
 def doubling(problem: Problem, steps: Partners, *, producer: str) -> Schedule:
@@ -194,18 +193,18 @@ def _sums_everywhere(problem: Problem) -> bool:
     )
 
 
-def _spread(problem: Problem, *, parts: Sequence[Partners], producer: str, bound_for: BoundFor) -> Schedule:
-    spread = Steps(problem)
+def _spread(problem: Problem, *, parts: Sequence[Partners], producer: str, numbers: Numbers) -> Schedule:
+    spread, ends = Steps(problem), [chunk.destinations for chunk in problem.collective.chunks]
     starts = chunks_of_starts(problem)
     held = [[chunks[part :: len(parts)] for chunks in starts] for part in range(len(parts))]
-    for number, step in enumerate(zip(*parts, strict=True)):
+    for place, step in enumerate(zip(*parts, strict=True)):
+        of_rank = {keeps: numbers(place, keeps) for keeps in (False, True)}
 
-        def bound(chunks: list[int], rank: int, *, keeps: bool = False, number: int = number) -> list[int]:
-            some = bound_for(number, rank, keeps)
-            return chunks if some is None else [c for c in chunks if c in some]
+        def bound(chunks: list[int], rank: int, of: Sequence[int] | None) -> list[int]:
+            return chunks if of is None else [c for c in chunks if of[ends[c][0]] == of[rank]]
 
         spread.step(
-            (bound(chunks, partners[rank]), rank, partners[rank])
+            (bound(chunks, partners[rank], of_rank[False]), rank, partners[rank])
             for turns, of_part in zip(step, held, strict=True)
             for partners in turns
             for rank, chunks in enumerate(of_part)
@@ -214,8 +213,8 @@ def _spread(problem: Problem, *, parts: Sequence[Partners], producer: str, bound
         held = [
             [
                 [
-                    *bound(chunks, rank, keeps=True),
-                    *(c for partners in turns for c in bound(of_part[partners[rank]], rank)),
+                    *bound(chunks, rank, of_rank[True]),
+                    *(c for partners in turns for c in bound(of_part[partners[rank]], rank, of_rank[False])),
                 ]
                 for rank, chunks in enumerate(of_part)
             ]
