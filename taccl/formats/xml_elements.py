@@ -17,16 +17,16 @@ _MAX_ELEMENTS = 2 * 10**6
 
 
 @dataclass(eq=False, slots=True)
-class Element:
+class XmlElement:
     """An element: its tag, its attributes as text, what is inside it, and the file and line it is in."""
 
     tag: str
     attributes: dict[str, str]
     file: str
     line: int
-    children: list[Element] = field(default_factory=list)
+    children: list[XmlElement] = field(default_factory=list)
 
-    def all(self, tag: str) -> list[Element]:
+    def all(self, tag: str) -> list[XmlElement]:
         """The elements of that tag right inside this one."""
         return [child for child in self.children if child.tag == tag]
 
@@ -36,7 +36,7 @@ class Element:
         return FormatError(message, where=f"{self.file}: line {self.line}: <{self.tag[:40]}{first}>")
 
 
-def parse_xml(text: str, *, where: str) -> Element:
+def parse_xml(text: str, *, where: str) -> XmlElement:
     """The outermost element.
 
     Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
@@ -44,8 +44,8 @@ def parse_xml(text: str, *, where: str) -> Element:
     """
     parser = expat.ParserCreate()
     parser.buffer_text = True
-    roots: list[Element] = []
-    path: list[Element] = []
+    roots: list[XmlElement] = []
+    path: list[XmlElement] = []
     count = 0
 
     def refuse(message: str) -> NoReturn:
@@ -58,7 +58,7 @@ def parse_xml(text: str, *, where: str) -> Element:
             refuse(f"found more than {_MAX_DEPTH} elements inside one another")
         if count > _MAX_ELEMENTS:
             refuse(f"found more than {_MAX_ELEMENTS} elements; check that it is the file you meant")
-        element = Element(tag, attributes, where, parser.CurrentLineNumber)
+        element = XmlElement(tag, attributes, where, parser.CurrentLineNumber)
         (path[-1].children if path else roots).append(element)
         path.append(element)
 

@@ -19,7 +19,7 @@ Ends = defaultdict[Queue, list[Block]]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ProgramFault:
     """One fault of a program.
 
     - `kind`: One of `taccl.program.interpret.FAULT_KINDS`.
@@ -62,11 +62,11 @@ def parcels_of(program: Program) -> Iterator[Parcel]:
             yield Parcel(queue, send, receive, step.count)
 
 
-def check_steps(program: Program) -> Iterator[Fault]:
+def check_steps(program: Program) -> Iterator[ProgramFault]:
     """Faults of single steps: slots past their buffer, peers, counts and dependencies that do not exist."""
     for address, step in program.steps():
         for text in _complaints(program, address, step):
-            yield Fault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
+            yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
 
 
 def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[str]:
@@ -128,7 +128,7 @@ def traffic(program: Program) -> tuple[Traffic, Traffic]:
     return sent, received
 
 
-def check_ends(program: Program) -> Iterator[Fault]:
+def check_ends(program: Program) -> Iterator[ProgramFault]:
     """Faults of queues that several threadblocks share at one end."""
     senders, receivers = queue_ends(program)
     for ends, word in ((senders, "send"), (receivers, "receive")):
@@ -136,7 +136,7 @@ def check_ends(program: Program) -> Iterator[Fault]:
             if len(blocks) > 1:
                 rank = blocks[0][0]
                 numbers = ", ".join(str(t) for _, t in blocks)
-                yield Fault(
+                yield ProgramFault(
                     "queue",
                     f"threadblocks {numbers} of rank {rank} all {word} {queue}, in no order; give each a "
                     "channel of its own",
@@ -145,17 +145,19 @@ def check_ends(program: Program) -> Iterator[Fault]:
                 )
 
 
-def check_queues(program: Program) -> Iterator[Fault]:
+def check_queues(program: Program) -> Iterator[ProgramFault]:
     """Faults of queues: shared at one end, or other chunks received than sent, in all or in some step."""
     yield from check_ends(program)
     sent, received = traffic(program)
     for queue in sorted({*sent, *received}):
         total, taken = (sum(step.count for _, step in each[queue]) for each in (sent, received))
         if total != taken:
-            yield Fault("queue", f"{total} chunks are sent and {taken} received {queue}", rank=queue.dst)
+            yield ProgramFault(
+                "queue", f"{total} chunks are sent and {taken} received {queue}", rank=queue.dst
+            )
         for (send, ours), (receive, theirs) in zip(sent[queue], received[queue], strict=False):
             if ours.count != theirs.count:
-                yield Fault(
+                yield ProgramFault(
                     "queue",
                     f"{send} sends {ours.count} chunks at once, of which {receive} receives {theirs.count} "
                     "at once; cut both ends into the same steps",
@@ -165,7 +167,7 @@ def check_queues(program: Program) -> Iterator[Fault]:
                 break
 
 
-def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Fault]:
+def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[ProgramFault]:
     """Faults of buffers that are too small for the collective."""
     for rank, (mine, where) in enumerate(zip(program.ranks, layouts, strict=False)):
         for word, found, expected in (
@@ -173,6 +175,6 @@ def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[Fau
             ("output", mine.output_chunks, len(where.outputs)),
         ):
             if found < expected:
-                yield Fault(
+                yield ProgramFault(
                     "step", f"the {word} of rank {rank} holds {found} chunks; expected {expected}", rank=rank
                 )

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from taccl.collective import Collective
 from taccl.errors import InputError
-from taccl.program.checks import Fault, queue_ends
+from taccl.program.checks import ProgramFault, queue_ends
 from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, StepAddress
 from taccl.units import format_count
@@ -75,7 +75,7 @@ def _owner(collective: Collective, rank: int) -> int:
     return rank if collective.combining else ANYONE
 
 
-class Memory:
+class SlotContents:
     """What is in the slots of one rank; in place, input and output are one buffer."""
 
     def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
@@ -136,9 +136,9 @@ class ExecutionState:
         self, program: Program, capacity: int, sent: dict[StepAddress, list[Content]] | None
     ) -> None:
         self.program, self.capacity, self.sent = program, capacity, sent
-        self.memory = [Memory(program, r, where) for r, where in enumerate(layouts_of(program))]
+        self.memory = [SlotContents(program, r, where) for r, where in enumerate(layouts_of(program))]
         self.done: list[StepAddress] = []
-        self.stuck: Fault | None = None
+        self.stuck: ProgramFault | None = None
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
         self.queues: dict[Queue | None, deque[Content]] = defaultdict(deque)
@@ -194,7 +194,7 @@ class ExecutionState:
                 if woken:
                     yield woken
 
-    def _explain(self) -> Fault:
+    def _explain(self) -> ProgramFault:
         """The steps that wait for each other, or the one that waits for what never comes."""
         waits = {block: wait for wait, blocks in self.waiting.items() for block in blocks}
         path: list[Block] = []
@@ -209,7 +209,7 @@ class ExecutionState:
         told = "; ".join(f"{self._at(each)} {reasons[each]}" for each in cycle)
         if block is not None:
             told = f"{format_count(len(cycle), 'step')} wait for each other: {told}"
-        return Fault("deadlock", told, tuple(self._at(each) for each in cycle), rank=cycle[0][0])
+        return ProgramFault("deadlock", told, tuple(self._at(each) for each in cycle), rank=cycle[0][0])
 
     def _at(self, block: Block) -> StepAddress:
         return StepAddress(*block, self.position[block])

@@ -16,8 +16,8 @@ from taccl.arguments import checked
 from taccl.collective import Collective
 from taccl.errors import VerificationError
 from taccl.names import first_of, listed
-from taccl.program.checks import Fault, check_queues, check_sizes, check_steps
-from taccl.program.execution import ANYONE, Content, Memory, content_at_start, contents_of, execute
+from taccl.program.checks import ProgramFault, check_queues, check_sizes, check_steps
+from taccl.program.execution import ANYONE, Content, SlotContents, content_at_start, contents_of, execute
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 from taccl.program.races import find_races
@@ -50,7 +50,7 @@ class Interpretation:
         Whether it is known what the outputs must be, and everything ran so that they could be looked at.
     """
 
-    faults: tuple[Fault, ...]
+    faults: tuple[ProgramFault, ...]
     num_steps: int
     outputs_checked: bool
 
@@ -92,9 +92,9 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
         Chunks that a queue holds before a send must wait; default: 2 for Simple, 8 for LL and LL128. A
         program that runs with 1 runs with any.
     """
-    faults: list[Fault] = []
+    faults: list[ProgramFault] = []
 
-    def report(found: Iterator[Fault]) -> None:
+    def report(found: Iterator[ProgramFault]) -> None:
         faults.extend(islice(found, _MOST_FAULTS - len(faults)))
 
     collective, layouts = program.collective, layouts_of(program)
@@ -116,14 +116,14 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
 
 
 def _check_outputs(
-    memory: Sequence[Memory], layouts: Sequence[RankLayout], collective: Collective
-) -> Iterator[Fault]:
+    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective
+) -> Iterator[ProgramFault]:
     expected = contents_of(collective)
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):
             found = memory[rank][Slot("output", index)]
             if found != expected[chunk]:
-                yield Fault(
+                yield ProgramFault(
                     "output",
                     f"output[{index}] of rank {rank} should hold chunk {chunk}, and holds "
                     f"{_describe(found, expected[chunk])}",
@@ -158,13 +158,13 @@ def _name(rank: int, chunk: Any, wanted: set[tuple[int, Any]]) -> str:
 
 
 def _check_inputs(
-    memory: Sequence[Memory], layouts: Sequence[RankLayout], collective: Collective
-) -> Iterator[Fault]:
+    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective
+) -> Iterator[ProgramFault]:
     """Faults of inputs that were changed out of place; in place the whole of the buffer may be used."""
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.inputs):
             if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
-                yield Fault(
+                yield ProgramFault(
                     "input",
                     f"input[{index}] of rank {rank}, its chunk {chunk}, was overwritten; out of place the "
                     "input belongs to the user",

@@ -24,7 +24,15 @@ from taccl.errors import InputError, LossyConversionWarning
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import RankLayout, layout
-from taccl.program.messages import Message, NamedSums, Part, events_of, follow, follow_named, messages_of
+from taccl.program.messages import (
+    Message,
+    MessagePart,
+    NamedSums,
+    events_of,
+    follow,
+    follow_named,
+    messages_of,
+)
 from taccl.program.program import PROTOCOLS, Program, RankProgram, Slot
 from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
@@ -37,7 +45,7 @@ Threadblocks = Literal["per-direction", "per-peer", "relay"]
 _LAST = 2**62
 
 
-class _Move(NamedTuple):
+class _PlacedPart(NamedTuple):
     """A chunk of a message with its places: read at `src`, kept at `dst`, added to what is at `added`."""
 
     src: Slot
@@ -286,13 +294,15 @@ class _Placing:
         allocator.place([value for value in values if value is not None])
         sources = self.packed.get(message) or [part.place for part in message.parts]
         moves = [
-            _Move(source, value.place, None if value.added_to is None else value.added_to.place)
+            _PlacedPart(source, value.place, None if value.added_to is None else value.added_to.place)
             for source, value in zip(sources, values, strict=True)
             if value is not None
         ]
         if self.pack and _neighbours(sources) and len(moves) <= self.max_count and not _is_one_run(moves):
             block = allocator.place_block(len(moves), message.end, message.end)
-            self._send(message, [_Move(m.src, slot, None) for m, slot in zip(moves, block, strict=True)])
+            self._send(
+                message, [_PlacedPart(m.src, slot, None) for m, slot in zip(moves, block, strict=True)]
+            )
             for i, (move, slot) in enumerate(zip(moves, block, strict=True)):
                 summed = [each for each in (move.added, slot) if each is not None]
                 self._sum_up(rank, summed, move.dst, (message.end, message.number, 1, 2 * i))
@@ -308,7 +318,7 @@ class _Placing:
                 self._sum_up(rank, [made.added_to.place, source.place], made.place, at)
 
     @staticmethod
-    def _fused(message: Message) -> dict[Part, Value]:
+    def _fused(message: Message) -> dict[MessagePart, Value]:
         """Parts that are wanted only for the chunk that the receiver makes of them: that one is received."""
         fused = {}
         for part in message.parts:
@@ -318,7 +328,7 @@ class _Placing:
                     fused[part] = made
         return fused
 
-    def _send(self, message: Message, moves: Sequence[_Move]) -> None:
+    def _send(self, message: Message, moves: Sequence[_PlacedPart]) -> None:
         """The steps at both ends, one for each stretch of neighbours."""
         for i, run in enumerate(_runs(moves, self.max_count)):
             first, count = run[0], len(run)
@@ -360,13 +370,13 @@ def _neighbours(slots: Sequence[Slot]) -> bool:
     return all(_next(a, b) for a, b in pairwise(slots))
 
 
-def _is_one_run(moves: Sequence[_Move]) -> bool:
+def _is_one_run(moves: Sequence[_PlacedPart]) -> bool:
     return all(all(map(_next, a, b)) for a, b in pairwise(moves))
 
 
-def _runs(moves: Sequence[_Move], max_count: int) -> Iterator[list[_Move]]:
+def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_PlacedPart]]:
     """Moves cut into stretches whose places are neighbours, of at most `max_count`."""
-    stretches: list[list[_Move]] = []
+    stretches: list[list[_PlacedPart]] = []
     for move in moves:
         if stretches and _is_one_run([stretches[-1][-1], move]):
             stretches[-1].append(move)

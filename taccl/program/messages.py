@@ -16,7 +16,7 @@ from taccl.schedule.schedule import Schedule, Transfer
 
 
 @dataclass(eq=False, slots=True)
-class Part:
+class MessagePart:
     """One chunk of a message: the value read, and the value it becomes, perhaps added to another."""
 
     chunk: int
@@ -43,7 +43,7 @@ class Message:
     src: int
     dst: int
     lane: int
-    parts: list[Part]
+    parts: list[MessagePart]
     start: int
     end: int
     reduce: bool
@@ -70,7 +70,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
                 known = lanes[src, dst]
                 if link not in known:
                     known.append(link)
-                parts = [Part(t.chunk, bits=bits_of(t.contributions or ())) for t in members]
+                parts = [MessagePart(t.chunk, bits=bits_of(t.contributions or ())) for t in members]
                 message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
                 # At one moment sums come first, as the verifier has it.
                 keyed.append(((end, not reduce, start), message))
@@ -301,7 +301,7 @@ def _read_alike(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> bool:
 
 
 def _taken(
-    here: list[_Piece], reader: _Reader, later: Sequence[_Reader], part: Part, message: Message
+    here: list[_Piece], reader: _Reader, later: Sequence[_Reader], part: MessagePart, message: Message
 ) -> Value:
     """What a part reads: a value that is there, or the sum of several, which stays where it can."""
     read = [piece for piece in here if piece.arrivals <= reader.arrivals]

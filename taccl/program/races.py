@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from taccl.program.checks import Fault, parcels_of
+from taccl.program.checks import ProgramFault, parcels_of
 from taccl.program.emit import read_slots, written_slots
 from taccl.program.execution import ExecutionState
 from taccl.program.program import Program, StepAddress
@@ -61,7 +61,7 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
                     yield place, events[other], events[numbers[0]]
 
 
-def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
+def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramFault]:
     """Races among the steps that ran."""
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
@@ -73,7 +73,7 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[Fault]:
         after = {when[each] for each in _right_before(program, address, sent_by)}
         events.append(Event(address, after, reads, writes))
     for (rank, place), earlier, later in unordered(events):
-        yield Fault(
+        yield ProgramFault(
             "race",
             f"{earlier.by}, {program.step(earlier.by)}, and {later.by}, {program.step(later.by)}, both use "
             f"{place} of rank {rank}, and no dependency orders them",

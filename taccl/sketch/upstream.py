@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.problem import Problem
     from taccl.sketch.sketch import Sketch
-    from taccl.sketch.upstream_files import TopologyFile
+    from taccl.sketch.upstream_files import UpstreamTopologyFile
 
 CostModel = Literal["upstream", "physical"]
 
@@ -129,14 +129,14 @@ def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Top
     return UpstreamModel(file, Sketch(), nodes or 1, NOMINAL_CHUNK_BYTES, Fraction(1)).build()
 
 
-def _read_topology(path: Path) -> TopologyFile:
+def _read_topology(path: Path) -> UpstreamTopologyFile:
     from taccl.sketch.upstream_files import topology_from_file
 
     return topology_from_file(parse_json(read_text(path), source=str(path), exact=True), source=str(path))
 
 
 def _physical_problem(
-    file: TopologyFile,
+    file: UpstreamTopologyFile,
     guide: Sketch,
     nodes: int,
     collective: Collective,
@@ -172,7 +172,7 @@ def _physical_problem(
     return replace(problem, notes=(*problem.notes, note))
 
 
-def _machine_of(file: TopologyFile) -> str:
+def _machine_of(file: UpstreamTopologyFile) -> str:
     """The machine that the file's name stands for; empty for none."""
     known = _MACHINES if file.links is None else ()
     return next((machine for machine in known if file.name.lower().startswith(machine)), "")
@@ -283,7 +283,7 @@ def planes_between(
 class UpstreamModel:
     """The published tool's model of a topology file, whose costs are for `chunk_bytes`, and a sketch."""
 
-    file: TopologyFile
+    file: UpstreamTopologyFile
     sketch: Sketch
     nodes: int
     chunk_bytes: int

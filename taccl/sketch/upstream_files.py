@@ -39,7 +39,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-class TopologyFile(Table):
+class UpstreamTopologyFile(Table):
     """A topology file: costs are for one chunk, in a unit that the file does not name.
 
     Matrices are indexed [destination][source].
@@ -144,11 +144,11 @@ class _SketchFile(Table):
         return self
 
 
-def topology_from_file(data: Mapping[str, Any], *, source: str) -> TopologyFile:
+def topology_from_file(data: Mapping[str, Any], *, source: str) -> UpstreamTopologyFile:
     """The fields of a topology file, from JSON; `TopologyError` says which does not fit."""
     if "nnodes" in data:
         raise TopologyError("found a sketch file; expected a topology file; swap the two", where=source)
-    file = validated(TopologyFile, data, source=source, error=TopologyError)
+    file = validated(UpstreamTopologyFile, data, source=source, error=TopologyError)
     file._source = source
     return file
 

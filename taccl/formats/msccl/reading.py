@@ -17,7 +17,7 @@ from taccl.collective import Collective
 from taccl.errors import FormatError
 from taccl.formats.msccl import limits
 from taccl.formats.program_kind import ProgramKind, collective_of
-from taccl.formats.xml_elements import Element, parse_xml
+from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.reading import read_text
@@ -80,10 +80,10 @@ def _check_spelling(text: str, where: str) -> None:
 class _File:
     """The checks and conversions of one file; every method raises `FormatError` with the line at fault."""
 
-    def __init__(self, algo: Element) -> None:
+    def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
         #: By rank, threadblock and step, as far as an element is of one.
-        self.elements: dict[tuple[int, ...], Element] = {(): algo}
+        self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
         self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
@@ -149,7 +149,7 @@ class _File:
                         'hasdep="1" and so never says that it is done'
                     )
 
-    def _rank(self, gpu: Element, rank: int) -> RankProgram:
+    def _rank(self, gpu: XmlElement, rank: int) -> RankProgram:
         inputs, outputs = ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks)
         for attribute, expected in (("i_chunks", inputs), ("o_chunks", outputs)):
             found = self._number(gpu, attribute, 0, 2**20)
@@ -167,7 +167,7 @@ class _File:
         threadblocks = tuple(self._threadblock(blocks[t], rank, t) for t in range(len(blocks)))
         return RankProgram(inputs, outputs, self._number(gpu, "s_chunks", 0, 2**20), threadblocks)
 
-    def _threadblock(self, tb: Element, rank: int, number: int) -> Threadblock:
+    def _threadblock(self, tb: XmlElement, rank: int, number: int) -> Threadblock:
         self.elements[rank, number] = tb
         peers: list[int | None] = []
         for word in ("send", "recv"):
@@ -191,7 +191,7 @@ class _File:
         channel = self._number(tb, "chan", 0, self.num_channels - 1)
         return Threadblock(tuple(steps), peers[0], peers[1], channel)
 
-    def _step(self, step: Element, place: int) -> Step:
+    def _step(self, step: XmlElement, place: int) -> Step:
         if self._number(step, "s", 0, 2**20) != place:
             raise step.error(f"s is {step.attributes['s']}; expected {place}, its position")
         operation = TYPES[self._choice(step, "type", tuple(TYPES))]
@@ -207,11 +207,11 @@ class _File:
         read, written = (src if parts.reads else None), (dst if parts.writes else None)
         return Step(operation, read, written, count, depends, needs, gives)
 
-    def _slot(self, step: Element, side: str) -> Slot:
+    def _slot(self, step: XmlElement, side: str) -> Slot:
         buffer = self._choice(step, f"{side}buf", tuple(_BUFFERS))
         return Slot(_BUFFERS[buffer], self._number(step, f"{side}off", -(2**20), 2**20))
 
-    def _text(self, element: Element, name: str) -> str:
+    def _text(self, element: XmlElement, name: str) -> str:
         if len(element.attributes) > limits.MAX_ATTRIBUTES:
             raise element.error(
                 f"found {len(element.attributes)} attributes; expected at most {limits.MAX_ATTRIBUTES}"
@@ -223,7 +223,9 @@ class _File:
             raise element.error(f"{name} has {len(value)} characters; expected at most {limits.MAX_VALUE}")
         return value
 
-    def _number(self, element: Element, name: str, least: int, most: int, default: int | None = None) -> int:
+    def _number(
+        self, element: XmlElement, name: str, least: int, most: int, default: int | None = None
+    ) -> int:
         if default is not None and name not in element.attributes:
             return default
         text = self._text(element, name)
@@ -231,7 +233,7 @@ class _File:
             raise element.error(f"{name} is {text[:30]!r}; expected a whole number from {least} to {most}")
         return int(text)
 
-    def _choice(self, element: Element, name: str, known: Sequence[str]) -> str:
+    def _choice(self, element: XmlElement, name: str, known: Sequence[str]) -> str:
         text = self._text(element, name)
         if text not in known:
             raise element.error(f"{name} is {text[:30]!r}; expected one of {', '.join(known)}")

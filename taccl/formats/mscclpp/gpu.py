@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taccl.errors import ExportError
-from taccl.formats.mscclpp.messages import Messages
+from taccl.formats.mscclpp.messages import PlacedMessages
 from taccl.formats.mscclpp.threadblock import MAX_OPERATIONS, Op, PlanThreadblock
 from taccl.program.program import OPERATIONS, Program, Queue, Slot, Step, StepAddress
 
@@ -21,7 +21,12 @@ class PlanGpu:
     """One rank's part of the plan."""
 
     def __init__(
-        self, program: Program, rank: int, nodes: Sequence[int], messages: Messages, queues: Sequence[Queue]
+        self,
+        program: Program,
+        rank: int,
+        nodes: Sequence[int],
+        messages: PlacedMessages,
+        queues: Sequence[Queue],
     ) -> None:
         self.program, self.rank, self.nodes, self.messages = program, rank, nodes, messages
         self.threadblocks = program.ranks[rank].threadblocks

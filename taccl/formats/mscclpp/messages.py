@@ -23,7 +23,7 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class PlacedMessages:
     """The parcels of a program, and what their ranks do with them.
 
     - `packets`: Whether they go as packets (protocol LL).
@@ -51,7 +51,7 @@ class Messages:
     scratch_chunks: int
 
 
-def place_messages(program: Program, *, packets: bool) -> Messages:
+def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
     """Follow a program in an order in which it can run, and find every message its place."""
     parcels = match(program)
     received = {parcel.receive: parcel for parcel in parcels}
@@ -98,7 +98,7 @@ def place_messages(program: Program, *, packets: bool) -> Messages:
         landing = {address: Slot("scratch", base + slot.offset) for address, slot in landing.items()}
         scratch = base + max(packed)
     sent = {parcel.send: parcel for parcel in parcels}
-    return Messages(
+    return PlacedMessages(
         packets, layouts, received, sent, landing, sums, crowded, dict(opening), awaiting, scratch
     )
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from taccl.arguments import quoted
-from taccl.formats.nccl.server import Nic, Part
-from taccl.formats.xml_elements import Element
+from taccl.formats.nccl.server import Nic, PcieNode
+from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 
 #: NCCL itself reads files of at most 256 elements.
@@ -45,15 +45,15 @@ class Gpu:
     busid: str
     rank: int
     sm: int
-    element: Element
+    element: XmlElement
 
     @property
-    def nvlinks(self) -> list[Element]:
+    def nvlinks(self) -> list[XmlElement]:
         """The NVLinks that the file lists for it."""
         return [link for gpu in self.element.all("gpu") for link in gpu.all("nvlink")]
 
 
-def read_system(top: Element, given: Given) -> System:
+def read_system(top: XmlElement, given: Given) -> System:
     """The parts, GPUs and NICs in the ``<system>`` element.
 
     Raises `FormatError` if an element lacks what no argument supplies, or has a value that cannot be read.
@@ -72,7 +72,7 @@ def read_system(top: Element, given: Given) -> System:
     return system
 
 
-def whole(element: Element, name: str, default: int | None = None) -> int:
+def whole(element: XmlElement, name: str, default: int | None = None) -> int:
     """The whole number in an attribute, or `default` where it is missing or empty."""
     text = element.attributes.get(name, "").strip()
     if not text and default is not None:
@@ -88,18 +88,18 @@ class System:
     """What a file holds, in its order, and a walk through its elements; notes say what was assumed."""
 
     given: Given
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PcieNode] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     latency_us: Fraction = Fraction(0)
     notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
-    unknown: list[Element] = field(default_factory=list)
+    unknown: list[XmlElement] = field(default_factory=list)
     assumed: Counter[str] = field(default_factory=Counter)
     passed: set[str] = field(default_factory=set)
 
-    def add_cpu(self, cpu: Element, number: int) -> None:
+    def add_cpu(self, cpu: XmlElement, number: int) -> None:
         """A CPU, and everything below it."""
         name = f"CPU {whole(cpu, 'numaid', number)}"
         self._once(name, cpu)
@@ -109,10 +109,10 @@ class System:
             beta = rate and beta_of_bandwidth(rate)
         said = "no known limit" if beta is None else f"{float(1000 / beta):g} GB/s"
         self.assumed[f"{said} from a CPU to each other CPU ({why})"] += 1
-        self.parts.append(Part(name, None, beta))
+        self.parts.append(PcieNode(name, None, beta))
         self._below(cpu, len(self.parts) - 1, None)
 
-    def _below(self, element: Element, part: int, slot_beta: Fraction | None) -> None:
+    def _below(self, element: XmlElement, part: int, slot_beta: Fraction | None) -> None:
         for child in element.children:
             if child.tag == "pci":
                 self._add_device(child, part)
@@ -122,7 +122,7 @@ class System:
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 
-    def _add_device(self, pci: Element, parent: int) -> None:
+    def _add_device(self, pci: XmlElement, parent: int) -> None:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
@@ -135,7 +135,7 @@ class System:
             return
         beta = self.given.pcie_beta or self._pcie_beta(pci)
         part = len(self.parts)
-        self.parts.append(Part(f"{kind} {busid}", parent, beta))
+        self.parts.append(PcieNode(f"{kind} {busid}", parent, beta))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             gpus = pci.all("gpu")
             if len(gpus) > 1:
@@ -148,7 +148,7 @@ class System:
             self._add_nic(pci, part, busid, beta)
         self._below(pci, part, beta)
 
-    def _kind(self, pci: Element, busid: str) -> str | None:
+    def _kind(self, pci: XmlElement, busid: str) -> str | None:
         """What a device is; None where the file does not say."""
         children = {child.tag for child in pci.children}
         code = pci.attributes.get("class", "").strip().lower()
@@ -164,7 +164,7 @@ class System:
             return _NVSWITCH
         return _SWITCH if code or "pci" in children else None
 
-    def _add_nic(self, element: Element, part: int, name: str, slot_beta: Fraction | None) -> None:
+    def _add_nic(self, element: XmlElement, part: int, name: str, slot_beta: Fraction | None) -> None:
         busid = self.parts[part].name.rpartition(" ")[2]
         if not self._wanted(name, self.given.nics, "NICs", busid):
             return
@@ -201,7 +201,7 @@ class System:
             self.assumed[f"that {kind} which {kind.lower()}= leaves out do not count"] += 1
         return given is None or bool(hits)
 
-    def _once(self, name: str, element: Element) -> None:
+    def _once(self, name: str, element: XmlElement) -> None:
         if name in self.seen:
             raise element.error(f"found {name[:40]} twice; expected it once; correct one")
         self.seen.add(name)
@@ -210,7 +210,7 @@ class System:
                 f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out"
             )
 
-    def _pcie_beta(self, pci: Element) -> Fraction:
+    def _pcie_beta(self, pci: XmlElement) -> Fraction:
         """From lanes and rate; where the file lacks one, as NCCL assumes."""
         lanes = whole(pci, "link_width", 0)
         if not 0 <= lanes <= 64:
@@ -223,7 +223,7 @@ class System:
             ] += 1
         return beta_of_bandwidth(Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80))
 
-    def finish(self, top: Element) -> None:
+    def finish(self, top: XmlElement) -> None:
         """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
         names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
         names += ", ..." if len(self.unknown) > 4 else ""
@@ -249,11 +249,11 @@ class System:
             self.notes.append(f"elements that are not read: {passed}")
 
 
-def _net_name(net: Element) -> str:
+def _net_name(net: XmlElement) -> str:
     return net.attributes.get("name", "").strip()[:60] or f"net {net.attributes.get('dev', '?')[:20]}"
 
 
-def _cpu_rate(cpu: Element) -> tuple[Fraction | None, str]:
+def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
     """GB/s from a CPU to another, and which kind of CPU that is for; None where the kind is not known."""
     kind = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
     family, model = (whole(cpu, name, 0) for name in ("familyid", "modelid"))

@@ -21,9 +21,9 @@ from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
     Nic,
-    Part,
+    PcieNode,
+    PcieServer,
     PcieUse,
-    Server,
     Wiring,
     build_servers,
 )
@@ -93,7 +93,7 @@ def load_nvidia_smi(
     parts, part_of = _tree(matrix, pcie_beta, cpu_beta)
     pairs, switches = _nvlinks(matrix, nvlink_joins, where)
     gpus = list(matrix.gpus)
-    server = Server(
+    server = PcieServer(
         Path(where).stem, tuple(parts), tuple(part_of[gpu] for gpu in gpus),
         tuple(Nic(matrix.names.get(nic, nic), part_of[nic], nic_beta) for nic in named),
         pairs, switches, beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s"),
@@ -228,21 +228,23 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
 
 def _tree(
     matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None
-) -> tuple[list[Part], dict[str, int]]:
+) -> tuple[list[PcieNode], dict[str, int]]:
     """The tree of PCIe that the cells tell of, and the part that each device is."""
-    parts: list[Part] = []
+    parts: list[PcieNode] = []
     above: dict[str, int] = {}
     for number, group in enumerate(matrix.groups(_ONE_CPU)):
         above |= dict.fromkeys(group, len(parts))
-        parts.append(Part(f"CPU {number}", None, cpu_beta))
+        parts.append(PcieNode(f"CPU {number}", None, cpu_beta))
     outer = matrix.groups(_SWITCHES)
     inner = [group for group in matrix.groups(_ONE_SWITCH) if group not in outer]
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
         parent = above[next(iter(group))]
         above |= dict.fromkeys(group, len(parts))
-        parts.append(Part(f"PCIe switch {number}", parent, pcie_beta))
+        parts.append(PcieNode(f"PCIe switch {number}", parent, pcie_beta))
     first = len(parts)
-    parts += [Part(matrix.names.get(device, device), above[device], pcie_beta) for device in matrix.devices]
+    parts += [
+        PcieNode(matrix.names.get(device, device), above[device], pcie_beta) for device in matrix.devices
+    ]
     return parts, {device: first + i for i, device in enumerate(matrix.devices)}
 
 

@@ -20,7 +20,7 @@ from taccl.topology.topology import AlphaMeaning, Side, Topology, TopologyBuilde
 
 Pair = tuple[int, int]
 #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
-Step = tuple[str, Fraction, Side]
+WayStep = tuple[str, Fraction, Side]
 
 PcieUse = Literal["where-needed", "always"]
 
@@ -30,7 +30,7 @@ INTERNODE_ALPHA_US = Fraction("2.6")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PcieNode:
     """A CPU, a PCIe switch or a device; CPUs have no parent.
 
     `beta_us_per_mb` is that of the PCIe link to the parent, and of a CPU that of its link to every other CPU,
@@ -52,7 +52,7 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PcieServer:
     """One node: its tree of PCIe, the part that each local rank is, and what joins them.
 
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
@@ -62,7 +62,7 @@ class Server:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PcieNode, ...]
     gpus: tuple[int, ...]
     nics: tuple[Nic, ...]
     nvlinks: Mapping[tuple[int, int], int]
@@ -82,7 +82,7 @@ class Wiring:
     alpha_meaning: AlphaMeaning = "occupies"
 
 
-def build_servers(server: Server, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
+def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
     """The topology of ``wiring.nodes`` equal servers."""
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
     check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
@@ -116,7 +116,7 @@ class _Shared:
     builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[Step]) -> None:
+    def add_link(self, src: int, dst: int, alpha_us: Fraction, name: str, steps: list[WayStep]) -> None:
         """Add a link that is as slow as the slowest of its steps, and holds each of them."""
         slowest = max(beta for _, beta, _ in steps)
         link = self.builder.add_link(
@@ -154,7 +154,7 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
     )
 
 
-def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
+def _pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
     """Pairs of local ranks that PCIe joins: those that NVLink leaves apart, where that matters."""
     import networkx
 
@@ -167,7 +167,9 @@ def _pairs_by_pcie(server: Server, pcie: PcieUse) -> list[tuple[int, int]]:
     return [pair for pair in combinations(ranks, 2) if pair not in joined]
 
 
-def _add_node(shared: _Shared, server: Server, wiring: Wiring, node: int, by_pcie: Iterable[Pair]) -> None:
+def _add_node(
+    shared: _Shared, server: PcieServer, wiring: Wiring, node: int, by_pcie: Iterable[Pair]
+) -> None:
     first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
     for (a, b), count in sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
@@ -185,11 +187,11 @@ def _add_node(shared: _Shared, server: Server, wiring: Wiring, node: int, by_pci
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = _steps(server, server.gpus[src], server.gpus[dst])
-            here: list[Step] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
+            here: list[WayStep] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
-def _join_nodes(shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: list[int]) -> None:
+def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nic_of_rank: list[int]) -> None:
     """The links of every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
     nics = [server.nics[nic] for nic in nic_of_rank]
@@ -198,7 +200,7 @@ def _join_nodes(shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: li
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
-                steps: list[Step] = [
+                steps: list[WayStep] = [
                     *((f"{name} of node {here}", beta, "send") for name, beta, _ in out[src]),
                     *((f"{name} of node {there}", beta, "receive") for name, beta, _ in into[dst]),
                     (f"NIC {nics[src].name} of node {here} egress", nics[src].beta_us_per_mb, "send"),
@@ -208,7 +210,7 @@ def _join_nodes(shared: _Shared, server: Server, wiring: Wiring, nic_of_rank: li
                 shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _steps(server: Server, start: int, end: int) -> list[Step]:
+def _steps(server: PcieServer, start: int, end: int) -> list[WayStep]:
     """The steps that limit a way through the tree: name, beta, and the end of a send that keeps each busy."""
     steps: list[tuple[str, Fraction | None, Side]] = []
     for here, there in pairwise(_way(server, start, end)):
@@ -222,7 +224,7 @@ def _steps(server: Server, start: int, end: int) -> list[Step]:
     return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
 
-def _way(server: Server, start: int, end: int) -> list[int]:
+def _way(server: PcieServer, start: int, end: int) -> list[int]:
     """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
     up, down = _ancestors(server, start), _ancestors(server, end)
     met = next((part for part in up if part in down), None)
@@ -231,14 +233,14 @@ def _way(server: Server, start: int, end: int) -> list[int]:
     return [*up[: up.index(met) + 1], *reversed(down[: down.index(met)])]
 
 
-def _ancestors(server: Server, part: int) -> list[int]:
+def _ancestors(server: PcieServer, part: int) -> list[int]:
     chain = [part]
     while (parent := server.parts[chain[-1]].parent) is not None:
         chain.append(parent)
     return chain
 
 
-def _nearest_nics(server: Server) -> list[int]:
+def _nearest_nics(server: PcieServer) -> list[int]:
     """The NIC of every local rank: the nearest one; ranks to which the same ones are nearest take turns."""
     turns: dict[tuple[int, ...], Iterator[int]] = {}
     chosen = []
@@ -253,7 +255,7 @@ def _nearest_nics(server: Server) -> list[int]:
 
 
 def _notes(
-    server: Server, wiring: Wiring, by_pcie: list[tuple[int, int]], nic_of_rank: list[int]
+    server: PcieServer, wiring: Wiring, by_pcie: list[tuple[int, int]], nic_of_rank: list[int]
 ) -> list[str]:
     notes = [
         f"alpha is {float(wiring.intranode_alpha_us):g} us inside a node and "

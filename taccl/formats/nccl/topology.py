@@ -18,8 +18,8 @@ from taccl.formats.nccl.elements import Given, Gpu, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
+    PcieServer,
     PcieUse,
-    Server,
     Wiring,
     build_servers,
 )
@@ -104,7 +104,7 @@ def load_nccl_topology(
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
         nvlink_beta = _nvlink_beta(ranked, notes if pairs or switches else [])
-    server = Server(
+    server = PcieServer(
         Path(where).stem, tuple(system.parts), tuple(gpu.part for gpu in ranked), tuple(system.nics),
         pairs, switches, nvlink_beta,
     )  # fmt: skip
