@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from taccl.arguments import quoted
-from taccl.formats.nccl.server import Nic, PcieNode
+from taccl.formats.nccl.server import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 
@@ -41,7 +41,6 @@ class Given:
 class Gpu:
     """A GPU of the file; `rank` and `sm` (its compute capability, times ten) are negative if not known."""
 
-    part: int
     busid: str
     rank: int
     sm: int
@@ -53,12 +52,12 @@ class Gpu:
         return [link for gpu in self.element.all("gpu") for link in gpu.all("nvlink")]
 
 
-def read_system(top: XmlElement, given: Given) -> System:
-    """The parts, GPUs and NICs in the ``<system>`` element.
+def read_system(top: XmlElement, given: Given, name: str) -> System:
+    """The parts, GPUs and NICs in the ``<system>`` element of a server of that name.
 
     Raises `FormatError` if an element lacks what no argument supplies, or has a value that cannot be read.
     """
-    system = System(given)
+    system = System(given, PcieServer(name))
     cpus = top.all("cpu")
     hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
     if len(hosts) > 1:
@@ -88,9 +87,8 @@ class System:
     """What a file holds, in its order, and a walk through its elements; notes say what was assumed."""
 
     given: Given
-    parts: list[PcieNode] = field(default_factory=list)
+    server: PcieServer
     gpus: list[Gpu] = field(default_factory=list)
-    nics: list[Nic] = field(default_factory=list)
     latency_us: Fraction = Fraction(0)
     notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
@@ -109,10 +107,10 @@ class System:
             beta = rate and beta_of_bandwidth(rate)
         said = "no known limit" if beta is None else f"{float(1000 / beta):g} GB/s"
         self.assumed[f"{said} from a CPU to each other CPU ({why})"] += 1
-        self.parts.append(PcieNode(name, None, beta))
-        self._below(cpu, len(self.parts) - 1, None)
+        self.server.add_cpu(name, beta)
+        self._below(cpu, name, None)
 
-    def _below(self, element: XmlElement, part: int, slot_beta: Fraction | None) -> None:
+    def _below(self, element: XmlElement, part: str, slot_beta: Fraction | None) -> None:
         for child in element.children:
             if child.tag == "pci":
                 self._add_device(child, part)
@@ -122,7 +120,7 @@ class System:
             elif child.tag != "gpu":
                 self.passed.add(child.tag)
 
-    def _add_device(self, pci: XmlElement, parent: int) -> None:
+    def _add_device(self, pci: XmlElement, parent: str) -> None:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
@@ -134,19 +132,18 @@ class System:
         if kind == _NVSWITCH:
             return
         beta = self.given.pcie_beta or self._pcie_beta(pci)
-        part = len(self.parts)
-        self.parts.append(PcieNode(f"{kind} {busid}", parent, beta))
+        self.server.add_device(busid, parent, beta, name=f"{kind} {busid}")
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             gpus = pci.all("gpu")
             if len(gpus) > 1:
                 raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
             rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
             self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag != "nvlink"}
-            self.gpus.append(Gpu(part, busid, rank, sm, pci))
+            self.gpus.append(Gpu(busid, rank, sm, pci))
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
-            self._add_nic(pci, part, busid, beta)
-        self._below(pci, part, beta)
+            self._add_nic(pci, busid, busid, beta)
+        self._below(pci, busid, beta)
 
     def _kind(self, pci: XmlElement, busid: str) -> str | None:
         """What a device is; None where the file does not say."""
@@ -164,9 +161,8 @@ class System:
             return _NVSWITCH
         return _SWITCH if code or "pci" in children else None
 
-    def _add_nic(self, element: XmlElement, part: int, name: str, slot_beta: Fraction | None) -> None:
-        busid = self.parts[part].name.rpartition(" ")[2]
-        if not self._wanted(name, self.given.nics, "NICs", busid):
+    def _add_nic(self, element: XmlElement, part: str, name: str, slot_beta: Fraction | None) -> None:
+        if not self._wanted(name, self.given.nics, "NICs", part):
             return
         beta = self.given.nic_beta
         if beta is None and element.attributes.get("speed", "").strip():
@@ -189,10 +185,10 @@ class System:
         if not re.fullmatch(r"\d{1,9}(\.\d{1,12})?", latency):
             raise element.error(f"found latency={quoted(latency)}; expected microseconds; correct it")
         self.latency_us = max(self.latency_us, Fraction(latency))
-        if any(nic.name == name for nic in self.nics):
-            name = f"{name} #{len(self.nics)}"
+        if any(nic.name == name for nic in self.server.nics):
+            name = f"{name} #{len(self.server.nics)}"
         self._once(f"NIC {name}", element)
-        self.nics.append(Nic(name, part, beta))
+        self.server.nics.append(Nic(name, part, beta))
 
     def _wanted(self, name: str, given: tuple[str, ...] | None, kind: str, other: str = "") -> bool:
         hits = {name.lower(), other.lower()} & set(given or ())

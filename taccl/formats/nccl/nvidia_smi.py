@@ -21,7 +21,6 @@ from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
     Nic,
-    PcieNode,
     PcieServer,
     PcieUse,
     Wiring,
@@ -90,14 +89,11 @@ def load_nvidia_smi(
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
     pcie_beta = beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s")
     cpu_beta = None if cpu_gb_per_s is None else beta_of_bandwidth(cpu_gb_per_s, where="cpu_gb_per_s")
-    parts, part_of = _tree(matrix, pcie_beta, cpu_beta)
-    pairs, switches = _nvlinks(matrix, nvlink_joins, where)
-    gpus = list(matrix.gpus)
-    server = PcieServer(
-        Path(where).stem, tuple(parts), tuple(part_of[gpu] for gpu in gpus),
-        tuple(Nic(matrix.names.get(nic, nic), part_of[nic], nic_beta) for nic in named),
-        pairs, switches, beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s"),
-    )  # fmt: skip
+    server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
+    _add_tree(server, matrix, pcie_beta, cpu_beta)
+    server.nics = [Nic(matrix.names.get(nic, nic), nic, nic_beta) for nic in named]
+    server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
+    server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
     wiring = Wiring(
         nodes, pcie, rails,
         exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
@@ -112,11 +108,11 @@ def load_nvidia_smi(
         *(
             f"ranks {ranks[0]}-{ranks[-1]} are taken to share an NVSwitch, with {count} NVLinks each "
             "(nvlink_joins='pairs' says otherwise)"
-            for ranks, count in switches
+            for ranks, count in server.switches
         ),
     ]
-    if gpus != [f"GPU{rank}" for rank in range(len(gpus))]:
-        notes.append(f"ranks are GPU columns in their order: {', '.join(gpus)}")
+    if server.gpus != [f"GPU{rank}" for rank in range(len(server.gpus))]:
+        notes.append(f"ranks are GPU columns in their order: {', '.join(server.gpus)}")
     return build_servers(server, wiring, profile="nvidia-smi", notes=notes)
 
 
@@ -226,26 +222,20 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
     return [device for device in others if device in {by_name[nic] for nic in nics}]
 
 
-def _tree(
-    matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None
-) -> tuple[list[PcieNode], dict[str, int]]:
-    """The tree of PCIe that the cells tell of, and the part that each device is."""
-    parts: list[PcieNode] = []
-    above: dict[str, int] = {}
+def _add_tree(server: PcieServer, matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None) -> None:
+    """The tree of PCIe that the cells tell of."""
+    above: dict[str, str] = {}
     for number, group in enumerate(matrix.groups(_ONE_CPU)):
-        above |= dict.fromkeys(group, len(parts))
-        parts.append(PcieNode(f"CPU {number}", None, cpu_beta))
+        above |= dict.fromkeys(group, f"CPU {number}")
+        server.add_cpu(f"CPU {number}", cpu_beta)
     outer = matrix.groups(_SWITCHES)
     inner = [group for group in matrix.groups(_ONE_SWITCH) if group not in outer]
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
-        parent = above[next(iter(group))]
-        above |= dict.fromkeys(group, len(parts))
-        parts.append(PcieNode(f"PCIe switch {number}", parent, pcie_beta))
-    first = len(parts)
-    parts += [
-        PcieNode(matrix.names.get(device, device), above[device], pcie_beta) for device in matrix.devices
-    ]
-    return parts, {device: first + i for i, device in enumerate(matrix.devices)}
+        name, parent = f"PCIe switch {number}", above[next(iter(group))]
+        above |= dict.fromkeys(group, name)
+        server.add_device(name, parent, pcie_beta, name=name)
+    for device in matrix.devices:
+        server.add_device(device, above[device], pcie_beta, name=matrix.names.get(device, device))
 
 
 def _nvlinks(

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib import import_module
 from itertools import combinations, cycle, pairwise, permutations
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
@@ -29,32 +30,19 @@ INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")
 
 
-@dataclass(frozen=True, slots=True)
-class PcieNode:
-    """A CPU, a PCIe switch or a device; CPUs have no parent.
-
-    `beta_us_per_mb` is that of the PCIe link to the parent, and of a CPU that of its link to every other CPU,
-    in each direction; None where it limits nothing.
-    """
+class Nic(NamedTuple):
+    """A network interface at a node of the tree."""
 
     name: str
-    parent: int | None
-    beta_us_per_mb: Fraction | None
-
-
-@dataclass(frozen=True, slots=True)
-class Nic:
-    """A network interface at a part of the tree."""
-
-    name: str
-    part: int
+    at: str
     beta_us_per_mb: Fraction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)
 class PcieServer:
-    """One node: its tree of PCIe, the part that each local rank is, and what joins them.
+    """One node: its tree of PCIe, where in it each local rank is, and what joins them.
 
+    - `tree`: Of CPUs, switches and devices; what limits a step from one to the next is its edge's ``step``.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
     - `switches` (tuple of (tuple of int, int)): Local ranks that an NVSwitch joins, and NVLinks of each into
       it.
@@ -62,12 +50,36 @@ class PcieServer:
     """
 
     name: str
-    parts: tuple[PcieNode, ...]
-    gpus: tuple[int, ...]
-    nics: tuple[Nic, ...]
-    nvlinks: Mapping[tuple[int, int], int]
-    switches: tuple[tuple[tuple[int, ...], int], ...]
-    nvlink_beta_us_per_mb: Fraction
+    tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
+    cpus: dict[str, Fraction | None] = field(default_factory=dict)
+    gpus: list[str] = field(default_factory=list)
+    nics: list[Nic] = field(default_factory=list)
+    nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    switches: tuple[tuple[tuple[int, ...], int], ...] = ()
+    nvlink_beta_us_per_mb: Fraction = Fraction(1)
+
+    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None) -> None:
+        """A CPU, with links to every other CPU of that beta; None where they limit nothing."""
+        for other, beta in self.cpus.items():
+            self.tree.add_edge(name, other, step=(f"{name} to {other}", beta_us_per_mb, "send"))
+            self.tree.add_edge(other, name, step=(f"{other} to {name}", beta, "send"))
+        self.tree.add_node(name)
+        self.cpus[name] = beta_us_per_mb
+
+    def add_device(self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str) -> None:
+        """A PCIe switch or a device below another part, and the link between the two, as fast both ways."""
+        self.tree.add_edge(key, parent, step=(f"PCIe out of {name}", beta_us_per_mb, "send"))
+        self.tree.add_edge(parent, key, step=(f"PCIe into {name}", beta_us_per_mb, "receive"))
+
+    def way(self, start: str, end: str) -> list[str]:
+        """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
+        found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
+        return found
+
+    def steps(self, start: str, end: str) -> list[WayStep]:
+        """The steps that limit a way: name, beta, and the end of a send that keeps each busy."""
+        steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
+        return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +198,7 @@ def _add_node(
         add_crossbar(shared.builder, [first + rank for rank in ranks], cost, name=name, link_name="NVSwitch")
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
-            steps = _steps(server, server.gpus[src], server.gpus[dst])
+            steps = server.steps(server.gpus[src], server.gpus[dst])
             here: list[WayStep] = [(f"{name} of node {node}", beta, side) for name, beta, side in steps]
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
@@ -195,8 +207,8 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nic_of_rank
     """The links of every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
     nics = [server.nics[nic] for nic in nic_of_rank]
-    out = [_steps(server, gpu, nic.part) for gpu, nic in zip(server.gpus, nics, strict=True)]
-    into = [_steps(server, nic.part, gpu) for gpu, nic in zip(server.gpus, nics, strict=True)]
+    out = [server.steps(gpu, nic.at) for gpu, nic in zip(server.gpus, nics, strict=True)]
+    into = [server.steps(nic.at, gpu) for gpu, nic in zip(server.gpus, nics, strict=True)]
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
@@ -210,44 +222,14 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nic_of_rank
                 shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _steps(server: PcieServer, start: int, end: int) -> list[WayStep]:
-    """The steps that limit a way through the tree: name, beta, and the end of a send that keeps each busy."""
-    steps: list[tuple[str, Fraction | None, Side]] = []
-    for here, there in pairwise(_way(server, start, end)):
-        near, far = server.parts[here], server.parts[there]
-        if near.parent == there:
-            steps.append((f"PCIe out of {near.name}", near.beta_us_per_mb, "send"))
-        elif far.parent == here:
-            steps.append((f"PCIe into {far.name}", far.beta_us_per_mb, "receive"))
-        else:
-            steps.append((f"{near.name} to {far.name}", near.beta_us_per_mb, "send"))
-    return [(name, beta, side) for name, beta, side in steps if beta is not None]
-
-
-def _way(server: PcieServer, start: int, end: int) -> list[int]:
-    """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
-    up, down = _ancestors(server, start), _ancestors(server, end)
-    met = next((part for part in up if part in down), None)
-    if met is None:
-        return [*up, *reversed(down)]
-    return [*up[: up.index(met) + 1], *reversed(down[: down.index(met)])]
-
-
-def _ancestors(server: PcieServer, part: int) -> list[int]:
-    chain = [part]
-    while (parent := server.parts[chain[-1]].parent) is not None:
-        chain.append(parent)
-    return chain
-
-
 def _nearest_nics(server: PcieServer) -> list[int]:
     """The NIC of every local rank: the nearest one; ranks to which the same ones are nearest take turns."""
     turns: dict[tuple[int, ...], Iterator[int]] = {}
     chosen = []
     for gpu in server.gpus:
-        ways = [_way(server, gpu, nic.part) for nic in server.nics]
+        ways = [server.way(gpu, nic.at) for nic in server.nics]
         # Below a CPU, by way of one, or of two; then the number of steps.
-        far = [(sum(server.parts[part].parent is None for part in way), len(way)) for way in ways]
+        far = [(len(server.cpus.keys() & way), len(way)) for way in ways]
         nearest = tuple(nic for nic, each in enumerate(far) if each == min(far))
         if nearest:
             chosen.append(next(turns.setdefault(nearest, cycle(nearest))))

@@ -18,7 +18,6 @@ from taccl.formats.nccl.elements import Given, Gpu, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    PcieServer,
     PcieUse,
     Wiring,
     build_servers,
@@ -89,25 +88,24 @@ def load_nccl_topology(
         cpu_beta=_beta(cpu_gb_per_s, "cpu_gb_per_s"),
         nic_beta=_beta(nic_gb_per_s, "nic_gb_per_s"),
     )  # fmt: skip
-    system = read_system(top, given)
+    system = read_system(top, given, Path(where).stem)
     notes = system.notes
     ranked = _ranked(system.gpus, notes)
-    if nvlinks is None:
-        pairs, switches = _nvlinks(ranked, notes)
-    else:
-        pairs, switches = _given_nvlinks(nvlinks, len(ranked))
-    if not pairs and not switches and len(ranked) > 1:
+    server = system.server
+    server.gpus = [gpu.busid for gpu in ranked]
+    server.nvlinks, server.switches = (
+        _nvlinks(ranked, notes) if nvlinks is None else _given_nvlinks(nvlinks, len(ranked))
+    )
+    joined = server.nvlinks or server.switches
+    if not joined and len(ranked) > 1:
         notes.append(
             "the file has no NVLinks between its GPUs (NCCL asks the machine); if there are any, give "
             "nvlinks=: how many each rank has into NVSwitch, or how many join each pair of local ranks"
         )
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
-        nvlink_beta = _nvlink_beta(ranked, notes if pairs or switches else [])
-    server = PcieServer(
-        Path(where).stem, tuple(system.parts), tuple(gpu.part for gpu in ranked), tuple(system.nics),
-        pairs, switches, nvlink_beta,
-    )  # fmt: skip
+        nvlink_beta = _nvlink_beta(ranked, notes if joined else [])
+    server.nvlink_beta_us_per_mb = nvlink_beta
     wiring = Wiring(
         nodes, pcie, rails,
         _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
