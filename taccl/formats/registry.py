@@ -234,22 +234,24 @@ def _unknown(found: str, where: str) -> FormatError:
     return FormatError(f"found {found}; expected one of: {known}; check the path", where=where)
 
 
-def _readable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
-    each = format_of_content(path) if name is None else format_named(name, where=where)
-    if not each.load:
-        known = ", ".join(other.name for other in FORMATS if other.load)
-        text = f"{each.name} ({each.description}) is written and not read; give a file of one of {known}"
+def _usable(each: FileFormat, way: str, path: str | os.PathLike[str]) -> FileFormat:
+    """The format, if it is read (``"load"``) or written (``"dump"``), as it is to be."""
+    if not getattr(each, way):
+        known = ", ".join(other.name for other in FORMATS if getattr(other, way))
+        is_not = "written and not read" if way == "load" else "read and not written"
+        text = f"{each.name} ({each.description}) is {is_not}; expected one of {known}"
         raise InputError(text, where=os.fspath(path))
     return each
 
 
+def _readable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
+    each = format_of_content(path) if name is None else format_named(name, where=where)
+    return _usable(each, "load", path)
+
+
 def _writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
     each = format_of_name(path) if name is None else format_named(name, where=where)
-    if not each.dump:
-        known = ", ".join(other.name for other in FORMATS if other.dump)
-        text = f"{each.name} ({each.description}) is read and not written; expected one of {known}"
-        raise InputError(text, where="format")
-    return each
+    return _usable(each, "dump", path)
 
 
 def _kind(thing: object) -> str:
@@ -261,16 +263,12 @@ def _kind(thing: object) -> str:
 
 def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
     """The functions that turn a kind of thing, one after the other, into one that a format's writer takes."""
-    routes: dict[str, tuple[str, ...]] = {kind: ()}
-    pending = [kind]
-    while pending:
-        here = pending.pop(0)
-        if here == target.holds:
-            return tuple(resolve_name(name) for name in routes[here])
-        for (source, there), name in WAYS.items():
-            if source == here and there not in routes:
-                routes[there] = (*routes[here], name)
-                pending.append(there)
+    if kind == target.holds:
+        return ()
+    # Whatever is no schedule becomes one first, if it does not become what is wanted at once.
+    for steps in ([(kind, target.holds)], [(kind, "schedule"), ("schedule", target.holds)]):
+        if all(step in WAYS for step in steps):
+            return tuple(resolve_name(WAYS[step]) for step in steps)
     raise InputError(
         f"found a {kind}; {target.name} ({target.description}) holds a {target.holds}, and there is no way "
         "from the one to the other; choose another format",
