@@ -217,7 +217,7 @@ class _PlanRun:
         return self._places(r, r, chunks["type"], chunks)
 
     def _content(self, place: Place) -> Content:
-        return self.contents.get(place) or Content.of([place[::2]])
+        return self.contents.get(place) or Content.of([(place[0], place[1:])])
 
     def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
         """The channel of the i-th number of an operation, which counts in the threadblock's own list."""

@@ -100,6 +100,18 @@ def test_wrong_places_are_found(field, value):
         run_plan(plan)
 
 
+def test_what_nobody_wrote_is_no_chunk():
+    """Scratch that was never written is not taken for the rank's own chunk of the same number."""
+    plan = build_mscclpp_plan(program_of("allreduce", "fully-connected:2"))
+    for gpu in plan["gpus"]:
+        gpu["scratch_chunks"] += 8
+        for op in (op for tb in gpu["threadblocks"] for op in tb["ops"]):
+            for source in op.get("src_buff", ()):
+                source["type"] = source["type"].replace("i", "s")
+    with pytest.raises(VerificationError, match="output: .* wrong"):
+        run_plan(plan, races=False)
+
+
 def test_signals_of_swapped_channels_are_found():
     """Two channels to different ranks, mixed up in a threadblock's list."""
     plan = build_mscclpp_plan(program_of("allgather", "ring:4", chunks_per_rank=2), ranks_per_node=4)
