@@ -109,27 +109,26 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     report(find_races(program, execution))
     if execution.stuck is not None or collective is None:
         return Interpretation(tuple(faults), len(execution.done), outputs_checked=False)
-    report(_check_outputs(execution.memory, layouts, collective))
-    if not program.in_place:
-        report(_check_inputs(execution.memory, layouts, collective))
+    report(_check_contents(execution.memory, layouts, collective, in_place=program.in_place))
     return Interpretation(tuple(faults), len(execution.done), outputs_checked=True)
 
 
-def _check_outputs(
-    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective
+def _check_contents(
+    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective, *, in_place: bool
 ) -> Iterator[ProgramFault]:
+    """Faults of outputs, and out of place of inputs; in place the whole of the buffer may be used."""
     expected = contents_of(collective)
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):
             found = memory[rank][Slot("output", index)]
             if found != expected[chunk]:
-                yield ProgramFault(
-                    "output",
-                    f"output[{index}] of rank {rank} should hold chunk {chunk}, and holds "
-                    f"{_describe(found, expected[chunk])}",
-                    rank=rank,
-                    chunk=chunk,
-                )
+                text = f"should hold chunk {chunk}, and holds {_describe(found, expected[chunk])}"
+                yield ProgramFault("output", f"output[{index}] of rank {rank} {text}", rank=rank, chunk=chunk)
+    for rank, where in enumerate(() if in_place else layouts):
+        for index, chunk in enumerate(where.inputs):
+            if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
+                text = f"its chunk {chunk}, was overwritten; out of place the input belongs to the user"
+                yield ProgramFault("input", f"input[{index}] of rank {rank}, {text}", rank=rank, chunk=chunk)
 
 
 def _describe(found: Content, expected: Content) -> str:
@@ -155,19 +154,3 @@ def _name(rank: int, chunk: Any, wanted: set[tuple[int, Any]]) -> str:
     if rank == ANYONE:
         return f"chunk {chunk}"
     return f"the contribution of rank {rank}" + ("" if (rank, chunk) in wanted else f" to chunk {chunk}")
-
-
-def _check_inputs(
-    memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective
-) -> Iterator[ProgramFault]:
-    """Faults of inputs that were changed out of place; in place the whole of the buffer may be used."""
-    for rank, where in enumerate(layouts):
-        for index, chunk in enumerate(where.inputs):
-            if memory[rank][Slot("input", index)] != content_at_start(collective, rank, chunk):
-                yield ProgramFault(
-                    "input",
-                    f"input[{index}] of rank {rank}, its chunk {chunk}, was overwritten; out of place the "
-                    "input belongs to the user",
-                    rank=rank,
-                    chunk=chunk,
-                )

@@ -30,7 +30,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     parcels = match(program)
     groups = _groups(weights, parcels)
     ordered: dict[Block, list[StepAddress]] = defaultdict(list)
-    for address in _tight_order(program):
+    for address in running_order(program, capacity=1):  # with as little under way as can be
         ordered[groups[address[:2]]].append(address)
     piece_of: dict[StepAddress, int] = {}
     for group, addresses in ordered.items():
@@ -43,14 +43,6 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     return replace(
         program, ranks=tuple(_split_rank(r, rank, piece_of, channels) for r, rank in enumerate(program.ranks))
     )
-
-
-def _tight_order(program: Program) -> list[StepAddress]:
-    """An order with as little under way as the program can do with."""
-    try:
-        return running_order(program, capacity=1)
-    except InputError:
-        return running_order(program)
 
 
 def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:
