@@ -28,7 +28,7 @@ from taccl.formats.nccl.server import (
 )
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
-from taccl.topology.topology import AlphaMeaning, Topology
+from taccl.topology.topology import Topology
 
 NvlinkUse = Literal["auto", "pairs", "switch"]
 
@@ -57,7 +57,6 @@ def load_nvidia_smi(
     rails: bool = False,
     intranode_alpha_us: Number = INTRANODE_ALPHA_US,
     internode_alpha_us: Number = INTERNODE_ALPHA_US,
-    alpha_meaning: AlphaMeaning = "occupies",
 ) -> Topology:
     """The topology of servers as ``nvidia-smi topo -m`` shows one; ranks of a node are its GPU columns.
 
@@ -76,7 +75,6 @@ def load_nvidia_smi(
     - `nic_gb_per_s`: Of every NIC; required for more than one node.
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
     - `intranode_alpha_us`, `internode_alpha_us`: Latency of links.
-    - `alpha_meaning`: Whether a link stays busy during its alpha.
     """
     where = os.fspath(path)
     matrix = _read_matrix(read_text(path, MAX_FILE_BYTES), where)
@@ -98,7 +96,6 @@ def load_nvidia_smi(
         nodes, pcie, rails,
         exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
         exact_cost(internode_alpha_us, where="internode_alpha_us"),
-        alpha_meaning,
     )  # fmt: skip
     limit = "without limit" if cpu_gb_per_s is None else f"at {cpu_gb_per_s} GB/s"
     notes = [

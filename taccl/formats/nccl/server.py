@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
-from taccl.topology.topology import AlphaMeaning, Side, Topology, TopologyBuilder
+from taccl.topology.topology import Side, Topology, TopologyBuilder
 
 Pair = tuple[int, int]
 #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
@@ -91,7 +91,6 @@ class Wiring:
     rails: bool = False
     intranode_alpha_us: Fraction = INTRANODE_ALPHA_US
     internode_alpha_us: Fraction = INTERNODE_ALPHA_US
-    alpha_meaning: AlphaMeaning = "occupies"
 
 
 def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
@@ -107,7 +106,6 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
     builder = TopologyBuilder(
         f"{server.name} x{nodes}",
         [node for node in range(nodes) for _ in range(size)],
-        alpha_meaning=wiring.alpha_meaning,
         profile=profile,
     )
     shared = _Shared(builder)

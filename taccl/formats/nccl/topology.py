@@ -25,7 +25,7 @@ from taccl.formats.nccl.server import (
 from taccl.formats.xml_elements import parse_xml
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.topology import AlphaMeaning, Topology
+from taccl.topology.topology import Topology
 
 Pairs = dict[tuple[int, int], int]
 Switches = tuple[tuple[tuple[int, ...], int], ...]
@@ -52,7 +52,6 @@ def load_nccl_topology(
     rails: bool = False,
     intranode_alpha_us: Number | None = None,
     internode_alpha_us: Number | None = None,
-    alpha_meaning: AlphaMeaning = "occupies",
 ) -> Topology:
     """The topology of servers as an NCCL topology file describes one.
 
@@ -75,7 +74,6 @@ def load_nccl_topology(
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
     - `intranode_alpha_us`, `internode_alpha_us`: Latency of links; by default 0.3 and 2.6, or between nodes
       that of the file's NICs.
-    - `alpha_meaning`: Whether a link stays busy during its alpha.
     """
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
@@ -110,7 +108,6 @@ def load_nccl_topology(
         nodes, pcie, rails,
         _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
         _alpha(internode_alpha_us, system.latency_us or INTERNODE_ALPHA_US, "internode_alpha_us"),
-        alpha_meaning,
     )  # fmt: skip
     return build_servers(server, wiring, profile="nccl", notes=notes)
 

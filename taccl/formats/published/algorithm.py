@@ -61,13 +61,13 @@ def load_upstream_algorithm(
     - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
     """
     where = str(path)
-    return schedule_in(
+    return read_algorithm(
         parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True),
         where=where, topology=topology, chunk_size=chunk_size, time_unit_us=time_unit_us,
     )  # fmt: skip
 
 
-def schedule_in(
+def read_algorithm(
     data: dict[str, Any],
     *,
     where: str,

@@ -27,7 +27,7 @@ import numpy as np
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning
-from taccl.formats.published.algorithm import schedule_in, shift_of_second_half
+from taccl.formats.published.algorithm import read_algorithm, shift_of_second_half
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.topology import MACHINES
 from taccl.names import first_of
@@ -113,7 +113,7 @@ def _check(schedule: Schedule) -> None:
 def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
     """What a reader makes of the file; `ExportError` where that is another schedule, or not right."""
     data = parse_json(text, source="the file", exact=True)
-    back = schedule_in(
+    back = read_algorithm(
         data, where="the file", chunk_size=schedule.problem.chunk_bytes[0], time_unit_us=unit_us
     )
     ours, theirs = _transfers(schedule, back), _transfers(back, schedule)
