@@ -60,23 +60,7 @@ def load_upstream_algorithm(
       a `topology` is given chunks of 10**6 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
     """
-    where = str(path)
-    return read_algorithm(
-        parse_json(read_text(path, _LIMIT_BYTES), source=where, exact=True),
-        where=where, topology=topology, chunk_size=chunk_size, time_unit_us=time_unit_us,
-    )  # fmt: skip
-
-
-def read_algorithm(
-    data: dict[str, Any],
-    *,
-    where: str,
-    topology: Topology | None = None,
-    chunk_size: int | str | None = None,
-    time_unit_us: int | float | str | Fraction | None = None,
-) -> Schedule:
-    """The same in the content of a file, its numbers exact; `where` is the file, for messages."""
-    file = algorithm_file(data, where=where)
+    data = parse_json(read_text(path, _LIMIT_BYTES), source=str(path), exact=True)
     unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
     if unit_us == 0:
         raise InputError("found 0; expected the microseconds in a unit", where="time_unit_us")
@@ -86,6 +70,17 @@ def read_algorithm(
             where="time_unit_us",
         )
     chunk_bytes = BYTES_PER_MB if chunk_size is None else parse_size(chunk_size, where="chunk_size")
+    schedule = read_algorithm(data, str(path), chunk_bytes, unit_us, topology)
+    if chunk_size is None:
+        schedule = replace(schedule, problem=replace(schedule.problem, size_bytes=None))
+    return schedule
+
+
+def read_algorithm(
+    data: dict[str, Any], where: str, chunk_bytes: int, unit_us: Fraction, topology: Topology | None = None
+) -> Schedule:
+    """The same in the content of a file, its numbers exact; `where` is the file, for messages."""
+    file = algorithm_file(data, where=where)
     reducing = any(send.operation for _, send in file.sends)
     built = build_topology(file, chunk_bytes, unit_us, reducing=reducing) if topology is None else topology
     if built.num_ranks != file.num_ranks:
@@ -102,8 +97,6 @@ def read_algorithm(
         raise
     except InputError as error:
         raise FormatError(f"{error}; {REMEDY}", where=where) from None
-    if chunk_size is None:
-        problem = replace(problem, size_bytes=None)
     columns = _columns(file, problem, chunk_of)
     if topology is None:
         return _as_stated(file, problem, columns, unit_us)

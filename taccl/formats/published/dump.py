@@ -113,9 +113,7 @@ def _check(schedule: Schedule) -> None:
 def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
     """What a reader makes of the file; `ExportError` where that is another schedule, or not right."""
     data = parse_json(text, source="the file", exact=True)
-    back = read_algorithm(
-        data, where="the file", chunk_size=schedule.problem.chunk_bytes[0], time_unit_us=unit_us
-    )
+    back = read_algorithm(data, "the file", max(schedule.problem.chunk_bytes, default=1), unit_us)
     ours, theirs = _transfers(schedule, back), _transfers(back, schedule)
     changed = next(((ours - theirs) + (theirs - ours)).elements(), None)
     if changed is not None and not shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
