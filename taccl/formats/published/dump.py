@@ -261,7 +261,7 @@ class _Writing:
                 "rounds": until - start,
                 "sends": sorted(by_start[start], key=lambda s: (s[1], s[2], s[4], s[0])),
             }
-            for start, until in zip(starts, [*starts[1:], finish], strict=True)
+            for start, until in zip(starts, [*starts[1:], finish], strict=False)
         ]
 
     def _topology(self, unit_us: Fraction) -> dict[str, Any]:
