@@ -405,7 +405,15 @@ def test_derived_chunks_share_the_state_of_their_source() -> None:
 
 def test_a_sketch_link_is_no_hop() -> None:
     """Links that the sketch forbids carry nothing."""
-    quotient = timing_quotient(
-        problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))
-    )
+    quotient = timing_quotient(problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4})))
     assert {hop.link for hop in quotient.hops} == {0, 1, 2, 4}
+
+
+def test_a_link_of_several_sources_shortens_no_way():
+    """To rank 1 the link from ranks 0 and 2 is fast, and waits for both: the chunk of rank 2 goes by rank 0."""
+    builder = TopologyBuilder("ring", [0, 0, 0])
+    for rank in range(3):
+        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=5)
+    builder.add_link((0, 2), 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.gather(3, root=1), routing_slack=Fraction(1, 10))
+    assert {(hop.chunk, hop.link) for hop in take_quotient(problem).hops} >= {(0, 0), (2, 2), (2, 0)}
