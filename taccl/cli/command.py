@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import taccl
@@ -16,6 +18,7 @@ from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import EXAMPLES, VERBS
 from taccl.errors import InputError, TacclWarning
+from taccl.names import did_you_mean
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 
@@ -62,6 +65,39 @@ class _Help(Exception):
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ours, and that prints nothing."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        # ``-5MB`` is a wrong size, and no option.
+        self._negative_number_matcher = re.compile(r"^-\.?\d")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does, but what no option is comes first, and the verb says it with its own help."""
+        is_own = (lambda word: word != "--") if self._subparsers is None else (lambda word: word[:1] == "-")
+        for word in takewhile(is_own, args):
+            if word.startswith("--") and word != "--json":  # which help and version may have, too
+                self._check_option(word)
+        found, extra = super().parse_known_args(args, namespace)
+        for word in extra:
+            if word.startswith("-") and word != "--":
+                self._check_option(word)
+            self.error(f"found {word!r}, which is one word too many; leave it out")
+        return found, extra
+
+    def _check_option(self, word: str) -> None:
+        name, known = word.partition("=")[0], self._option_string_actions
+        if name not in known:
+            near = did_you_mean(name, known)
+            if self._subparsers is not None:
+                near = " before the verb; those of a verb come after it"
+            self.error(f"there is no option {name}{near}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        known = list(map(str, action.choices))
+        said = f"found {value!r}; expected one of {', '.join(known)}{did_you_mean(str(value), known)}"
+        raise argparse.ArgumentError(action, said)
 
     def error(self, message: str) -> NoReturn:
         where = None

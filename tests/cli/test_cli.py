@@ -342,7 +342,9 @@ class TestShow:
     def test_rows_are_a_number(self, run, saved):
         """Rows are counted, or -1 for all."""
         assert "expected a number of rows" in run("show", saved, "--transfers", "x")[2]
-        assert "... and" not in run("show", saved, "--transfers", "-1")[1]
+        code, out, _ = run("show", saved, "--transfers", "-1")
+        assert (code, "... and" in out) == (0, False)
+        assert len(out.splitlines()) == 12 + len(run("show", saved, "--transfers", 0)[1].splitlines()) + 2
 
 
 class TestHelp:
@@ -598,6 +600,35 @@ class TestErrors:
         code, out, err = run(*words)
         assert (code, out) == (2, "")
         assert err.startswith("taccl: error: ")
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("synthesise",), "VERB: found 'synthesise'; expected one of synthesize, verify"),
+            (("--nosuch", "bound"), "there is no option --nosuch before the verb"),
+            (("--json", "show", "ring:4"), "there is no option --json before the verb"),
+            (
+                ("show", "a", "b"),
+                "found 'b', which is one word too many; leave it out (see taccl show --help)",
+            ),
+            (("show", "ring:4", "--node", "2"), "there is no option --node; did you mean '--nodes'?"),
+            (
+                ("bound", "--colective=allgather"),
+                "there is no option --colective; did you mean '--collective'?",
+            ),
+            (("plot", "x", "-o", "y.svg", "--what", "gant"), "--what: found 'gant'; expected one of gantt"),
+            (("bound", *SMALL, "--size", "-5MB"), "--size: found '-5MB'; expected a size such as"),
+            (("bound", *SMALL, "--nodes", "-3"), "--nodes: found '-3'; expected a positive whole number"),
+        ],
+    )
+    def test_wrong_words(self, run, words, said):
+        """What was typed, what was expected, and the nearest to it."""
+        code, out, err = run(*words)
+        message = json.loads(out) if out else {}
+        found = (
+            f"{message['where']}: {message['error']}" if message.get("where") else message.get("error", err)
+        )
+        assert (code, said in found) == (2, True), found
 
     def test_help(self, run):
         """``--help`` names every verb."""

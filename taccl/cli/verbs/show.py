@@ -53,14 +53,15 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
         refuse(options, (name,), f"found a {kind}, which has no {name}s; leave it out")
     if kind == "schedule":
         refuse(options, ("nodes",), "found a schedule, whose nodes are fixed; leave it out")
-        return _of_schedule(options.thing, limit=options.transfers)
+        limit = None if options.transfers < 0 else options.transfers
+        return _of_schedule(options.thing, limit=limit)
     sketch = taccl.load_sketch(options.thing)
     if options.nodes is not None:
         sketch = sketch.with_nodes(options.nodes)
     return Answer(sketch.to_toml().rstrip(), {"kind": "sketch", **sketch.to_dict()})
 
 
-def _of_schedule(file: str, *, limit: int) -> Answer:
+def _of_schedule(file: str, *, limit: int | None) -> Answer:
     """A schedule's figures and first transfers, and how it was found, as far as the file says."""
     from taccl.cli.text import finish_text, note_lines, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
@@ -78,7 +79,7 @@ def _of_schedule(file: str, *, limit: int) -> Answer:
         rows.append(("bound", f"{format_us(found['bound_us'])}, gap {format_gap(found.get('gap'))}"))
     rows.append(("digest", schedule.digest()))
     lines = [title_of(schedule.problem), table(rows, indent="  ")]
-    if limit:
+    if limit != 0:
         lines += ["", schedule.table(limit=limit)]
     notes = schedule.problem.notes
     values = {"kind": "schedule", **schedule_figures(schedule), "notes": list(notes), "result": found or None}
