@@ -92,7 +92,8 @@ def _collective(word: str) -> str:
     return name
 
 
-#: Protocols are compared by baselines where so few chunks arrive, and by bounds up to so many.
+#: Protocols are compared by baselines where so few chunks and contributions arrive (in some 2 s; where 32
+#: ranks add up it would be 9), and by bounds where ranks want up to so many chunks.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: What is synthesized where neither a sketch nor an option says how much.
 _USUAL_SIZE = "64MB"
@@ -256,8 +257,10 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
         return problem
-    arrivals = sum(len(chunk.destinations) for chunk in problem.collective.chunks)
-    if arrivals > _BOUNDED_ARRIVALS:
+    chunks = problem.collective.chunks
+    wanted = sum(len(chunk.destinations) for chunk in chunks)
+    arrivals = wanted + problem.collective.sums_up * sum(len(chunk.origins) for chunk in chunks)
+    if wanted > _BOUNDED_ARRIVALS:
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
         return problem

@@ -75,9 +75,7 @@ def lift(
     if topology is None:
         raise InputError("a program does not say what it runs on; give topology=...", where="topology")
     if size is None and chunk_size is None:
-        raise InputError(
-            "a program has no size of its own; give size='1MB' (--size 1MB)", where="size"
-        )
+        raise InputError("a program has no size of its own; give size='1MB' (--size 1MB)", where="size")
     if program.num_ranks != topology.num_ranks:
         raise InputError(
             f"the program is for {program.num_ranks} ranks, but {topology.name} has {topology.num_ranks}; "
