@@ -71,7 +71,8 @@ def table_of(
         why = "stopped by Ctrl-C" if interrupted else f"stopped by {type(error).__name__}: {error}"
         rows = [row if row["status"] != "not run" else row | {"error": why} for row in rows]
         left = sum(row["status"] == "not run" for row in rows)
-        said = f"{why}; {left} of {len(rows)} runs are left: run the same again to resume"
+        onward = "run the same again" + ("" if chosen is None else " to resume")
+        said = f"{why}; {left} of {len(rows)} runs are left: {onward}"
         warnings.warn(said, TacclWarning, stacklevel=4)
     return frame(with_best_bounds(rows))
 
