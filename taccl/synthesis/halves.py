@@ -114,7 +114,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
         part = search.part(again, "reduce, over plain links: ", search.deadline, bound=searches[0].bound)
         try:
             search_half(part)
-        except (InfeasibleError, NoSolutionError):
+        except (InfeasibleError, NoSolutionError, SketchError, TopologyError):
             if search.best is not None:
                 return
             said = "no schedule found that adds each contribution once over links of several sources"

@@ -202,6 +202,17 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
     assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=2), problem)
 
 
+def test_links_that_add_up_may_be_needed_and_count_twice():
+    """Only a link from ranks 1 and 2 leads to rank 0, and only rank 1 to rank 2: that there is none is said."""
+    builder = TopologyBuilder("narrow", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link((1, 2), 0, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.reduce_scatter(3))
+    with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):
+        taccl.synthesize(problem, backend="greedy", time_limit_s=2)
+
+
 def test_sums_are_kept_where_contributions_cannot_go_apart():
     """A link carries what starts at rank 1, where the sum is made, and no contribution of rank 0 to rank 2."""
     builder = TopologyBuilder("line", [0, 0, 0])
