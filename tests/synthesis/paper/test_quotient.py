@@ -405,7 +405,9 @@ def test_derived_chunks_share_the_state_of_their_source() -> None:
 
 def test_a_sketch_link_is_no_hop() -> None:
     """Links that the sketch forbids carry nothing."""
-    quotient = timing_quotient(problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4})))
+    quotient = timing_quotient(
+        problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))
+    )
     assert {hop.link for hop in quotient.hops} == {0, 1, 2, 4}
 
 
