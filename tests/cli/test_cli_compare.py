@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from taccl.cli import tables
+from taccl.cli.verbs import compare
 from tests.fuzzing import MANY
 from tests.hardships import without_privileges
 
@@ -44,7 +44,7 @@ def test_a_run_that_was_not_begun_leaves_the_title(run_json):
     """After Ctrl-C nothing is known of the first run: the title is that of the others."""
     known = run_json(*SMALL)[1]["rows"]
     asked = {name: known[0][name] for name in ("sketch", "seed")} | {"backend": "highs", "status": "not run"}
-    title, head, *rows = tables._text([dict.fromkeys(known[0]) | asked, *known]).splitlines()
+    title, head, *rows = compare._text([dict.fromkeys(known[0]) | asked, *known]).splitlines()
     assert title == "allgather on ring:4, 4KB"
     assert head.split() == ["backend", "finish", "gap", "GB/s", "seconds", "status"]
     assert [row.split()[0] for row in rows] == ["highs", "greedy"]

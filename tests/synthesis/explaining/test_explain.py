@@ -27,7 +27,7 @@ from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2
 from taccl.topology.topology import TopologyBuilder
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "infeasible"
+DATA = Path(__file__).resolve().parents[2] / "data" / "infeasible"
 _INFOS = {info.name: info for info in solver_infos()}
 
 
