@@ -128,13 +128,10 @@ def _plain(text: str, where: str) -> dict[str, Any]:
 
     try:
         top = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise FormatError(
-            f"found text that is not YAML: {error.problem}; correct that line", where=f"{where}: line {line}"
-        ) from None
-    except RecursionError:
-        raise FormatError("found lists nested too deeply; expected a list of words", where=where) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "characters or depth")
+        at = f"{where}: line {mark.line + 1}" if mark else where
+        raise FormatError(f"found text that is not YAML: {problem}; correct it", where=at) from None
     if not isinstance(top, yaml.MappingNode):
         raise FormatError("found no fields; expected some such as `npus_count: [ 8 ]`", where=where)
     fields: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from operator import add
 from typing import Any
 
 from taccl.collective import Collective
-from taccl.errors import FormatError, VerificationError
+from taccl.errors import FormatError, TacclError, VerificationError
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.program.execution import Content, content_at_start, contents_of
 from taccl.program.layout import RankLayout, layout
@@ -67,7 +67,9 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
             for _, earlier, later in unordered(run.events):
                 raise VerificationError(f"race: nothing orders {later.by} and {earlier.by}")
         return run.check_end()
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except TacclError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise FormatError(
             f"found {type(error).__name__} {error}; expected an MSCCL++ execution plan", where="plan"
         ) from None

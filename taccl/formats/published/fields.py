@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from taccl.arguments import quoted
 from taccl.errors import FormatError
@@ -35,6 +35,14 @@ class SendEntry(NamedTuple):
     start: _Tenths
     number: _Index
     operation: Literal["rrc"] | None = None
+
+
+def _as_list(entry: object) -> object:
+    if not isinstance(entry, list) or len(entry) not in (5, 6):
+        raise ValueError(
+            f"found {quoted(entry)}; expected [chunk, source, destination, start, link], and 'rrc' or null"
+        )
+    return entry
 
 
 class TopologyFields(_FileObject):
@@ -90,7 +98,7 @@ class CollectiveFields(_FileObject):
 
 
 class _StepFields(_FileObject):
-    sends: list[SendEntry]
+    sends: list[Annotated[SendEntry, BeforeValidator(_as_list)]]
 
 
 class AlgorithmFile(_FileObject):

@@ -181,9 +181,10 @@ def test_every_assumption_is_a_note():
         (_file(topology="[ Ring ]" * 1).replace("Ring", ", ".join(["Ring"] * 17)), "topology: found"),
         ("!!python/object:os.system [ x ]\n", "found no fields"),
         ("!!python/object:os.system { x: 1 }\n", "topology: found nothing"),
-        (_file(latency="[" * 20_000), "found lists nested too deeply"),
+        (_file(latency="[" * 20_000), "found text that is not YAML: characters or depth"),
         ("a: &a [ x, x ]\nb: &b [ *a, *a ]\ntopology: [ *b, *b ]\n", "topology[0]: found"),
         ("- Ring\n", "found no fields"),
+        (_file() + "name: \x07\n", "found text that is not YAML"),
     ],
 )
 def test_wrong_file_is_named_with_its_field(tmp_path, text, message):

@@ -390,6 +390,7 @@ BAD = [
     (("steps", 1, "sends", 2), [0, 1], "steps[1].sends[2]"),
     (("steps", 1, "sends", 2), [0, 1, 2], "steps[1].sends[2]"),
     (("steps", 1, "sends", 2), "abcde", "steps[1].sends[2]"),
+    (("steps", 1, "sends", 2), {"sccl_type": "rank"}, "steps[1].sends[2]"),
     (("steps", 1, "sends", 2), [0, 0, 3, 30, 0, "add"], "steps[1].sends[2]"),
     (("steps", 1, "sends", 2, 0), 4, "steps[1].sends[2]"),
     (("steps", 1, "sends", 2, 1), 4, "steps[1].sends[2]"),
