@@ -43,7 +43,7 @@ class Pace(NamedTuple):
     latency: int
 
 
-class Hop(NamedTuple):
+class DigitHop(NamedTuple):
     """A hop of what starts at a rank, from and to ranks whose digits differ by so much from its own.
 
     Hops of one step that share a port have turns, in each of which all pieces go, or every other one: the
@@ -69,7 +69,7 @@ class Run(NamedTuple):
     """
 
     lane: int
-    hops: tuple[tuple[int, Hop], ...]
+    hops: tuple[tuple[int, DigitHop], ...]
     busy: int
     lag: int
 
@@ -77,7 +77,7 @@ class Run(NamedTuple):
 class Form(NamedTuple):
     """The hops of every lane, step by step; in an exchange ranks have something else for each other rank."""
 
-    lanes: tuple[tuple[tuple[Hop, ...], ...], ...]
+    lanes: tuple[tuple[tuple[DigitHop, ...], ...], ...]
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
@@ -88,7 +88,7 @@ class Form(NamedTuple):
         """
         for way, lane in zip((1, -1) if len(self.lanes) > 1 else (0,), self.lanes, strict=True):
             steps = [step for step in lane if step[0].going(num_pieces, parity)]
-            hops: list[tuple[int, Hop]] = []
+            hops: list[tuple[int, DigitHop]] = []
             begin, fewest = 0, -(-len(steps) // most)
             for place, step in enumerate(steps):
                 hops += [(begin + hop.turn * num_pieces * pace.held, hop) for hop in step]
@@ -275,9 +275,9 @@ def form_of(each: Dimension, *, exchange: bool, doubling: bool = False) -> Form:
     if is_ring or each.kind == "line":
         reach = size // 2 if is_ring else size - 1
 
-        def hop(way: int, i: int, far: int) -> Hop:
+        def hop(way: int, i: int, far: int) -> DigitHop:
             half = int(way < 0) if is_ring and 2 * far == size else -1
-            return Hop(way * i, way * (i + 1), far - i - 1, half, way * far % size * exchange)
+            return DigitHop(way * i, way * (i + 1), far - i - 1, half, way * far % size * exchange)
 
         return Form(
             tuple(
@@ -291,8 +291,8 @@ def form_of(each: Dimension, *, exchange: bool, doubling: bool = False) -> Form:
         )
     if each.kind == "switch" and doubling and not exchange:
         bits = [1 << bit for bit in range((size - 1).bit_length())]
-        steps = [tuple(Hop(i, i + far, i) for i in range(min(far, size - far))) for far in bits]
+        steps = [tuple(DigitHop(i, i + far, i) for i in range(min(far, size - far))) for far in bits]
         return Form((tuple(steps),), exchange)
     port = each.kind == "switch"
-    hops = tuple(Hop(0, d, (d - 1) * port, target=d * exchange) for d in range(1, size))
+    hops = tuple(DigitHop(0, d, (d - 1) * port, target=d * exchange) for d in range(1, size))
     return Form(((hops,),), exchange)

@@ -109,8 +109,8 @@ def refit(
     return _task(observed, priors).solve(protocols, found.free, found.logs)
 
 
-def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Task:
-    return _Task(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
+def _task(observed: Sequence[Observed], priors: Sequence[Parameter]) -> _Fitting:
+    return _Fitting(observed, np.log([each.value for each in priors]), np.array([p.spread for p in priors]))
 
 
 def _first_protocols(each: Observed) -> NDArray[np.int64]:
@@ -131,7 +131,7 @@ def shows_latency(each: Observed) -> bool:
     return bool(slower / larger < _FLAT)
 
 
-def _starts(task: _Task) -> Iterable[NDArray[np.float64]]:
+def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
     """The priors, and either bandwidth as the largest sizes say: one of them limits."""
     yield task.means
     slowest = max(
@@ -145,7 +145,7 @@ def _starts(task: _Task) -> Iterable[NDArray[np.float64]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _Fitting:
     """What is fitted: series, and the normal priors of the logarithms of the parameters."""
 
     observed: Sequence[Observed]

@@ -41,7 +41,7 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeShape:
+class SketchShape:
     """What of a topology matters for a sketch."""
 
     num_nodes: int
@@ -73,7 +73,7 @@ class InternodePlan:
     comments: Mapping[str, str] = field(default_factory=dict)
 
 
-def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> NodeShape:
+def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape:
     """What a topology looks like to a person who writes a sketch.
 
     Raises `TopologyError` if nodes differ in their number of ranks, a link has several ends, or there is only
@@ -96,7 +96,7 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> NodeShape:
         (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
         key=lambda link: link.alpha_us + link.beta_us_per_mb,
     )
-    return NodeShape(
+    return SketchShape(
         num_nodes=topology.num_nodes,
         ranks_per_node=sizes[0],
         switches=_switches(topology),
@@ -110,7 +110,7 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> NodeShape:
     )
 
 
-def relay_plans(shape: NodeShape) -> Iterator[InternodePlan]:
+def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     """Plans for a topology, each of them possible on its links; the freest last."""
     if shape.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so nobody relays")
@@ -142,7 +142,7 @@ def relay_plans(shape: NodeShape) -> Iterator[InternodePlan]:
     )
 
 
-def _one_for_each_nic(shape: NodeShape, busy: str) -> Iterator[InternodePlan]:
+def _one_for_each_nic(shape: SketchShape, busy: str) -> Iterator[InternodePlan]:
     """One sender and one receiver for every NIC, so that a rank's links carry one direction each."""
     if not set(shape.egress) <= set(shape.ingress):
         return
@@ -169,7 +169,7 @@ def _one_for_each_nic(shape: NodeShape, busy: str) -> Iterator[InternodePlan]:
     )
 
 
-def _nearest_sender(shape: NodeShape) -> Iterator[InternodePlan]:
+def _nearest_sender(shape: SketchShape) -> Iterator[InternodePlan]:
     """Only some ranks are linked across: each of the others has its chunks carried by the nearest."""
     senders = sorted({sender for sender, _ in shape.joined})
     carried: dict[int, list[int]] = defaultdict(list)

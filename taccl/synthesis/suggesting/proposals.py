@@ -20,7 +20,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.suggesting.plans import InternodePlan, NodeShape, Shift
+from taccl.synthesis.suggesting.plans import InternodePlan, SketchShape, Shift
 from taccl.topology.topology import Topology
 from taccl.units import format_size, format_us
 
@@ -107,7 +107,7 @@ def _wrapped(paragraph: str) -> list[str]:
 
 
 def make_sketch(
-    problem: Problem, shape: NodeShape, plan: InternodePlan, max_merge: int, shifts: Sequence[Shift] = ()
+    problem: Problem, shape: SketchShape, plan: InternodePlan, max_merge: int, shifts: Sequence[Shift] = ()
 ) -> Sketch:
     """The sketch of a plan for a problem's chunks, with merging and symmetry."""
     per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))
