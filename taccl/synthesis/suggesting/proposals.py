@@ -20,7 +20,7 @@ from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.suggesting.plans import InternodePlan, SketchShape, Shift
+from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape
 from taccl.topology.topology import Topology
 from taccl.units import format_size, format_us
 

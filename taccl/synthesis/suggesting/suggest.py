@@ -33,7 +33,7 @@ from taccl.synthesis.large import effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
-from taccl.synthesis.suggesting.plans import InternodePlan, SketchShape, Shift, find_shape, relay_plans
+from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
