@@ -97,7 +97,7 @@ def test_baselines_are_not_begun_late(problem, left_s, competes):
 
 
 def test_a_bound_that_is_cut_is_latency(problem):
-    """A chunk's shortest way is a bound however little time there is."""
+    """A chunk's shortest path is a bound however little time there is."""
     assert lower_bound(problem, limit_s=0.0).kind == "latency"
 
 

@@ -49,9 +49,9 @@ class ListSchedule:
 
 
 def critical_priorities(quotient: Quotient, *, noise: float = 0.0, seed: int = 0) -> list[float]:
-    """A priority per hop: the longest shortest way that it is the first part of, with noise.
+    """A priority per hop: the longest shortest path that it is the first part of, with noise.
 
-    The noise is uniform, in multiples of the median duration of a hop. A hop on no shortest way is held
+    The noise is uniform, in multiples of the median duration of a hop. A hop on no shortest path is held
     back by its duration.
     """
     rng = random.Random(seed)
@@ -80,7 +80,7 @@ def list_schedule(
 
     Raises `OutOfTime` once the deadline has passed.
     """
-    # A chunk with one destination may wander off to where it cannot go on: shortest ways never do. And where
+    # A chunk with one destination may wander off to where it cannot go on: shortest paths never do. And where
     # own chunks go first, one that was thought to come by another way may be too late for its own link. Where
     # paths are limited, a chunk may come to a rank by too many links to be sent on: by the fewest it cannot.
     tries = [(True, True, False), (True, False, False), (False, True, False), (False, False, False)]

@@ -54,7 +54,7 @@ def schedule_workload(
         The share of each processor, from 0 to below 1, that is set aside for communication: computations take
         the rest, and so 1 / (1 - share) as long. In sequence nothing is set aside.
     order : {"together", "program", "in-sequence"}
-        What goes first where two could: what the longest way to the end depends on; what comes first in the
+        What goes first where two could: what the longest path to the end depends on; what comes first in the
         program; or each operation only when the one before has ended everywhere.
     algorithm : str
         How collectives are sent: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``: rings, and

@@ -128,7 +128,7 @@ def test_a_receiving_hold_serialises_too() -> None:
 def test_an_allreduce_needs_twice_n_minus_one_sends() -> None:
     """On a one-way ring of four, 4 chunks need 2 * 3 sends each: 24 sends over 4 links of 1 us take 6.
 
-    Only 4 chunks must enter each rank, and the longest way has 3 hops.
+    Only 4 chunks must enter each rank, and the longest path has 3 hops.
     """
     builder = TopologyBuilder("one-way ring", [0] * 4)
     for rank in range(4):

@@ -539,7 +539,7 @@ def test_the_gap_of_nothing_to_do() -> None:
 
 
 def test_a_limit_leaves_out_what_is_quick_too() -> None:
-    """Past the limit latency is all that is claimed: the longest shortest way, without what is counted."""
+    """Past the limit latency is all that is claimed: the longest shortest path, without what is counted."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))

@@ -1,4 +1,4 @@
-"""Prices of ways: hand-derived flows, the fallback where the program is too large, and cheapest ways."""
+"""Prices of ways: hand-derived flows, the fallback where the program is too large, and cheapest paths."""
 
 from __future__ import annotations
 

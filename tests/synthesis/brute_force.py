@@ -306,7 +306,7 @@ def _tick(rules: _Rules, state: _State) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _in_time(rules: _Rules, arrival: tuple[int, ...], left: int) -> bool:
-    """Whether every chunk that is missing can still come by its shortest way."""
+    """Whether every chunk that is missing can still come by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:
@@ -471,7 +471,7 @@ def _adds(rules: _Rules, state: _Sums, c: int, dst: int, brings: int, reduce: bo
 
 
 def _sums_in_time(rules: _Rules, state: _Sums, full: list[int], left: int) -> bool:
-    """Whether every missing contribution can still come by its shortest way."""
+    """Whether every missing contribution can still come by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:

@@ -125,7 +125,7 @@ def _useful(rules: _Rules, state: _State, full: list[int], link: int, c: int, le
 
 
 def _in_time(rules: _Rules, state: _State, full: list[int], left: int) -> bool:
-    """Whether every missing contribution can still come by its shortest way."""
+    """Whether every missing contribution can still come by its shortest path."""
     n = rules.num_ranks
     for c, data in enumerate(rules.collective.chunks):
         for d in data.destinations:

@@ -106,7 +106,7 @@ def test_a_sum_that_goes_back_another_way_stays():
 
 
 def test_listing_starts_sends_anew():
-    """In their order, or the longest way first, no schedule of a line changes."""
+    """In their order, or the longest path first, no schedule of a line changes."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     for longest_first in (False, True):
         again = listed(schedule, longest_first=longest_first)

@@ -43,7 +43,7 @@ from taccl.sketch.reachability import check_possible
 _MAX_TIMED = 60_000
 #: Up to so many that differ all claims but those of linear programs take a moment, and are never left out.
 _MAX_BRIEF = 3_000
-#: Beyond so many ranks only some chunks' shortest ways are found.
+#: Beyond so many ranks only some chunks' shortest paths are found.
 _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
 #: Seconds for finding sets of ranks that are crossed too little, by default.
@@ -243,7 +243,7 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
 
 
 def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """The longest shortest way from where a chunk starts to where it must end; in alphas, if divisible.
+    """The longest shortest path from where a chunk starts to where it must end; in alphas, if divisible.
 
     Of a few chunks where there are too many ranks for the times between all of them, or no time: it stops at
     `limit`, on the clock.
@@ -272,7 +272,7 @@ def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -
             alike[key] = np.where(np.isfinite(arrival), arrival, 0).tolist()
         target = max(data.destinations, key=alike[key].__getitem__, default=None)
         if target is not None and alike[key][target] > best.ticks:
-            what = f"the shortest way of chunk {c} to rank {target}"
+            what = f"the shortest path of chunk {c} to rank {target}"
             best = Claim(int(alike[key][target]), what, Path(c, target))
     return best
 

@@ -1,4 +1,4 @@
-"""Checks what must cross borders: shortest ways, counted chunks, the batches of a machine.
+"""Checks what must cross borders: shortest paths, counted chunks, the batches of a machine.
 
 What must cross a set of ranks is read off the collective once more. The dynamic program over batches
 (`machine_ticks`), arithmetic itself, is run again as it is: on these jobs, not on those that were found.

@@ -1,4 +1,4 @@
-"""What a problem says, as plain numbers, for checking certificates: costs, who may carry what, shortest ways.
+"""What a problem says, as plain numbers, for checking certificates: costs, who carries what, shortest paths.
 
 Costs in ticks, and which links may carry a chunk, are read off the problem as everywhere; ways are found here
 anew, in whole numbers.
@@ -190,7 +190,7 @@ class Facts:
 
 
 def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]) -> dict[int, int]:
-    """The length of the shortest way to every rank, from (rank, length) of the arcs out of each."""
+    """The length of the shortest path to every rank, from (rank, length) of the arcs out of each."""
     best: dict[int, int] = {}
     queue = [(length, rank) for rank, length in starts.items()]
     heapq.heapify(queue)

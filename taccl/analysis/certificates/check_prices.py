@@ -41,7 +41,7 @@ def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
 
 
 def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
-    """The bound in ticks that prices prove when every chunk takes its cheapest way."""
+    """The bound in ticks that prices prove when every chunk takes its cheapest path."""
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     pays = _pays(facts, witness.prices)

@@ -66,7 +66,7 @@ def from_nearest(
     length: NDArray[np.float64],
     starts: Collection[int],
 ) -> NDArray[np.float64]:
-    """(num_ranks,) the shortest way to every rank from the nearest of some, over arcs of whole lengths."""
+    """(num_ranks,) the shortest path to every rank from the nearest of some, over arcs of whole lengths."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
 

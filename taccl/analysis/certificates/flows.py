@@ -1,4 +1,4 @@
-"""The multicommodity bound: the best prices of resources when every chunk takes its cheapest way.
+"""The multicommodity bound: the best prices of resources when every chunk takes its cheapest path.
 
 For chunks with one destination (alltoall, scatter, gather). A linear program of flows, one commodity per
 starting place, on the orbits of a problem's symmetries; its dual prices are the witness. Where it would be
@@ -192,7 +192,7 @@ def _proved(
     idle: NDArray[np.int64],
     price: Sequence[int],
 ) -> Fraction:
-    """What prices prove: the price of every chunk's cheapest way is paid by the time that resources have."""
+    """What prices prove: the price of every chunk's cheapest path is paid by the time that resources have."""
     pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):

@@ -235,7 +235,7 @@ def passed_by(
 
 
 def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
-    """(num_inner,) the shortest way over links to one rank, to two, ... from any of some; 0 of too many.
+    """(num_inner,) the shortest path over links to one rank, to two, ... from any of some; 0 of too many.
 
     - `inner`, (num_ranks,) bool: The ranks that count; links and starts are among them.
     """

@@ -188,7 +188,7 @@ def _hops_along(host: NamedFabric, axis: Dimension) -> int:
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """The same of a topology, whose shortest ways are searched for."""
+    """The same of a topology, whose shortest paths are searched for."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import dijkstra
 

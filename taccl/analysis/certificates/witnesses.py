@@ -1,7 +1,7 @@
 """Witnesses of lower bounds, all of them arithmetic to check (`taccl.analysis.certificates.check`).
 
 latency
-    A chunk and a destination: the shortest way there.
+    A chunk and a destination: the shortest path there.
 cut counting
     A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
 delayed source
@@ -23,7 +23,7 @@ throughput
     most, so T times the sum of prices is at least what all sends pay; and every chunk that must cross the
     border of a set pays what the set charges. Linear-programming duality makes the best prices tight.
 multicommodity
-    A price per resource: every chunk pays at least the cheapest way to its destination.
+    A price per resource: every chunk pays at least the cheapest path to its destination.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Path(Witness):
-    """The shortest way of a chunk to a destination."""
+    """The shortest path of a chunk to a destination."""
 
     kind, proves = "path", "latency"
     chunk: int
@@ -210,7 +210,7 @@ class CutDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class FlowDual(Witness):
-    """Prices of resources per tick: each chunk pays its cheapest way at least."""
+    """Prices of resources per tick: each chunk pays its cheapest path at least."""
 
     kind, proves = "flow dual", "multicommodity"
     prices: tuple[int, ...]

@@ -59,7 +59,7 @@ def _as_planned(quotient: Quotient, starts: Mapping[tuple[int, int], int]) -> Li
 
 
 def _remaining(quotient: Quotient) -> list[int]:
-    """Per hop, the longest way from its start to the last arrival that follows from it, in ticks.
+    """Per hop, the longest path from its start to the last arrival that follows from it, in ticks.
 
     A multicast may lead back to where the chunk has been: nothing follows from that.
     """

@@ -65,9 +65,9 @@ class Hop:
     - `chunk`, `link`: Of a member whose link represents its orbit, so that hops of one link orbit can merge.
     - `srcs`, `dsts`: States. A destination that holds the chunk from the start is left out.
     - `units`, `duration`: Of a send of its own, in ticks.
-    - `tail_ticks`: The longest shortest way that is left, from the end of the hop, to a destination that the
-      hop is on a shortest way to; -1 where it is on none.
-    - `after_ticks`: The shortest way that is left, from the end of the hop, to the nearest destination.
+    - `tail_ticks`: The longest shortest path that is left, from the end of the hop, to a destination that the
+      hop is on a shortest path to; -1 where it is on none.
+    - `after_ticks`: The shortest path that is left, from the end of the hop, to the nearest destination.
     - `is_own`: Whether the chunk starts at the link's sender (for links on which own chunks go first).
     - `enters`: Where the link joins nodes and the chunk has more than one destination: the number of the
       orbit of (chunk, node) that it enters; -1 elsewhere.

@@ -51,7 +51,7 @@ class SketchShape:
     egress: tuple[Ranks, ...]
     ingress: tuple[Ranks, ...]
     joined: frozenset[tuple[int, int]]  # (sender, receiver) linked across every ordered pair of nodes
-    # [s][r]: a megabyte's quickest way from s to r inside a node, store and forward, where there is one.
+    # [s][r]: a megabyte's quickest path from s to r inside a node, store and forward, where there is one.
     apart_us_per_mb: Mapping[int, Mapping[int, Fraction]]
     shifts: tuple[Shift, ...]
     # Of the quickest link between nodes; inside, where there is one node.
@@ -251,7 +251,7 @@ def _joined(topology: Topology) -> frozenset[tuple[int, int]]:
 
 
 def _apart(topology: Topology) -> dict[int, dict[int, Fraction]]:
-    """The quickest way of a megabyte between the ranks of the first node."""
+    """The quickest path of a megabyte between the ranks of the first node."""
     import networkx as nx
 
     local = {rank: place for place, rank in enumerate(topology.ranks_of_node[0])}
