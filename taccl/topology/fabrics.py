@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.named import BANDWIDTH_GB_PER_S, NamedFabric, fabric
-from taccl.topology.products import ALPHA_US, read_dimensions, wrong_product
+from taccl.topology.products import ALPHA_US, read_dimensions
 from taccl.topology.topology import AlphaMeaning  # noqa: TC001  its words are read when one is called
 
 if TYPE_CHECKING:
@@ -198,5 +198,7 @@ def multidim(
     found = read_dimensions(dims, alpha_us=alpha_us)
     sizes = [each.size for each in found]
     if num_ranks not in (None, prod(sizes)):
-        raise TopologyError(wrong_product(sizes, num_ranks), where="multidim: dims")
+        said = f"found {' x '.join(map(str, sizes))} = {prod(sizes)} ranks"
+        expected = f"expected dimensions whose product is {num_ranks}, the number of ranks"
+        raise TopologyError(f"{said}; {expected}", where="multidim: dims")
     return NamedFabric("multidim", found, alpha_meaning).to_topology(ranks_per_node=ranks_per_node)

@@ -257,11 +257,3 @@ def _alpha(given: Any, default: Number, where: str) -> Fraction:
         return parse_time_us(default if given is None else given, where=f"{where}: alpha")  # type: ignore[arg-type]
     except InputError as error:
         raise TopologyError(error.message, where=error.where) from None
-
-
-def wrong_product(sizes: Sequence[int], num_ranks: int) -> str:
-    """What is wrong with dimensions of another number of ranks."""
-    return (
-        f"found {' x '.join(map(str, sizes))} = {prod(sizes)} ranks; expected dimensions whose product is "
-        f"{num_ranks}, the number of ranks"
-    )

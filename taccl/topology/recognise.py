@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise, permutations
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,14 +11,11 @@ import numpy as np
 from taccl.arguments import checked_as
 from taccl.caching import cached
 from taccl.errors import TopologyError
-from taccl.topology.products import Dimension, Dimensions, wrong_product
+from taccl.topology.products import Dimension, Dimensions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count
     from taccl.topology.named import NamedFabric
     from taccl.topology.products import Kind
     from taccl.topology.topology import Topology
@@ -29,7 +25,7 @@ Cost = tuple[tuple[object, ...], ...]
 
 
 @checked_as(TopologyError)
-def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count] | None = None) -> Dimensions:
+def dimensions(topology: Topology | NamedFabric | str) -> Dimensions:
     """The dimensions whose product a topology is, the first varying fastest.
 
     Found where ranks are numbered in mixed radix: tori, meshes, hypercubes, `multidim`, nodes that rails join
@@ -40,37 +36,31 @@ def dimensions(topology: Topology | NamedFabric | str, *, sizes: Sequence[Count]
     ----------
     topology : Topology, NamedFabric or str
         A name is a fabric's, as ``taccl.topologies.parse`` reads it.
-    sizes : sequence of int, optional
-        Ranks along every dimension, where they are to be just these.
 
     Raises
     ------
     TopologyError
-        Why it is no product; or that the product of `sizes` is not the number of ranks.
+        Why it is no product.
     """
     from taccl.topology.named import NamedFabric, parse_named
 
     if isinstance(topology, str):
         topology = parse_named(topology)
-    if sizes is not None and prod(sizes) != topology.num_ranks:
-        raise TopologyError(wrong_product(sizes, topology.num_ranks), where="dimensions: sizes")
     if isinstance(topology, NamedFabric):
         axes = [each for each in topology.axes if each.size > 1]
-        found = Dimensions(tuple(axes if topology.first_is_fastest else reversed(axes)), topology)
-    else:
-        name = f"dimensions {sizes}"
-        if name not in topology.cache:
-            try:
-                topology.cache[name] = _of_links(topology, sizes)
-            except TopologyError as error:
-                topology.cache[name] = error
-        found = topology.cache[name]
-        if isinstance(found, TopologyError):
-            raise TopologyError(found.message, where=found.where)
-    if sizes is not None and found.sizes != tuple(sizes):
-        said = f"found {' x '.join(map(str, found.sizes))}; expected {' x '.join(map(str, sizes))}"
-        raise TopologyError(f"{said}: leave sizes out", where=topology.name)
+        return Dimensions(tuple(axes if topology.first_is_fastest else reversed(axes)), topology)
+    found = _found(topology)
+    if isinstance(found, TopologyError):
+        raise TopologyError(found.message, where=found.where)
     return found
+
+
+@cached
+def _found(topology: Topology) -> Dimensions | TopologyError:
+    try:
+        return _of_links(topology)
+    except TopologyError as error:
+        return error
 
 
 @cached
@@ -87,7 +77,7 @@ def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]
     return tables
 
 
-def _of_links(topology: Topology, sizes: Sequence[int] | None) -> Dimensions:
+def _of_links(topology: Topology) -> Dimensions:
     """The dimensions of a topology, from its links; the largest first dimension that fits, and so on."""
     if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
         raise _none(topology, "it has links of several ends")
@@ -97,8 +87,8 @@ def _of_links(topology: Topology, sizes: Sequence[int] | None) -> Dimensions:
     dims: list[Dimension] = []
     while stride < num_ranks:
         rest = num_ranks // stride
-        tried = [n for n in range(rest, 1, -1) if rest % n == 0] if sizes is None else [sizes[len(dims)]]
-        size = next((n for n in tried if _kind(cost, 0, stride, n)), None)
+        sizes = (n for n in range(rest, 1, -1) if rest % n == 0)
+        size = next((n for n in sizes if _kind(cost, 0, stride, n)), None)
         if size is None:
             raise _none(topology, f"ranks 0, {stride}, {2 * stride}, ... make no ring, line or group")
         dims.append(_along(topology, index, cost, stride, size))
