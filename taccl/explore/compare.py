@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +157,14 @@ def sweep(
         If Ctrl-C came before the first run was done.
     """
     topology = topology if isinstance(topology, Topology) else parse(topology)
-    if isinstance(collective, Collective) and root is not None:
-        raise InputError("found one beside a collective that is made already; name it instead", where="root")
+    for where, given in (("root", root), ("chunks_per_rank", chunks_per_rank)):
+        if isinstance(collective, Collective) and given is not None:
+            said = "found one beside a collective that is made already; name the collective instead"
+            raise InputError(said, where=where)
     if isinstance(collective, str):
         collective = collectives.make(collective, topology.num_ranks, root=root).name
     options = _option_rows(backends, seeds, time_limit_s, threads, parameters)
-    cuts = _cuts(chunks_per_rank, collective)
+    cuts = [None] if chunks_per_rank is None else _some(dict.fromkeys(chunks_per_rank), "chunks_per_rank")
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     every_sketch = loaded(sketches)
     _check_num_runs(len(every_sketch) * len(every_size) * len(cuts) * len(options), time_limit_s)
@@ -185,8 +187,7 @@ def sweep(
         known = {
             "topology": topology.name, "num_ranks": topology.num_ranks, "size_bytes": size,
             "collective": collective if isinstance(collective, str) else collective.name,
-            "sketch": name_of(each) or NO_SKETCH,
-            "chunks_per_rank": cut or (each.chunks.per_rank if each else 1),
+            "sketch": name_of(each) or NO_SKETCH, "chunks_per_rank": cut,
         }  # fmt: skip
         asked += [(made, row | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
@@ -215,16 +216,6 @@ def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
     if not several:
         raise InputError(f"found none; expected at least one{such_as}", where=where)
     return several
-
-
-def _cuts(chunks_per_rank: Iterable[int] | None, collective: Collective | str) -> Sequence[int | None]:
-    if chunks_per_rank is None:
-        return (None if isinstance(collective, str) else collective.chunks_per_rank,)
-    several = _some(chunks_per_rank, "chunks_per_rank")
-    if isinstance(collective, Collective) and several != [collective.chunks_per_rank]:
-        said = f"found {several}, but the collective was made with {collective.chunks_per_rank}"
-        raise InputError(f"{said}; name the collective instead, such as 'allgather'", where="chunks_per_rank")
-    return list(dict.fromkeys(several))
 
 
 def name_of(sketch: Sketch | None) -> str:
