@@ -159,6 +159,10 @@ def report(
         drawn = draw_topology(on, whole, ax=figure(width=9, height=height_of(on)))
         return _picture(drawn, "topology-picture")
 
+    def waits() -> str:
+        text = "The busiest resources: when they are busy, and for what they are idle, in us:"
+        return _paragraph(text) + _lines(simulate(whole).table(limit=12))
+
     best, checked = standing(bound, schedule.finish), ""
     if count <= _MOST_CHECKED and bound.witness:
         holds = "it holds" if bound.check() else "the witness does not prove the bound"
@@ -186,7 +190,7 @@ def report(
         "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
         "timeline": ("Timeline", unless(_MOST_DRAWN, "drawn", lambda: _timeline(whole, bound.bound_us))),
         "load": ("Load", unless(_MOST_DRAWN, "drawn", load)
-                 + unless(_MOST_REPLAYED, "replayed", lambda: _lines(simulate(whole).table(limit=12)))),
+                 + unless(_MOST_REPLAYED, "replayed", waits)),
         "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", sizes)),
         "search": ("Search", _search(details, schedule.producer) + progress),
         "problem": ("Problem and sketch",
