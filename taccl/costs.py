@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=np.generic)
 #: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
-_MAX_TICKS_PER_US, _ROUNDED_TICKS_PER_US = 10**9, 10**6
+MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
 _MAX_FINISH_TICKS = 2**62
 
 
@@ -151,9 +151,9 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
         return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
 
     ticks, longest = on_grid(ticks_per_us)
-    too_fine = ticks_per_us > _MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS
-    if too_fine and ticks_per_us > _ROUNDED_TICKS_PER_US:
-        ticks_per_us = _ROUNDED_TICKS_PER_US
+    too_fine = ticks_per_us > MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS
+    if too_fine and ticks_per_us > ROUNDED_TICKS_PER_US:
+        ticks_per_us = ROUNDED_TICKS_PER_US
         ticks, longest = on_grid(ticks_per_us)
         _warn_of_rounding(topology)
     if longest > _MAX_FINISH_TICKS:
@@ -175,7 +175,7 @@ def _warn_of_rounding(topology: Topology) -> None:
         return
     topology.cache["rounding is told"] = True
     text = (
-        f"{topology.name}: no grid in 64 bits, of at most {_MAX_TICKS_PER_US} ticks a microsecond, holds all "
+        f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks a microsecond, holds all "
         "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "
         "verifier share; costs or chunk sizes that are rounder have exact times"
     )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl.costs import MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US
 from taccl.errors import InputError, TopologyError
 from taccl.topology.translations import LinkClass
 from taccl.units import BYTES_PER_MB
 
-_MAX_TICKS_PER_US = 10**6
 #: Any number of sends that fits into memory, one after another, then fits into 64 bits.
 _MAX_SEND_TICKS = 2**31
 
@@ -30,15 +30,21 @@ class ClassTicks(NamedTuple):
 
 
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
-    """Exact costs as whole ticks, on the grid that `Problem.costs` would use."""
+    """Costs as whole ticks: exact ones, unless only times on a rounded grid are short enough.
+
+    The grid is one of those that `taccl.costs.exact_costs` chooses from.
+    """
     scale = Fraction(chunk_bytes, BYTES_PER_MB)
     values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]
     values += [(hold.alpha_us, hold.beta_us_per_mb * scale) for each in classes for hold in each.holds]
-    grid = min(math.lcm(*{v.denominator for pair in set(values) for v in pair}), _MAX_TICKS_PER_US)
 
     def ticks(alpha: Fraction, beta: Fraction) -> int:
         return math.ceil(alpha * grid) + math.ceil(beta * scale * grid)
 
+    grid = math.lcm(*{v.denominator for pair in set(values) for v in pair})
+    longest = max((ticks(each.alpha_us, each.beta_us_per_mb) for each in classes), default=0)
+    if grid > MAX_TICKS_PER_US or longest > _MAX_SEND_TICKS:
+        grid = min(grid, ROUNDED_TICKS_PER_US)
     latency = [ticks(each.alpha_us, each.beta_us_per_mb) for each in classes]
     if max(latency, default=0) > _MAX_SEND_TICKS:
         raise TopologyError(

@@ -16,7 +16,8 @@ from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.named import parse_named
-from taccl.topology.translations import translations_of_fabric
+from taccl.topology.products import multidim
+from taccl.topology.translations import translations_of_fabric, translations_of_topology
 
 COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
@@ -137,6 +138,14 @@ def test_expanded_it_is_the_same_schedule():
     expanded = schedule.expand()
     assert (expanded.num_transfers, expanded.finish, expanded.algbw_gb_per_s) == (6, 2, pytest.approx(1.5))
     assert expanded.busbw_gb_per_s == pytest.approx(schedule.busbw_gb_per_s)
+    assert verify(expanded).ok
+
+
+def test_fine_costs_are_those_of_the_problem():
+    """Bandwidths of 23, 29, 31 and 37 GB/s take 2 * 23 * 29 * 31 * 37 ticks a microsecond, 1.5 million."""
+    fabric = translations_of_topology(multidim("ring4@23,ring3@29,ring2@31,ring2@37"))
+    expanded = translate(fabric, chunk_bytes=10**6).expand()
+    assert expanded.problem.costs.ticks_per_us == 2 * 23 * 29 * 31 * 37
     assert verify(expanded).ok
 
 
