@@ -15,8 +15,8 @@ from taccl.problem import make_problem
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
 from taccl.synthesis.symmetric.translation import translate
+from taccl.topology.fabrics import multidim
 from taccl.topology.named import parse_named
-from taccl.topology.products import multidim
 from taccl.topology.translations import translations_of_fabric, translations_of_topology
 
 COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
