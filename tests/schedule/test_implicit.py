@@ -14,10 +14,11 @@ from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.fabrics import multidim
 from taccl.topology.named import parse_named
-from taccl.topology.translations import translations_of_fabric, translations_of_topology
+from taccl.topology.translations import translations_of_fabric
 
 COSTS = {"alpha_us": 1, "bandwidth_gb_per_s": 1}
 
@@ -143,8 +144,8 @@ def test_expanded_it_is_the_same_schedule():
 
 def test_fine_costs_are_those_of_the_problem():
     """Bandwidths of 23, 29, 31 and 37 GB/s take 2 * 23 * 29 * 31 * 37 ticks a microsecond, 1.5 million."""
-    fabric = translations_of_topology(multidim("ring4@23,ring3@29,ring2@31,ring2@37"))
-    expanded = translate(fabric, chunk_bytes=10**6).expand()
+    fabric = multidim("ring4@23,ring3@29,ring2@31,ring2@37")
+    expanded = synthesize_implicit(fabric, chunk_size="1MB").schedule.expand()
     assert expanded.problem.costs.ticks_per_us == 2 * 23 * 29 * 31 * 37
     assert verify(expanded).ok
 
