@@ -63,7 +63,8 @@ def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = No
         return
     have_compiled(search)
     since, grace_s = time.monotonic(), search.parameters.large.grace_s if is_first else 0.0
-    deadline, seed = search.deadline.at_least(0.0).later(grace_s), search.options.seed
+    deadline = (search.patience if is_first else search.deadline.at_least(0.0)).later(grace_s)
+    seed = search.options.seed
     try:
         found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)
     except OutOfTime:
@@ -125,7 +126,7 @@ class _Runs:
         left_s = search.deadline.left_s
         deadline = search.deadline.sooner(left_s - min(self._verify_s, self._large.verify_share * left_s))
         if search.best is None:
-            deadline = search.deadline.at_least(0.0).later(self._large.grace_s)
+            deadline = search.patience.later(self._large.grace_s)
         status, seed = "done", search.options.seed + (search.best is not None)
         try:
             found = _found(

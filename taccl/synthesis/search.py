@@ -108,6 +108,7 @@ class Search:
     ran_out: bool = False  # time was up before the search was
     dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
     quotient_s: float = 0.0
+    kept_s: float = 0.0  # of the time, for what comes after what is being done
     less_symmetric: str = ""  # why routes do not have all symmetries
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
@@ -169,6 +170,12 @@ class Search:
     def top(self) -> Search:
         """The search that this is a part of, if only of itself."""
         return self if self.above is None else self.above.top
+
+    @property
+    def patience(self) -> Deadline:
+        """Until when a first schedule is waited for: without one, what time is kept for is of no use."""
+        top = self.top
+        return (top.deadline.later(top.kept_s) if top.best is None else self.deadline).at_least(0.0)
 
     @property
     def half(self) -> str:
@@ -271,7 +278,9 @@ class Search:
     def keeping(self, seconds: float) -> Iterator[None]:
         """Keep some of the time for what comes after."""
         self.allow(-seconds)
+        self.kept_s += seconds
         yield
+        self.kept_s -= seconds
         self.allow(seconds)
 
     def report(self, doing: str) -> None:

@@ -269,6 +269,18 @@ class TestLimits:
         assert told == ["greedy (compiled), queueing sends, 25% done, about 30 s left (time limit in 20 s)"]
 
 
+def test_a_first_schedule_has_the_time_that_is_kept_for_later():
+    """Of 100 s, 90 kept, a part has 10 at most once there is a schedule, and all of them before."""
+    search = Search(MESH, Options(), Deadline.after(100))
+    with search.keeping(90):
+        part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)
+        assert part.deadline.left_s <= 5
+        assert 90 < part.patience.left_s <= 100
+        search.best = schedule_large(MESH, num_runs=1)
+        assert part.patience.left_s <= 5
+    assert search.kept_s == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "fabric"),
