@@ -1,7 +1,8 @@
 """Greedy synthesis of problems that no MILP and no list scheduler in Python reaches, by the compiled kernel.
 
 A collective that combines is made of its halves: the reduction is a spread read backwards over reversed
-links, and the copies follow once it has ended. Nothing is merged, and no object is made for any send.
+links, and the copies follow once it has ended. Routes are found as if nothing merged; where sends may merge
+and there are few enough, chunks that wait for one link then go together. No object is made for any send.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import time
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -20,16 +21,17 @@ from taccl.costs import wide_links
 from taccl.deadline import NEVER, Deadline
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.halves import Half, join, split
-from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked
-from taccl.synthesis.heuristic.fabric import problem_arrays
+from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
+from taccl.synthesis.heuristic.fabric import Demand, Fabric, most_merged, problem_arrays
 from taccl.synthesis.heuristic.improvement import (
     compile_improvement,
     improve_schedule,
     suits_improvement,
 )
 from taccl.synthesis.heuristic.limits import Limits, Sends
-from taccl.synthesis.heuristic.queues import send_along_trees, send_at_once
+from taccl.synthesis.heuristic.queues import routes_of, send_along_trees, send_at_once, send_together
 from taccl.synthesis.heuristic.router import find_paths, find_trees
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
@@ -37,6 +39,7 @@ from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
     from taccl.problem import Problem
 
@@ -99,19 +102,16 @@ def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 
+@overload
 def schedule_large(
-    problem: Problem,
-    *,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    deadline: Deadline = NEVER,
-    seed: int = 0,
-    num_runs: int | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-    parameters: SearchParameters = DEFAULTS,
-) -> CompactSchedule:
-    """A schedule of a problem that `suits`, by the kernel.
+    problem: Problem, *, merges: Literal[False] = False, **options: Any
+) -> CompactSchedule: ...
+@overload
+def schedule_large(problem: Problem, *, merges: bool, **options: Any) -> Schedule | CompactSchedule: ...
+def schedule_large(problem: Problem, *, merges: bool = False, **options: Any) -> Schedule | CompactSchedule:
+    """A schedule of a problem that `suits`, by the kernel; a compact one where nothing may merge.
 
+    - `merges`: Whether sends may merge, where the problem allows it, that pays, and they are few.
     - `target_ticks`: A finish that is good enough, such as a lower bound.
     - `time_limit_s`: After which no run but the first is begun; after the deadline, first or not, it is
       stopped.
@@ -121,6 +121,21 @@ def schedule_large(
 
     Raises `OutOfTime` if it was stopped before there was a schedule.
     """
+    return _schedule(problem, merges, **options)
+
+
+def _schedule(
+    problem: Problem,
+    merges: bool,
+    *,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+    deadline: Deadline = NEVER,
+    seed: int = 0,
+    num_runs: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Schedule | CompactSchedule:
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0
     limits = Limits(
@@ -132,35 +147,70 @@ def schedule_large(
         parameters=parameters,
     )
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
-    found = (_searched(half, len(halves) - 1 - place, limit_s, limits) for place, half in enumerate(halves))
-    return join(problem, found, spill_dir=spill_dir)
+    merges = merges and spill_dir is None and _may_merge(problem, parameters)
+    found: Iterator[Any] = (
+        _searched(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
+        for place, half in enumerate(halves)
+    )
+    joined: Schedule | CompactSchedule = join(problem, found, spill_dir=spill_dir)
+    return joined
 
 
-def _searched(half: Half, behind: int, limit_s: float, limits: Limits) -> CompactSchedule:
+def _searched(
+    half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool
+) -> Schedule | CompactSchedule:
     """A schedule of a problem whose chunks spread, with so many more of them to come."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
-        return CompactSchedule(problem, nothing, nothing, nothing, "greedy")
+        empty = CompactSchedule(problem, nothing, nothing, nothing, "greedy")
+        return empty.expand() if merges else empty
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
-        if has_chunk_masks(problem):
-            return _compact(problem, spread_masked(problem, fabric, demand, limits))
-        found = spread(fabric, demand, limits)
-        schedule = _compact(problem, found)
-        is_open = limits.num_runs is None and found.finish_ticks > limits.target_ticks
+        is_masked = has_chunk_masks(problem)
+        search = partial(spread_masked, problem) if is_masked else spread
+        found = search(fabric, demand, limits)
+        schedule: Schedule | CompactSchedule = _compact(problem, found)
+        if merges:
+            schedule = _merged(problem, fabric, demand, found, limits)
+        is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None
-        if not is_open or is_over or not suits_improvement(problem):
+        if is_masked or not is_open or is_over or not suits_improvement(problem):
             return schedule
         ruin = limits.parameters.ruin
-        turns = max(ruin.least_turns, ruin.turn_sends // max(1, len(schedule)))
-        better, _ = improve_schedule(schedule.expand(), limits, turns=turns, merges=False)
-        if better.finish_ticks >= schedule.finish_ticks:
-            return schedule
+        turns = max(ruin.least_turns, ruin.turn_sends // max(1, schedule.num_transfers))
+        whole = schedule.expand() if isinstance(schedule, CompactSchedule) else schedule
+        better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
+        if merges or better.finish_ticks >= schedule.finish_ticks:
+            return better if merges else schedule
         order = np.argsort(better.start, kind="stable")
         chunk, link, start = better.chunk[order], better.link[order], better.start[order]
         return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")
+
+
+def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
+    """Whether to merge pays on some link, and there are few enough sends."""
+    large, collective = parameters.large, problem.collective
+    arrivals = sum(max(len(chunk.destinations), len(chunk.origins)) for chunk in collective.chunks)
+    return arrivals <= large.most_merged and bool((most_merged(problem, large.merging_share) > 1).any())
+
+
+def _merged(problem: Problem, fabric: Fabric, demand: Demand, found: Sends, limits: Limits) -> Schedule:
+    """The sends with those that wait for one link merged, where that makes them finish sooner."""
+    most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
+    routes, first = routes_of(fabric, demand.num_chunks, found)
+    urgent = urgent_hops(problem, fabric, demand, routes)
+    together = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
+    if together is None or together.finish_ticks >= found.finish_ticks:
+        return _compact(problem, found).expand()
+    _, group = np.unique([together.link, together.start], axis=1, return_inverse=True)
+    units = np.bincount(group, weights=demand.units[together.chunk]).astype(np.int64)
+    costs, link, start = problem.costs, together.link, together.start.astype(np.int64)
+    end = start + costs.link_alpha[link] + units[group] * costs.link_beta[link]
+    return make_schedule(
+        problem, chunk=together.chunk, link=link, start=start, end=end, group=group, producer="greedy"
+    )
 
 
 def _compact(problem: Problem, found: Sends) -> CompactSchedule:

@@ -18,6 +18,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.costs import wide_links
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError, SketchError, TopologyError
+from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
 
 
@@ -70,7 +71,8 @@ def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = No
     except OutOfTime:
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
-    whole = found.expand() if problem is search.problem else replace(found.expand(), problem=search.problem)
+    whole = found.expand() if isinstance(found, CompactSchedule) else found
+    whole = whole if problem is search.problem else replace(whole, problem=search.problem)
     finish = search.offer_whole(whole, producer="greedy (compiled)")
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
@@ -87,12 +89,18 @@ def _found(
     deadline: Deadline,
     tell: Callable[[float, str, float | None], None] | None = None,
     **options: Any,
-) -> CompactSchedule:
+) -> Schedule | CompactSchedule:
     """What the compiled list scheduler finds; `OutOfTime` where that is nothing."""
     search.report("greedy (compiled)")
     target, parameters = search.bound_ticks, search.parameters
     schedule = partial(
-        schedule_large, problem, target_ticks=target, deadline=deadline, parameters=parameters, **options
+        schedule_large,
+        problem,
+        target_ticks=target,
+        deadline=deadline,
+        parameters=parameters,
+        merges=search.options.keeps_sends,
+        **options,
     )
     return deadline.run(schedule, tell=tell)
 
@@ -189,7 +197,7 @@ class _Runs:
             patience_s=least_s,
         )
 
-    def _verify(self, found: CompactSchedule) -> None:
+    def _verify(self, found: Schedule | CompactSchedule) -> None:
         """Verify what was found, and keep it as the best."""
         since = time.monotonic()
         if self._verify_s > self._large.told_after_s:

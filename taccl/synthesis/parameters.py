@@ -222,6 +222,9 @@ class LargeParameters(_Group):
     brief_s: float = 0.5
     told_after_s: float = 2.0  # progress is told of what takes longer
     most_expanded: int = 300_000  # schedules with more transfers stay compact
+    # Up to so many sends merge where they may, if latency is such a share of the time that one holds a link.
+    most_merged: int = 100_000
+    merging_share: float = 0.03
     memory_share: float = 0.8  # of what is free, which may be taken where no limit is given
 
 

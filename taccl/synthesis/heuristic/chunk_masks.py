@@ -37,7 +37,7 @@ def spread_masked(problem: Problem, fabric: Fabric, demand: Demand, limits: Limi
 
     def find(limits: Limits, *, waiting: float | None = None) -> Routes:
         routes = find_trees(fabric, demand, limits, masks=masks, waiting=waiting)
-        return replace(routes, urgent=_urgent(problem, fabric, demand, routes))
+        return replace(routes, urgent=urgent_hops(problem, fabric, demand, routes))
 
     with limits.deadline.scope("", ahead=1.0):
         routes = find(limits)
@@ -78,7 +78,7 @@ def _on_fewest_links(
     return found & (hops[fabric.dst] <= most)
 
 
-def _urgent(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
+def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
     """Hops of a link's own chunks, where the sketch has these go first."""
     if not problem.clauses.own_first:
         return None

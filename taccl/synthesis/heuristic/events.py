@@ -89,9 +89,9 @@ def run_events(
 
 
 @inner
-def has_room(fabric: Fabric, s: Timeline) -> bool:
-    """Whether every link may start a send now, and all that follows be posted."""
-    most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + 2 * len(s.link_free)
+def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
+    """Whether every link may start a send now, so much arrive by these, and all that follows be posted."""
+    most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + len(s.link_free) + num_arrivals
     return bool(most <= len(s.event_time))
 
 
@@ -115,22 +115,15 @@ def start_send(
     - `arrival`: The number of what arrives, -1 where nobody waits for it.
     - `frees`: Whether an arrival says that the link is free, too, where it is.
     """
-    num_groups = len(fabric.group_lead)
-    row = s.scalar[NUM_SENT]
-    s.scalar[NUM_SENT] = row + 1
-    s.sent_link[row] = fabric.link[e]
-    for i in range(s.sent_chunk.shape[1]):  # the low word first, as on all machines that numba compiles for
-        s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
-    for i in range(s.sent_start.shape[1]):
-        s.sent_start[row, i] = time >> 32 * i
+    put_down(fabric, s, e, c, time)
     took = fabric.alpha[e] + size * fabric.beta[e]
     own = fabric.own_alpha[e] + size * fabric.own_beta[e]
     s.scalar[FINISH] = max(s.scalar[FINISH], time + took)
     s.link_free[e] = time + own
     if arrival >= 0:
-        _post(s, time + took, num_groups + len(s.link_free) + arrival)
+        post_arrival(fabric, s, time + took, arrival)
     if own != took or not frees:
-        _post(s, time + own, num_groups + e)
+        _post(s, time + own, len(fabric.group_lead) + e)
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         s.resource_free[fabric.hold_resource[h]] = time + held
@@ -139,6 +132,24 @@ def start_send(
         g = fabric.wake_group[w]
         held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
         _post(s, time + max(0, held - fabric.group_lead[g]), g)
+
+
+@inner
+def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
+    """Put down that a chunk is sent, alone or with the one before it."""
+    row = s.scalar[NUM_SENT]
+    s.scalar[NUM_SENT] = row + 1
+    s.sent_link[row] = fabric.link[e]
+    for i in range(s.sent_chunk.shape[1]):  # the low word first, as on all machines that numba compiles for
+        s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
+    for i in range(s.sent_start.shape[1]):
+        s.sent_start[row, i] = time >> 32 * i
+
+
+@inner
+def post_arrival(fabric: Fabric, s: Timeline, at: int, arrival: int) -> None:
+    """Have the number of what arrives happen."""
+    _post(s, at, len(fabric.group_lead) + len(s.link_free) + arrival)
 
 
 @inner

@@ -154,6 +154,22 @@ def make_fabric(problem: Problem) -> Fabric:
     )
 
 
+def most_merged(problem: Problem, least_share: float) -> Ints:
+    """How many chunks a send over each link may carry; 1 where one by one takes about as long.
+
+    - `least_share`: Of a chunk's time on what it holds, the part that is saved at least.
+    """
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
+    length = costs.hold_alpha + units * costs.hold_beta
+    pays = columns.link[costs.hold_alpha > least_share * length]
+    most = np.ones(len(problem.topology.links), np.int64)
+    most[np.intersect1d(pays, np.array(sorted(problem.clauses.merging), np.int64))] = (
+        problem.clauses.max_merge
+    )
+    return most
+
+
 def make_demand(collective: Collective, costs: Costs) -> Demand:
     """The arrays of a collective in which nothing is combined.
 

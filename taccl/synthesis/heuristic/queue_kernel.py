@@ -28,6 +28,10 @@ class Hops(NamedTuple):
     next_of: Int32s  # the hops that go on from where hop t ends are `next_of[t]:next_end[t]`
     next_end: Int32s
     key: Floats  # of chunks that wait for one link the smallest goes first
+    #: Where each goes in a send of its own no entries, otherwise of hops whether they go before all others
+    #: over their link, with which they are not merged.
+    is_urgent: Bools
+    most_merged: Ints  # chunks in a send over slot e
 
 
 class Queues(NamedTuple):
@@ -41,6 +45,7 @@ class Queues(NamedTuple):
     is_asked: Bools
     asked_key: Floats  # slots to ask, a heap
     asked: Ints
+    together: Ints  # hops of one send
 
 
 # In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
@@ -58,11 +63,12 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
         for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
             s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
     time = 0
+    num_arrivals = min(hops.most_merged.sum(), len(hops.slot))
     for t in range(len(hops.slot)):
         if hops.is_first[t]:
             _wait(fabric, hops, s, now, t, time)
     while True:
-        if not events.has_room(fabric, now):
+        if not events.has_room(fabric, now, num_arrivals):
             return events.HEAP_FULL
         while now.scalar[events.NUM_ACTIVE]:
             e = events.pop(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE])
@@ -74,12 +80,18 @@ def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limi
             size = hops.units[c]
             if now.link_free[e] > time or not events.is_free(fabric, now, e, size, time):
                 continue
-            events.pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
-            s.queue_size[e] -= 1
-            arrival = t if hops.next_of[t] < hops.next_end[t] else -1
-            events.start_send(fabric, now, e, c, size, time, arrival, False)
+            count, size = _take(fabric, hops, s, now, e, time)
+            events.start_send(fabric, now, e, c, size, time, -1, False)
+            took = fabric.alpha[e] + size * fabric.beta[e]
+            for i in range(count):
+                t = s.together[i]
+                if i:
+                    events.put_down(fabric, now, e, int(np.int64(hops.chunk[t])), time)
+                if hops.next_of[t] < hops.next_end[t]:
+                    events.post_arrival(fabric, now, time + took, t)
             for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
-                s.resource_left[fabric.hold_resource[h]] -= fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                left = count * fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                s.resource_left[fabric.hold_resource[h]] -= left
         if now.scalar[events.FINISH] > limit:
             return events.OVER_LIMIT
         if not now.scalar[events.NUM_EVENTS]:
@@ -169,6 +181,26 @@ def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, t
     base = s.queue_of[e]
     s.queue_size[e] = events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
     _ask(fabric, hops, s, now, e, time)
+
+
+@inner
+def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> tuple[int, int]:
+    """Take what goes in one send out of the queue of a link that is free; how many hops, and their size."""
+    base = s.queue_of[e]
+    count = size = 0
+    while s.queue_size[e] and count < hops.most_merged[e]:
+        t = int(np.int64(s.queue_hop[base]))
+        larger = size + hops.units[hops.chunk[t]]
+        if count and (
+            hops.is_urgent[t] != hops.is_urgent[s.together[0]]
+            or not events.is_free(fabric, now, e, larger, time)
+        ):
+            break
+        events.pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
+        s.queue_size[e] -= 1
+        s.together[count] = t
+        count, size = count + 1, larger
+    return count, size
 
 
 @inner

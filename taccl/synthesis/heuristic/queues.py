@@ -68,6 +68,41 @@ def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits 
     return Sends(column(hops.chunk, demand.chunk_type), link, column(start, start_type), finish)
 
 
+def send_together(
+    fabric: Fabric, units: Ints, routes: Routes, first: Ints, most_merged: Ints, limits: Limits = Limits()
+) -> Sends | None:
+    """Chunks along routes, those that wait for one link in one send: rows of one link and start.
+
+    - `first`, (num_hops,) int64: Of chunks that wait for one link, the one with the smallest number goes
+      first.
+    - `most_merged`, (num_slots,) int64: Chunks that a send may carry.
+
+    None where it was stopped.
+    """
+    hops = _make_hops(fabric, units, routes, limits.seed, np.zeros(2, np.int64))
+    is_urgent = np.zeros(len(first), bool) if routes.urgent is None else routes.urgent
+    key = first.astype(np.float64) - (1.0 + first.max(initial=0)) * is_urgent
+    hops = hops._replace(key=key, is_urgent=is_urgent, most_merged=most_merged)
+    found = run_events(
+        lambda: (len(first), partial(send_along, fabric, hops, _make_queues(fabric, hops))),
+        fabric, limits, 2**62, doing="merging sends", chunk_type=np.int32,
+    )  # fmt: skip
+    return found if found.finish_ticks >= 0 else None
+
+
+def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
+    """The routes of chunks that were found with the sends over them, and when each of their hops starts."""
+    slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
+    slot, chunk = slot_of_link[found.link], found.chunk.astype(np.int64)
+    came = np.full(num_chunks * fabric.num_ranks, -1)
+    came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))
+    # Each hop after that which brings its chunk, and those from one rank next to one another.
+    order = np.lexsort((came[chunk * fabric.num_ranks + fabric.src[slot]], chunk))
+    routes = Routes(starts(chunk, num_chunks), slot[order], 0)
+    return routes, found.start[order].astype(np.int64)
+
+
 def send_along_trees(
     fabric: Fabric,
     demand: Demand,
@@ -177,7 +212,9 @@ def _make_hops(
     key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
     key *= 0.3 * int(took.min(initial=1)) / (1 if steps is None else fabric.num_ranks)
     is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int32), np.zeros(count, np.int32)
-    hops = Hops(units, routes.slot, chunk, is_first, next_of, next_end, key)
+    is_urgent = np.zeros(0, bool) if routes.urgent is None else routes.urgent
+    alone = np.ones(fabric.num_slots, np.int64)
+    hops = Hops(units, routes.slot, chunk, is_first, next_of, next_end, key, is_urgent, alone)
     join_hops(fabric, routes.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took, signal)
     key -= took
     if routes.urgent is not None:
@@ -196,6 +233,7 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
         is_asked=np.zeros(num_slots, bool),
         asked_key=np.empty(num_slots),
         asked=np.empty(num_slots, np.int64),
+        together=np.empty(int(hops.most_merged.max(initial=1)), np.int64),
     )
 
 

@@ -84,7 +84,7 @@ def spread_chunks(
     while left > 0:
         if now.scalar[events.SIGNAL]:
             return events.STOPPED
-        if not events.has_room(fabric, now):
+        if not events.has_room(fabric, now, len(now.link_free)):
             return events.HEAP_FULL
         for sweep in range(2 if tiered and not forced else 1):
             if len(s.copies):

@@ -139,7 +139,9 @@ def _soonest(
         found: list[Schedule | CompactSchedule | None] = []
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
-                found.append(schedule_large(problem, num_runs=1, seed=options.seed, deadline=until))
+                found.append(
+                    schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=until)
+                )
             if not compiles or effort(problem) <= suggesting.few_hops:
                 found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)

@@ -241,7 +241,9 @@ class _Trials:
             with suppress(SketchError):  # a chunk has no way under this plan
                 sketch, applied = self.under(plan, max_merge, per_rank)
                 quick = (
-                    schedule_large(applied, num_runs=1, seed=self.options.seed) if suits(applied) else None
+                    schedule_large(applied, merges=True, num_runs=1, seed=self.options.seed)
+                    if suits(applied)
+                    else None
                 )
                 schedule = quick or quick_schedule(applied, self.options, NEVER)
                 if schedule is not None:
@@ -256,7 +258,11 @@ def quick_schedule(
     """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
     suggesting, seed = options.parameters.suggesting, options.seed
     if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
-        return schedule_large(problem, num_runs=1, seed=seed, deadline=give_up) if suits(problem) else None
+        return (
+            schedule_large(problem, merges=True, num_runs=1, seed=seed, deadline=give_up)
+            if suits(problem)
+            else None
+        )
     search = Search(problem, replace(options, progress=None), give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
     search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))

@@ -297,3 +297,71 @@ def test_one_kernel_serves_long_and_short_schedules(name) -> None:
         assert verify_compact(found).ok
         counts.append([len(getattr(kernel, "signatures", ())) for kernel in kernels])
     assert counts[0] == counts[1]
+
+
+def through_rank_1(num_ranks):
+    """Ranks that all send to rank 0 through rank 1, over one link that takes 1 us and 1 us/MB."""
+    builder = TopologyBuilder("through rank 1", [0] * num_ranks)
+    for rank in range(2, num_ranks):
+        builder.add_link(rank, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    return builder.build()
+
+
+def to_rank_0(num_ranks, ranks):
+    """A chunk of each of some ranks, for rank 0."""
+    starts = {c: [rank] for c, rank in enumerate(ranks)}
+    return collectives.custom(num_ranks, precondition=starts, postcondition=dict.fromkeys(starts, [0]))
+
+
+def test_chunks_that_wait_for_a_link_are_merged():
+    """Five chunks of 1 MB are at the relay after 1 us; two sends of at most 3 take 4 us and 3 us."""
+    topology = through_rank_1(7)
+    link = len(topology.links) - 1
+    clauses = Clauses(max_merge=3, merging=frozenset([link]))
+    problem = make_problem(topology, to_rank_0(7, range(2, 7)), chunk_bytes=MB, clauses=clauses)
+    alone, together = (schedule_large(problem, merges=merges) for merges in (False, True))
+    assert alone.finish_us == 1 + 5 * 2
+    assert together.finish_us == 1 + 4 + 3
+    assert verify(together).ok
+
+
+def test_nothing_merges_where_latency_is_a_small_part():
+    """With 1 us of latency for a chunk of 1 GB nothing is gained, and the schedule stays compact."""
+    topology = through_rank_1(5)
+    clauses = Clauses(max_merge=3, merging=frozenset([len(topology.links) - 1]))
+    problem = make_problem(topology, to_rank_0(5, range(2, 5)), chunk_bytes=1000 * MB, clauses=clauses)
+    assert isinstance(schedule_large(problem, merges=True), CompactSchedule)
+
+
+def test_own_chunks_are_not_merged_with_relayed_ones():
+    """Where a sketch has own chunks go first over a link, relayed ones follow in sends of their own."""
+    topology = through_rank_1(4)
+    link = len(topology.links) - 1
+    clauses = Clauses(max_merge=4, merging=frozenset([link]), own_first=frozenset([link]))
+    problem = make_problem(topology, to_rank_0(4, (1, 1, 2, 3)), chunk_bytes=MB, clauses=clauses)
+    found = schedule_large(problem, merges=True)
+    assert verify(found).ok
+    assert found.num_sends < found.num_transfers
+    assert {tuple(sorted(found.chunk[found.group == g])) for g in found.group[found.link == link]} == {
+        (0, 1), (2, 3),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=some(20, 300), deadline=None)
+def test_random_problems_that_merge_are_verified(seed):
+    """Whatever merges, on links and ends at random, the verifier accepts, and finishes no later."""
+    rng = random.Random(seed)
+    topology = ring_with_chords(rng, meaning=rng.choice(["occupies", "pipelined"]))
+    merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
+    name = rng.choice(["allgather", "alltoall", "allreduce", "scatter"])
+    problem = make_problem(
+        topology, collectives.make(name, topology.num_ranks, chunks_per_rank=rng.randint(1, 3)),
+        chunk_bytes=rng.choice([1_000, 50_000]), clauses=Clauses(max_merge=rng.randint(2, 6), merging=merging),
+    )  # fmt: skip
+    alone, together = (schedule_large(problem, num_runs=1, merges=merges) for merges in (False, True))
+    assert verify(together).ok
+    if not problem.collective.combining:
+        assert together.finish_ticks <= alone.finish_ticks
