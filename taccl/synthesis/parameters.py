@@ -105,6 +105,8 @@ class PortfolioParameters(_Group):
     # What it takes to exchange sums at their roots; not begun where that is a larger share of the time.
     exchange_s_per_transfer: float = 2.5e-4
     exchange_share: float = 0.1
+    # Of the time, for a search in one chunk a rank, where all chunks may travel together.
+    fused_share: float = 0.4
     exchanged: int = 4  # schedules of which this is tried, the earliest first
     # Up to so many hops contributions that ranks keep apart are searched too, in a share of the time.
     apart_hops: int = 10_000

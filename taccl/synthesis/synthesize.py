@@ -38,6 +38,7 @@ from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
 from taccl.synthesis.competing import competing_s, is_small, obeying, offer_baselines
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.fused import offer_fused
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
 from taccl.synthesis.large import compile_kernels, effort, suits, why_not
@@ -252,6 +253,8 @@ def _search_and_improve(
     moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
     exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
+    if competes and options.keeps_sends and problem.collective.chunks_per_rank > 1:
+        offer_fused(search, _search_by_ranks)
     if competes and comes_first:
         offer_baselines(search, share)
     with search.keeping(exchanging_s):
