@@ -26,8 +26,6 @@ from taccl.sketch.group import Symmetries
 
 #: Times to destinations that are looked at together.
 _BLOCK = 2**21
-#: A routing slack that keeps every way.
-_ANY_WAY = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,10 +379,11 @@ def _useful_links(
     to_go = np.array([distances.to_go(c, v) for v in destinations])  # destination x rank
     release = min(origins.values())
     slack = float(problem.clauses.routing_slack) + 1e-6
+    limit = head[destinations] + slack * (head[destinations] - release)
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     if any(len(topology.links[e].srcs) > 1 for e in wide):
-        slack = _ANY_WAY  # such a link waits for all of its sources: ways by the nearest are no measure
-    limit = head[destinations] + slack * (head[destinations] - release)
+        # Such a link waits for all of its sources: paths from the nearest are no measure.
+        limit[:] = np.finfo(np.float64).max
     on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
     is_new = np.ones(topology.num_ranks, dtype=bool)
     is_new[list(origins)] = False
