@@ -247,7 +247,7 @@ GIVEN: dict[str, dict[str, object]] = {
         "dims": "ring2@50", "alpha_us": 0.5, "alpha_meaning": "pipelined", "num_ranks": 2, "ranks_per_node": 1,
     },
     "baselines.dimension_balanced": {"problem": "@problem"},
-    "dimensions": {"topology": "ring:2", "sizes": None},
+    "dimensions": {"topology": "ring:2"},
     "aggregation.quantise": {"values": [0.5], "scale": 2.0, "ranks": 2, "most": 1.0},
     "aggregation.dequantise": {"sums": [1], "scale": 2.0},
     "aggregation.error_bound": {"ranks": 2, "scale": 2.0},
