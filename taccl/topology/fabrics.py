@@ -6,6 +6,7 @@ Unless said otherwise every link has 50 GB/s and 0.5 us (`taccl.topology.named`)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 def ring(
     num_ranks: Count,
     *,
+    bidirectional: bool = True,
     bandwidth_gb_per_s: Number = BANDWIDTH_GB_PER_S,
     alpha_us: Number = ALPHA_US,
     alpha_meaning: AlphaMeaning = "occupies",
@@ -34,6 +36,8 @@ def ring(
     ----------
     num_ranks : int
         At least 2.
+    bidirectional : bool
+        Without it ranks send to the next alone.
     bandwidth_gb_per_s : number
         Rate of every link in each direction, in 10**9 bytes a second.
     alpha_us : number
@@ -49,7 +53,11 @@ def ring(
         If the arguments make no fabric.
     """
     made = fabric("ring", (num_ranks,), bandwidth_gb_per_s, alpha_us, alpha_meaning)
-    return made.to_topology(ranks_per_node=ranks_per_node)
+    both = made.to_topology(ranks_per_node=ranks_per_node)
+    if bidirectional:
+        return both
+    back = [e for e, link in enumerate(both.links) if link.dst != (link.src + 1) % num_ranks]
+    return replace(both.without(links=back), name=both.name)
 
 
 @checked_as(TopologyError)

@@ -56,9 +56,15 @@ def test_a_ring_goes_both_ways_round() -> None:
     assert edges(ring(3)) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
 
 
-def test_a_ring_of_two_has_no_double_links() -> None:
+def test_a_ring_can_go_one_way() -> None:
+    """Without the way back, ranks send upwards only."""
+    assert edges(ring(3, bidirectional=False)) == [(0, 1), (1, 2), (2, 0)]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_ring_of_two_has_no_double_links(bidirectional: bool) -> None:
     """Both ways round, the next rank is the other rank."""
-    assert edges(ring(2)) == [(0, 1), (1, 0)]
+    assert edges(ring(2, bidirectional=bidirectional)) == [(0, 1), (1, 0)]
 
 
 def test_a_mesh_is_numbered_row_by_row() -> None:
