@@ -8,14 +8,14 @@ symmetry maps to each other come together, for the sketch to keep its symmetry.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 from taccl.caching import cached
-from taccl.clauses import Clause
+from taccl.clauses import CLAUSES, Clause, Transit
 from taccl.problem import Clauses, Problem
 from taccl.sketch.apply import carried
 
@@ -49,10 +49,11 @@ class Barriers:
     @cached
     def blocking(self, link: int, chunk: int, *, reducing: bool) -> frozenset[str]:
         """The clauses that keep a chunk off a link; a sender's relays count as a clause of their own."""
-        found = {self._field(link)} if self._forbidden(link) else set()
-        unwilling = self._unwilling(link, chunk, reducing)
-        found.update(f"{RELAYS}.{sender}" if self.is_local else RELAYS for sender in unwilling)
-        found.update(each.said[0] for each in self._whole(link, chunk, reducing))
+        found = {each.said[0] for each in self._closing(link, chunk, reducing)}
+        if self._forbidden(link):
+            found.add(self._field(link))
+        if self.is_local and RELAYS in found:
+            found = {*found, f"{RELAYS}.{self._sender(link)}"} - {RELAYS}
         return frozenset(found)
 
     @cached
@@ -61,11 +62,12 @@ class Barriers:
         barriers = []
         if self._forbidden(link):
             barriers.append(self._link_edits(link))
-        for sender in self._unwilling(link, chunk, reducing):
-            barriers.append(self._relay_edits(link, chunk, reducing, sender))
-        for each in self._whole(link, chunk, reducing):
-            cost = _SET if each.is_scalar else _REMOVE_CLAUSE
-            barriers.append([frozenset([Edit(each.said[0], "set", (), cost)])])
+        for each in self._closing(link, chunk, reducing):
+            if self.is_local and each.said[0] == RELAYS:
+                barriers.append(self._relay_edits(link, chunk, reducing))
+            else:
+                verb, cost = ("set", _SET) if each.is_scalar else ("remove", _REMOVE_CLAUSE)
+                barriers.append([frozenset([Edit(each.said[0], verb, (), cost)])])
         return list(dict.fromkeys(frozenset().union(*choice) for choice in product(*barriers)))
 
     def without(self, clauses: Collection[str]) -> Problem:
@@ -79,38 +81,29 @@ class Barriers:
 
     def loosened(self, edits: Collection[Edit]) -> Problem:
         """The problem after some edits."""
-        links, chosen = range(len(self.problem.topology.links)), set(edits)
-        allowed = {
-            e
-            for e in links
-            if not self._forbidden(e) or any(option <= chosen for option in self._link_edits(e))
-        }
-        relays = {sender: set(starts) for sender, starts in self.relays.items()}
-        for edit in chosen:
-            for item in edit.items if edit.clause == RELAYS else ():
-                if edit.verb == "add":
-                    relays[item[0]].add(item[1])
-                elif edit.verb == "remove entry":
-                    relays.pop(item[0], None)
-        carries_from, carries_to = dict(self.clauses.carries_from), dict(self.clauses.carries_to)
+        chosen, across = set(edits), self.problem.topology.internode_links
+        loosened = self.without({edit.clause for edit in chosen if not edit.items})
+        kept, links = loosened.clauses, range(len(self.problem.topology.links))
+        opened = (e for e in links if any(option <= chosen for option in self._link_edits(e)))
+        allowed = None if kept.links_allowed is None else kept.links_allowed.union(opened)
+        changed: dict[str, Any] = {"links_allowed": None if len(allowed or links) == len(links) else allowed}
         if self.is_local:
-            across = [e for e in self.problem.topology.internode_links if e in allowed]
-            carries_from, carries_to = carried(self.problem.topology, relays, across)
-        elif any(edit.clause == RELAYS for edit in chosen):
-            carries_from, carries_to = {}, {}
-        loosened = self.without({edit.clause for edit in chosen if edit.verb == "set" and not edit.items})
-        return loosened.with_clauses(
-            links_allowed=None if len(allowed) == len(links) else frozenset(allowed),
-            carries_from=carries_from,
-            carries_to=carries_to,
-            own_first=self._own_first(chosen, allowed),
-            **{
-                each.field: edit.items[0][0]
-                for each in self.clauses.said("path")
-                for edit in chosen
-                if edit.clause in each.said
-            },
-        )
+            relays = {sender: set(starts) for sender, starts in self.relays.items()}
+            for edit in chosen:
+                for item in edit.items if edit.clause == RELAYS else ():
+                    if edit.verb == "add":
+                        relays[item[0]].add(item[1])
+                    else:
+                        relays.pop(item[0], None)
+            used = [e for e in across if allowed is None or e in allowed]
+            both = carried(self.problem.topology, relays, used)
+            changed["carries_from"], changed["carries_to"] = both
+        # With a sketch, own chunks go first on every link between nodes that is allowed.
+        if kept.own_first and self.clauses.own_first == {e for e in across if not self._forbidden(e)}:
+            changed["own_first"] = frozenset(e for e in across if allowed is None or e in allowed)
+        for each in self.clauses.said("path"):
+            changed |= {each.field: edit.items[0][0] for edit in chosen if edit.clause in each.said}
+        return loosened.with_clauses(**changed)
 
     @cached_property
     def is_local(self) -> bool:
@@ -173,59 +166,38 @@ class Barriers:
                 relays.setdefault(local[src], set()).update(local[r] for r in admitted)
         return relays
 
-    @cached_property
-    def _carried(self) -> tuple[Mapping[int, frozenset[int]], Mapping[int, frozenset[int]]]:
-        """Ranks whose chunks links may carry, while these spread and while they are reduced."""
-        if not self.is_local:
-            return self.clauses.carries_from, self.clauses.carries_to
-        return carried(self.problem.topology, self.relays, self.problem.topology.internode_links)
+    def _sender(self, link: int) -> int:
+        """The local rank whose relays count for a link, of clauses that are told in local ranks."""
+        return self.problem.topology.local_rank[self.problem.topology.links[link].srcs[0]]
 
-    def _unwilling(self, link: int, chunk: int, reducing: bool) -> list[int]:
-        """Local ranks whose relays keep a chunk off their link; [-1] where relays are no one's in all."""
-        admitted, topology = self._carried[reducing].get(link), self.problem.topology
-        if admitted is None or not admitted.isdisjoint(self._starts(chunk)):
-            return []
-        return [topology.local_rank[topology.links[link].srcs[0]]] if self.is_local else [-1]
-
-    def _relay_edits(self, link: int, chunk: int, reducing: bool, sender: int) -> list[frozenset[Edit]]:
+    def _relay_edits(self, link: int, chunk: int, reducing: bool) -> list[frozenset[Edit]]:
         """Edits that let a sender carry a chunk."""
-        if not self.is_local:
-            return [frozenset([Edit(RELAYS, "remove", (), _REMOVE_CLAUSE)])]
-        topology = self.problem.topology
+        topology, sender = self.problem.topology, self._sender(link)
         ends = topology.links[link].dsts if reducing else topology.links[link].srcs
         nodes = {topology.node_of_rank[r] for r in ends}
-        near = [r for r in self._starts(chunk) if topology.node_of_rank[r] in nodes]
-        starts = sorted({topology.local_rank[r] for r in near})
-        added = [frozenset([self._orbit_edit(RELAYS, "add", (sender, start), _ADD)]) for start in starts]
-        return [*added, frozenset([self._orbit_edit(RELAYS, "remove entry", (sender,), _REMOVE_ENTRY)])]
+        transit = Transit(topology, self.problem.collective, chunk, reducing)
+        starts = (transit.data.root,) if transit.is_rooted else transit.starts
+        near = (r for r in starts if r is not None and topology.node_of_rank[r] in nodes)
+        options = [self._orbit_edit(RELAYS, "add", (sender, topology.local_rank[r]), _ADD) for r in near]
+        options = [*sorted(options), self._orbit_edit(RELAYS, "remove entry", (sender,), _REMOVE_ENTRY)]
+        return [frozenset([each]) for each in options]
 
-    def _starts(self, chunk: int) -> tuple[int, ...]:
-        """The ranks that clauses on what a link carries look at."""
-        collective = self.problem.collective
-        data = collective.chunks[chunk]
-        if collective.combining and data.root is not None:
-            return (data.root,)
-        return data.origins or tuple(d.rank for d in collective.derivations if d.chunk == chunk)
-
-    def _whole(self, link: int, chunk: int, reducing: bool) -> list[Clause]:
-        """The clauses that keep a chunk off a link, of those that can only be given up as a whole."""
+    def _closing(self, link: int, chunk: int, reducing: bool) -> list[Clause]:
+        """The clauses that keep a chunk off a link, of those that do not forbid it to all."""
         return [each for each, alone in self._alone if not alone.may_carry(link, chunk, reducing=reducing)]
 
     @cached_property
     def _alone(self) -> list[tuple[Clause, Problem]]:
-        """Such clauses, and the problem with each alone."""
-        said = (each for each in self.clauses.said("chunk", "group") if each.remedy)
-        values = ((each, {each.field: getattr(self.clauses, each.field)}) for each in said)
-        return [(each, replace(self.problem, clauses=Clauses(**value))) for each, value in values]
-
-    def _own_first(self, chosen: Collection[Edit], allowed: Collection[int]) -> frozenset[int]:
-        """Where own chunks go first: with a sketch, on every link between nodes that is allowed."""
-        if any(edit.clause == OWN_FIRST for edit in chosen):
-            return frozenset()
-        across = self.problem.topology.internode_links
-        is_everywhere = self.clauses.own_first == {e for e in across if not self._forbidden(e)}
-        everywhere = self.clauses.own_first and is_everywhere
-        return frozenset(e for e in across if e in allowed) if everywhere else self.clauses.own_first
+        """Such clauses, and the problem with each alone; relays speak of links that are forbidden, too."""
+        values = {each: getattr(self.clauses, each.field) for each in self.clauses.said("chunk", "group")}
+        if self.is_local:
+            both = carried(self.problem.topology, self.relays, self.problem.topology.internode_links)
+            relays = zip(("carries_from", "carries_to"), both, strict=True)
+            values |= {CLAUSES[field]: of_link for field, of_link in relays if of_link}
+        return [
+            (each, replace(self.problem, clauses=Clauses(**{each.field: value})))
+            for each, value in values.items()
+        ]
 
     def _orbit_edit(self, clause: str, verb: str, item: tuple[int, ...], cost: int) -> Edit:
         """The edit of an item and of all that the sketch's symmetry maps it to."""
