@@ -77,6 +77,11 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "") -> str:
     return "\n".join(lines)
 
 
+def note_lines(notes: Sequence[str]) -> list[str]:
+    """A line for each note, apart from what is above."""
+    return ["", *(f"  note: {shown(note)}" for note in notes)] if notes else []
+
+
 def numbers_table(rows: Sequence[Sequence[str]], *, hidden: int = 0) -> str:
     """Rows of cells, each at the right of its column, and a line that says how many more there are."""
     cells = [[shown(cell, 100) for cell in row] for row in rows]

@@ -19,24 +19,7 @@ if TYPE_CHECKING:
 
 def result_answer(result: Result) -> Answer:
     """A result: the figures, then a row per stage."""
-    from taccl.analysis.certificates.every_cut import bound_rows
-    from taccl.synthesis.result import STAGE_COLUMNS
-
-    schedule = result.schedule
-    rows = [
-        ("finish", finish_text(schedule)),
-        *bound_rows(result.bound),
-        ("gap", format_gap(result.gap) + (f" ({result.standing})" if result.standing else "")),
-        *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
-        ("schedule", f"{transfers_text(schedule)}, verified"),
-        ("found by", f"{schedule.producer or result.backend} in {result.seconds:.2f} s, seed {result.seed}"),
-        ("backend", f"{result.backend}: {result.choice}" if result.choice else result.backend),
-    ]
-    lines = [title_of(schedule.problem), table(rows, indent="  ")]
-    if result.stages:
-        lines += ["", table([STAGE_COLUMNS, *(stage.cells for stage in result.stages)], indent="  ")]
-    lines += note_lines(result.notes or schedule.problem.notes)
-    return Answer("\n".join(lines), result.to_dict())
+    return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
 
 
 #: The heads of columns, and how their values are shown.
@@ -80,8 +63,3 @@ def title_of(problem: Problem) -> str:
 def transfers_text(found: Schedule | CompactSchedule | Verification) -> str:
     """How many transfers there are, in how many sends."""
     return f"{format_count(found.num_transfers, 'transfer')} in {format_count(found.num_sends, 'send')}"
-
-
-def note_lines(notes: Sequence[str]) -> list[str]:
-    """A line for each note, apart from what is above."""
-    return ["", *(f"  note: {shown(note)}" for note in notes)] if notes else []

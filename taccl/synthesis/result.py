@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
+from taccl import html
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
 from taccl.errors import NumericsWarning
-from taccl.names import shown
+from taccl.names import note_lines, table
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
-from taccl.units import format_gap, format_us
+from taccl.units import format_count, format_gap, format_us
 
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
@@ -206,56 +207,37 @@ class Result:
             "trace": [asdict(entry) for entry in self.trace],
         }
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, and a row per stage."""
-        from taccl.html import card, facts, table
-
+    def facts(self) -> list[tuple[str, str]]:
+        """The figures in words, by name: what a terminal, a notebook and the command line show."""
         schedule = self.schedule
-        algbw, busbw = schedule.algbw_gb_per_s, schedule.busbw_gb_per_s
-        figures = [
-            ("finish", schedule.timing),
-            ("bandwidth", "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"),
+        transfers, sends = schedule.num_transfers, schedule.num_sends
+        along = [] if self.dimension_bound is None else [("along dimensions", self.dimension_bound.text)]
+        return [
+            ("finish", ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))),
             *bound_rows(self.bound),
-            ("along dimensions", "" if self.dimension_bound is None else self.dimension_bound.text),
+            *along,
             ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
-            ("schedule", self._size),
+            ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
-            ("stopped", self.stopped),
+            ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
         ]
-        rows = [stage.cells for stage in self.stages]
-        parts = [facts(figures)] + ([table(STAGE_COLUMNS, rows)] if rows else [])
-        return card(schedule.problem.title, *parts, notes=self.notes)
 
-    @property
-    def _size(self) -> str:
-        return f"{self.schedule.num_transfers} transfers in {self.schedule.num_sends} sends, verified"
+    def lines(self) -> list[str]:
+        """What is shown below a title: the facts, a row per stage, and notes."""
+        lines = [table(self.facts(), indent="  ")]
+        if self.stages:
+            lines += ["", table([STAGE_COLUMNS, *(stage.cells for stage in self.stages)], indent="  ")]
+        return lines + note_lines(self.notes or self.schedule.problem.notes)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the facts, and a row per stage."""
+        rows = [stage.cells for stage in self.stages]
+        parts = [html.facts([*self.facts(), ("stopped", self.stopped)])]
+        parts += [html.table(STAGE_COLUMNS, rows)] if rows else []
+        return html.card(self.schedule.problem.title, *parts, notes=self.notes)
 
     def __repr__(self) -> str:
-        schedule = self.schedule
-        bandwidth = schedule.algbw_gb_per_s
-        best = f" ({self.standing})" if self.standing else ""
-        (_, first), *every = bound_rows(self.bound)
-        limits = [f"  {shown(first[first.index('limited by') :], 300)}"]
-        limits += [f"  bound of every cut: {shown(text, 300)}" for _, text in every]
-        if self.dimension_bound is not None:
-            limits.append(f"  along dimensions: {self.dimension_bound.text}")
-        lines = [
-            f"{schedule.problem.title}: "
-            f"finish {schedule.timing}, bound {format_us(self.bound_us)}, "
-            f"gap {format_gap(self.gap)}{best}"
-            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else ""),
-            f"  {self._size}; found by {shown(schedule.producer or self.backend)} in {self.seconds:.2f} s",
-            *limits,
-            *([f"  {shown(self.choice)}"] if self.choice else []),
-        ]
-        for stage in self.stages:
-            name, solver, status, _, finish, proven, message = stage.cells
-            finish, proven = finish and f"finish {finish}", proven and f"its bound {proven}"
-            line = (
-                f"  {name:<12} {solver:<8} {status:<12} {stage.seconds:7.2f} s  {finish}  {proven}".rstrip()
-            )
-            lines.append(f"{line}  {shown(message)}".rstrip())
-        return "\n".join(lines + [f"  note: {shown(note, 1000)}" for note in self.notes])
+        return "\n".join([self.schedule.problem.title, *self.lines()])
 
 
 def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from fractions import Fraction
+from html import escape
 
 import pytest
 
@@ -57,7 +58,7 @@ class TestFigures:
         unbounded = with_bound(result, 0)
         assert unbounded.gap == math.inf
         assert unbounded.to_dict()["gap"] is None
-        assert "gap none proven" in repr(unbounded)
+        assert dict(unbounded.facts())["gap"] == "none proven"
 
     def test_nothing_to_do(self):
         """Where every rank has what it needs, finish, bound and gap are 0."""
@@ -118,18 +119,22 @@ def halve_bound(monkeypatch):
 class TestRepr:
     """What a person reads."""
 
-    def test_first_line(self, result):
-        """4 MB in 4 us are 1000 GB/s of algorithm bandwidth."""
-        first = repr(result).splitlines()[0]
-        assert (
-            first
-            == "allgather on ring of 4: finish 4 us, bound 4 us, gap 0.00% (best for 1 chunk a rank under this sketch), 1000 GB/s"
-        )
+    def test_facts(self, result):
+        """4 MB in 4 us are 1000 GB/s of algorithm bandwidth; twelve transfers, one chunk each."""
+        title, *lines = repr(result).splitlines()
+        facts = dict(line.strip().split("  ", 1) for line in lines[: len(result.facts())])
+        assert title == "allgather on ring of 4"
+        assert facts["finish"].strip() == "4 us, 1000 GB/s (bus 750 GB/s)"
+        assert facts["bound"].strip().startswith("4 us for 1 chunk a rank, limited by ")
+        assert facts["gap"].strip() == "0.00% (best for 1 chunk a rank under this sketch)"
+        assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
+        assert facts["found by"].strip().startswith("greedy in ")
 
-    def test_second_line(self, result):
-        """Twelve transfers, one chunk each, and who found them."""
-        second = repr(result).splitlines()[1]
-        assert second.startswith("  12 transfers in 12 sends, verified; found by greedy in ")
+    def test_a_notebook_shows_the_same_facts(self, result):
+        """And why the search ended."""
+        page = result._repr_html_()
+        assert all(escape(text) in page for _, text in result.facts())
+        assert result.stopped in page
 
     def test_every_stage_has_a_line(self, result):
         """Name, solver, status, seconds, finish and message, in the order they ended."""
@@ -137,10 +142,10 @@ class TestRepr:
             Stage("routing", "highs", "crashed", 1.25, message="the worker died of SIGABRT"),
             Stage("greedy", "taccl", "done", 0.5, finish_us=4.0),
         )
-        lines = repr(replace(result, stages=stages)).splitlines()[-2:]
-        assert lines[0].split(maxsplit=5)[:5] == ["routing", "highs", "crashed", "1.25", "s"]
+        lines = repr(replace(result, stages=stages, notes=())).splitlines()[-2:]
+        assert lines[0].split(maxsplit=4)[:4] == ["routing", "highs", "crashed", "1.25"]
         assert lines[0].endswith("the worker died of SIGABRT")
-        assert lines[1].endswith("finish 4 us")
+        assert lines[1].endswith("4 us")
 
     def test_notes_come_last(self, result):
         """Each note has a line."""

@@ -11,7 +11,7 @@ from taccl.cli.options import add_problem_options, option, problem_from_options,
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import followed, following_values, program_in
 from taccl.cli.things import held_by
-from taccl.names import table
+from taccl.names import note_lines, table
 from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def run(options: Namespace) -> Answer:
 
 def _bounded(problem: Problem, options: Namespace) -> Answer:
     """A lower bound, what limits, and what the sketch and whole chunks have to do with it."""
-    from taccl.cli.text import note_lines, title_of
+    from taccl.cli.text import title_of
 
     prices = taccl.prices(problem)
     bound, problem = prices.bound, prices.bound.problem

@@ -11,7 +11,7 @@ from taccl.cli.output import Answer, picked
 from taccl.cli.programs import program_answer, program_in
 from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
 from taccl.errors import InputError
-from taccl.names import shown, table
+from taccl.names import note_lines, shown, table
 from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
 
 def _of_schedule(file: str, *, limit: int | None) -> Answer:
     """A schedule's figures and first transfers, and how it was found, as far as the file says."""
-    from taccl.cli.text import finish_text, note_lines, title_of, transfers_text
+    from taccl.cli.text import finish_text, title_of, transfers_text
     from taccl.formats.native import load_schedule, read_document
     from taccl.synthesis.result import schedule_figures
 
@@ -88,7 +88,6 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
 
 def _of_topology(topology: Topology) -> Answer:
     """A topology's links by cost, its switches, and its constants with their sources."""
-    from taccl.cli.text import note_lines
     from taccl.topology.profiles import profile_of
 
     protocols = topology.protocols

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import followed, following_values, program_in
-from taccl.names import shown
+from taccl.names import note_lines, shown
 from taccl.units import format_count
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> Answer:
     """Replay a schedule at other sizes or under other assumptions, or a program on a topology."""
     from taccl.analysis.simulation.simulate import simulate
     from taccl.analysis.simulation.steady import initiation_interval
-    from taccl.cli.text import figures_table, note_lines, title_of
+    from taccl.cli.text import figures_table, title_of
 
     program = program_in(options.file)
     if program is not None:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
     """What a program takes on a topology at each size."""
-    from taccl.cli.text import figures_table, note_lines
+    from taccl.cli.text import figures_table
 
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
     unfit |= {name for name, usual in (("tiles", 1), ("jitter", 0)) if getattr(options, name) != usual}
