@@ -21,12 +21,12 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import baseline_us
-from taccl.synthesis.large import effort, schedule_large, suits
+from taccl.synthesis.large import effort, suits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
-from taccl.synthesis.suggesting.suggest import quick_schedule, suggest_for
+from taccl.synthesis.suggesting.suggest import compiled_schedule, quick_schedule, suggest_for
 from taccl.units import format_count
 
 
@@ -139,9 +139,7 @@ def _soonest(
         found: list[Schedule | CompactSchedule | None] = []
         with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
             if compiles:
-                found.append(
-                    schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=until)
-                )
+                found.append(compiled_schedule(problem, options, until))
             if not compiles or effort(problem) <= suggesting.few_hops:
                 found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import TopologyError
@@ -40,27 +41,102 @@ class Shift:
         return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SketchShape:
-    """What of a topology matters for a sketch."""
+    """What of a topology matters for a sketch, in local ranks, alike in every node."""
 
-    num_nodes: int
+    topology: Topology
     ranks_per_node: int
-    switches: tuple[Ranks, ...]  # that a crossbar joins, in every node
-    # That share a way out of their node, such as a NIC, or into it; each rank that has one is in one group.
-    egress: tuple[Ranks, ...]
-    ingress: tuple[Ranks, ...]
-    joined: frozenset[tuple[int, int]]  # (sender, receiver) linked across every ordered pair of nodes
-    # [s][r]: a megabyte's quickest path from s to r inside a node, store and forward, where there is one.
-    apart_us_per_mb: Mapping[int, Mapping[int, Fraction]]
     shifts: tuple[Shift, ...]
-    # Of the quickest link between nodes; inside, where there is one node.
-    alpha_us: Fraction
-    beta_us_per_mb: Fraction
 
     def is_small(self, chunk_bytes: int) -> bool:
-        """Whether a chunk's latency between nodes is at least as long as its bytes take."""
-        return self.alpha_us >= self.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+        """Whether a chunk's latency between nodes (of one node, inside) is at least as long as its bytes."""
+        topology = self.topology
+        quickest = min(
+            (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
+            key=lambda link: link.alpha_us + link.beta_us_per_mb,
+        )
+        return quickest.alpha_us >= quickest.beta_us_per_mb * Fraction(chunk_bytes, BYTES_PER_MB)
+
+    @cached_property
+    def switches(self) -> tuple[Ranks, ...]:
+        """Ranks that are said to be behind a switch; or, where none is, that share ports with each other.
+
+        A rank has a port where one resource is held by everything that it sends inside its node. Behind one
+        switch are ranks with ports that all reach each other.
+        """
+        declared = self._in_every_node(switch.ranks for switch in self.topology.switches)
+        if declared:
+            return declared
+        users: dict[int, list[int]] = defaultdict(list)
+        for hold in self.topology.holds:
+            users[hold.resource].append(hold.link)
+        ports: Counter[frozenset[int]] = Counter()
+        for links in users.values():
+            srcs = {self.topology.links[e].src for e in links}
+            if len(srcs) == 1 and len(links) > 1 and not any(map(self.topology.is_internode, links)):
+                ports[frozenset(srcs.union(self.topology.links[e].dst for e in links))] += 1
+        return self._in_every_node(ranks for ranks, count in ports.items() if count >= len(ranks))
+
+    @cached_property
+    def egress(self) -> tuple[Ranks, ...]:
+        """Ranks that share a way out of their node, such as a NIC; each rank that has one is in one group."""
+        return self._sharing("src", "send")
+
+    @cached_property
+    def ingress(self) -> tuple[Ranks, ...]:
+        """Ranks that share a way into their node."""
+        return self._sharing("dst", "receive")
+
+    @cached_property
+    def joined(self) -> frozenset[tuple[int, int]]:
+        """Local ranks that are linked across every ordered pair of nodes."""
+        count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        topology = self.topology
+        node, local = topology.node_of_rank, topology.local_rank
+        for e in topology.internode_links:
+            link = topology.links[e]
+            count[local[link.src], local[link.dst]].add((node[link.src], node[link.dst]))
+        pairs = topology.num_nodes * (topology.num_nodes - 1)
+        return frozenset(ends for ends, found in count.items() if len(found) == pairs)
+
+    @cached_property
+    def apart_us_per_mb(self) -> dict[int, dict[int, Fraction]]:
+        """[s][r]: a megabyte's quickest path inside the first node, store and forward, where there is one."""
+        import networkx as nx
+
+        topology = self.topology
+        local = {rank: place for place, rank in enumerate(topology.ranks_of_node[0])}
+        node = nx.MultiDiGraph()
+        node.add_nodes_from(local.values())
+        for link in topology.links if topology.num_nodes > 1 else ():
+            if link.src in local and link.dst in local:
+                node.add_edge(local[link.src], local[link.dst], weight=link.alpha_us + link.beta_us_per_mb)
+        return dict(nx.all_pairs_dijkstra_path_length(node))
+
+    def _sharing(self, end: str, side: str) -> tuple[Ranks, ...]:
+        """Local ranks whose links between nodes share a resource at the sending or the receiving end."""
+        import networkx as nx
+
+        sharing = nx.Graph()
+        sharing.add_nodes_from(getattr(self.topology.links[e], end) for e in self.topology.internode_links)
+        held: dict[int, set[int]] = defaultdict(set)
+        for hold in self.topology.holds:
+            if hold.side == side and self.topology.is_internode(hold.link):
+                held[hold.resource].add(getattr(self.topology.links[hold.link], end))
+        for ranks in held.values():
+            if len({self.topology.node_of_rank[r] for r in ranks}) == 1:
+                nx.add_path(sharing, ranks)
+        return self._in_every_node(nx.connected_components(sharing))
+
+    def _in_every_node(self, sets: Iterable[Iterable[int]]) -> tuple[Ranks, ...]:
+        """Sets of ranks of one node, in local ranks, that are found in every node."""
+        nodes_of: dict[Ranks, set[int]] = defaultdict(set)
+        for ranks in sets:
+            nodes = {self.topology.node_of_rank[r] for r in ranks}
+            if len(nodes) == 1:
+                nodes_of[tuple(sorted(self.topology.local_rank[r] for r in ranks))] |= nodes
+        return tuple(sorted(s for s, nodes in nodes_of.items() if len(nodes) == self.topology.num_nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +168,12 @@ def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape
         refused = "links of several sources or destinations, for which no sketch is suggested"
     if refused:
         raise TopologyError(f"found {refused}", where=topology.name)
-    quickest = min(
-        (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
-        key=lambda link: link.alpha_us + link.beta_us_per_mb,
-    )
-    return SketchShape(
-        num_nodes=topology.num_nodes,
-        ranks_per_node=sizes[0],
-        switches=_switches(topology),
-        egress=_sharing(topology, "src", "send"),
-        ingress=_sharing(topology, "dst", "receive"),
-        joined=_joined(topology),
-        apart_us_per_mb=_apart(topology),
-        shifts=find_shifts(topology, deadline=deadline),
-        alpha_us=quickest.alpha_us,
-        beta_us_per_mb=quickest.beta_us_per_mb,
-    )
+    return SketchShape(topology, sizes[0], find_shifts(topology, deadline=deadline))
 
 
 def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     """Plans for a topology, each of them possible on its links; the freest last."""
-    if shape.num_nodes == 1:
+    if shape.topology.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so nobody relays")
         return
     local = range(shape.ranks_per_node)
@@ -191,76 +252,6 @@ def _nearest_sender(shape: SketchShape) -> Iterator[InternodePlan]:
             "relays": "Every rank's chunks leave the node at the sender nearest to it.",
         },
     )
-
-
-def _in_every_node(topology: Topology, sets: Iterable[Iterable[int]]) -> tuple[Ranks, ...]:
-    """Sets of ranks of one node, in local ranks, that are found in every node."""
-    nodes_of: dict[Ranks, set[int]] = defaultdict(set)
-    for ranks in sets:
-        nodes = {topology.node_of_rank[r] for r in ranks}
-        if len(nodes) == 1:
-            nodes_of[tuple(sorted(topology.local_rank[r] for r in ranks))] |= nodes
-    return tuple(sorted(s for s, nodes in nodes_of.items() if len(nodes) == topology.num_nodes))
-
-
-def _switches(topology: Topology) -> tuple[Ranks, ...]:
-    """Ranks that are said to be behind a switch; or, where none is, that share ports with each other.
-
-    A rank has a port where one resource is held by everything that it sends inside its node. Behind one
-    switch are ranks with ports that all reach each other.
-    """
-    declared = _in_every_node(topology, (switch.ranks for switch in topology.switches))
-    if declared:
-        return declared
-    users: dict[int, list[int]] = defaultdict(list)
-    for hold in topology.holds:
-        users[hold.resource].append(hold.link)
-    ports: Counter[frozenset[int]] = Counter()
-    for links in users.values():
-        srcs = {topology.links[e].src for e in links}
-        if len(srcs) == 1 and len(links) > 1 and not any(map(topology.is_internode, links)):
-            ports[frozenset(srcs.union(topology.links[e].dst for e in links))] += 1
-    return _in_every_node(topology, (ranks for ranks, count in ports.items() if count >= len(ranks)))
-
-
-def _sharing(topology: Topology, end: str, side: str) -> tuple[Ranks, ...]:
-    """Local ranks whose links between nodes share a resource at the sending or the receiving end."""
-    import networkx as nx
-
-    sharing = nx.Graph()
-    sharing.add_nodes_from(getattr(topology.links[e], end) for e in topology.internode_links)
-    held: dict[int, set[int]] = defaultdict(set)
-    for hold in topology.holds:
-        if hold.side == side and topology.is_internode(hold.link):
-            held[hold.resource].add(getattr(topology.links[hold.link], end))
-    for ranks in held.values():
-        if len({topology.node_of_rank[r] for r in ranks}) == 1:
-            nx.add_path(sharing, ranks)
-    return _in_every_node(topology, nx.connected_components(sharing))
-
-
-def _joined(topology: Topology) -> frozenset[tuple[int, int]]:
-    """Local ranks that are linked across every ordered pair of nodes."""
-    count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
-    node, local = topology.node_of_rank, topology.local_rank
-    for e in topology.internode_links:
-        link = topology.links[e]
-        count[local[link.src], local[link.dst]].add((node[link.src], node[link.dst]))
-    pairs = topology.num_nodes * (topology.num_nodes - 1)
-    return frozenset(ends for ends, found in count.items() if len(found) == pairs)
-
-
-def _apart(topology: Topology) -> dict[int, dict[int, Fraction]]:
-    """The quickest path of a megabyte between the ranks of the first node."""
-    import networkx as nx
-
-    local = {rank: place for place, rank in enumerate(topology.ranks_of_node[0])}
-    node = nx.MultiDiGraph()
-    node.add_nodes_from(local.values())
-    for link in topology.links if topology.num_nodes > 1 else ():
-        if link.src in local and link.dst in local:
-            node.add_edge(local[link.src], local[link.dst], weight=link.alpha_us + link.beta_us_per_mb)
-    return dict(nx.all_pairs_dijkstra_path_length(node))
 
 
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:

@@ -111,9 +111,10 @@ def make_sketch(
 ) -> Sketch:
     """The sketch of a plan for a problem's chunks, with merging and symmetry."""
     per_rank, sizes = problem.collective.chunks_per_rank, sorted(set(problem.chunk_bytes))
-    merging = "" if max_merge > 1 or shape.num_nodes == 1 else "-unmerged"
+    num_nodes = problem.topology.num_nodes
+    merging = "" if max_merge > 1 or num_nodes == 1 else "-unmerged"
     content: dict[str, Any] = {"schema": 1, "name": f"auto-{plan.name}{merging}-{per_rank}"}
-    content |= {**_machine(problem.topology), "nodes": shape.num_nodes, "chunks": {"per_rank": per_rank}}
+    content |= {**_machine(problem.topology), "nodes": num_nodes, "chunks": {"per_rank": per_rank}}
     if len(sizes) == 1:
         content["chunks"]["size"] = sizes[0]
         policy = "max-connections" if shape.is_small(sizes[0]) else "min-connections"
@@ -123,7 +124,7 @@ def make_sketch(
         ]
     if plan.internode:
         content["internode"] = dict(plan.internode)
-    if shape.num_nodes > 1:
+    if num_nodes > 1:
         content["merging"] = {"max": max_merge}
     content["symmetry"] = [{"offset": shift.offset, "group": shift.group} for shift in shifts]
     return Sketch.from_dict({key: value for key, value in content.items() if value})

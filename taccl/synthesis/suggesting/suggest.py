@@ -142,16 +142,17 @@ def suggest_for(
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
     trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up)
-    capped = first.clauses.max_merge
-    merges = (1,) if shape.num_nodes == 1 or capped == 1 else (1, min(capped, suggesting.most_merged))
+    most_merged = min(first.clauses.max_merge, suggesting.most_merged)
+    merges = (1,) if first.topology.num_nodes == 1 or most_merged == 1 else (1, most_merged)
     if shape.is_small(min(first.chunk_bytes)):
         merges = merges[::-1]
     ways = [(plan, max_merge) for plan in relay_plans(shape) for max_merge in merges]
     tried = [trials.attempt(*way, per_rank) for way in ways]
     finish_us = min(tried)
     _try_partitions(trials, counts, *ways[tried.index(finish_us)], per_rank, finish_us)
-    if is_patient and not trials.found:
-        trials.take_first(ways, per_rank)
+    for way in ways if is_patient and not trials.found else ():
+        if trials.attempt(*way, per_rank, is_late=True) < math.inf:
+            break
     if along and not trials.deadline.has_passed:
         _try_dimensions(trials, most)
     # Where merging makes no difference to a plan so far, the sketch that allows it is enough: it may yet.
@@ -196,29 +197,30 @@ class _Trials:
     found: list[_Candidate] = field(default_factory=list)
     fitting: dict[str, tuple[Shift, ...]] = field(default_factory=dict)
 
-    def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int) -> float:
-        """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time."""
-        until = (
-            self.deadline if self.found else self.give_up
-        )  # the first may take the time of the bounds, too
+    def attempt(self, plan: InternodePlan, max_merge: int, per_rank: int, *, is_late: bool = False) -> float:
+        """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time.
+
+        Where `is_late`, it takes the time it needs, looks for no symmetries, and has the compiled list
+        scheduler first.
+        """
+        # The first may take the time of the bounds, too.
+        until = NEVER if is_late else self.deadline if self.found else self.give_up
         best_us = min((each.schedule.finish_us for each in self.found), default=None)
         self.options.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
         try:
             until.check()
             if plan.name not in self.fitting:
                 _, plain = self.under(plan, max_merge, per_rank)
-                self.fitting[plan.name] = fitting_shifts(plain, self.shape.shifts, deadline=until)
+                shifts = () if is_late else self.shape.shifts
+                self.fitting[plan.name] = fitting_shifts(plain, shifts, deadline=until)
             sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
-            schedule = quick_schedule(applied, self.options, until)
+            quick = compiled_schedule(applied, self.options, until) if is_late else None
+            schedule = quick or quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
             return math.inf
         if schedule is None:
             return math.inf
-        return self.take(sketch, plan, schedule)
-
-    def take(self, sketch: Sketch, plan: InternodePlan, schedule: Schedule | CompactSchedule) -> float:
-        """Verify a schedule under a sketch, and keep both; its finish."""
         verify(schedule).raise_if_failed()
         self.found.append(_Candidate(sketch, plan, schedule))
         return schedule.finish_us
@@ -235,34 +237,23 @@ class _Trials:
         check_reachable(applied)
         return sketch, applied
 
-    def take_first(self, ways: Sequence[tuple[InternodePlan, int]], per_rank: int) -> None:
-        """The first way that leads somewhere, without symmetries; for which there was no time."""
-        for plan, max_merge in ways:
-            with suppress(SketchError):  # a chunk has no way under this plan
-                sketch, applied = self.under(plan, max_merge, per_rank)
-                quick = (
-                    schedule_large(applied, merges=True, num_runs=1, seed=self.options.seed)
-                    if suits(applied)
-                    else None
-                )
-                schedule = quick or quick_schedule(applied, self.options, NEVER)
-                if schedule is not None:
-                    self.fitting.setdefault(plan.name, ())
-                    self.take(sketch, plan, schedule)
-                    return
+
+def compiled_schedule(
+    problem: Problem, options: Options, give_up: Deadline
+) -> Schedule | CompactSchedule | None:
+    """What one run of the compiled list scheduler finds; None where it does not obey all that is asked."""
+    if not suits(problem):
+        return None
+    return schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=give_up)
 
 
 def quick_schedule(
     problem: Problem, options: Options, give_up: Deadline
 ) -> Schedule | CompactSchedule | None:
     """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
-    suggesting, seed = options.parameters.suggesting, options.seed
+    suggesting = options.parameters.suggesting
     if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
-        return (
-            schedule_large(problem, merges=True, num_runs=1, seed=seed, deadline=give_up)
-            if suits(problem)
-            else None
-        )
+        return compiled_schedule(problem, options, give_up)
     search = Search(problem, replace(options, progress=None), give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
     search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
@@ -299,7 +290,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
     parts = [plan.why]
     if trials.fitting[plan.name]:
         parts.append(f"{timing_group(problem)} symmetries reduce the model")
-    if unmerged and shape.num_nodes > 1:
+    if unmerged and problem.topology.num_nodes > 1:
         parts.append("sends do not wait to be merged")
     comments = {f"internode.{name}": text for name, text in plan.comments.items()}
     comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
