@@ -16,7 +16,7 @@ from taccl.deadline import Deadline
 from taccl.errors import InputError
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.balanced import search_balanced
+from taccl.synthesis.balanced import BALANCED, search_balanced
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
@@ -49,7 +49,8 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     problem, since, parameters = search.problem, time.monotonic(), search.parameters
     portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
     if longest_s == math.inf:
-        late = _balanced_s(problem, parameters) > max(search.deadline.left_s, portfolio.balanced_least_s)
+        most_s = max(search.deadline.left_s, portfolio.balanced_least_s)
+        late = _takes_s(BALANCED, problem, parameters) > most_s
         if not (search.is_met or search.interrupted or late):
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
         return
@@ -81,7 +82,7 @@ def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -
     takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
     if takes_s < math.inf:
         return takes_s
-    balanced_s = _balanced_s(problem, parameters)
+    balanced_s = _takes_s(BALANCED, problem, parameters)
     if balanced_s < left_s:
         with suppress(InputError):  # the topology has no dimensions
             dimensions(problem.topology)
@@ -106,8 +107,13 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 
 
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
-    """About what a baseline takes; infinity where too many chunks arrive for it to compete."""
-    portfolio, collective = parameters.portfolio, problem.collective
+    """About what a baseline takes; infinity where too much is sent for it to compete."""
+    portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
+    links_s = len(topology.links) * portfolio.baseline_s_per_link
+    if name == BALANCED:  # once the dimensions are found
+        transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
+        is_long = transfers > portfolio.balanced_transfers
+        return math.inf if is_long else transfers * portfolio.balanced_s_per_transfer + links_s
     ending, starting = (
         np.array([len(ranks) for ranks in ends.sets])[ends.of_chunk]
         for ends in (collective.destination_sets, collective.origin_sets)
@@ -118,18 +124,7 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
         return math.inf
     if name in _NAMED:
         return min(int(starting @ ending), _MOST_NAMED) * portfolio.named_s_per_transfer
-    num_links = len(problem.topology.links)
-    return arrivals * portfolio.baseline_s_per_arrival + num_links * portfolio.baseline_s_per_link
-
-
-def _balanced_s(problem: Problem, parameters: SearchParameters) -> float:
-    """About what it takes to balance chunks over dimensions, once found; infinity where that is too much."""
-    portfolio, topology = parameters.portfolio, problem.topology
-    transfers = 2 * problem.collective.chunks_per_rank * topology.num_ranks**2
-    if transfers > portfolio.balanced_transfers:
-        return math.inf
-    links_s = len(topology.links) * portfolio.baseline_s_per_link
-    return transfers * portfolio.balanced_s_per_transfer + links_s
+    return arrivals * portfolio.baseline_s_per_arrival + links_s
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

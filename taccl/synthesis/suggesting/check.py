@@ -160,22 +160,14 @@ def check_sketch(
     if isinstance(collective, str):
         collective = make(collective, topology.num_ranks, chunks_per_rank=guide.chunks.per_rank)
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
-    wrong = check.faults()
     problem, missed = check.problem, len(list(unmet(check.problem)))
-
-    def reports(report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
-        return tuple(
-            ClauseReport(name, "wrong", wrong[name]) if name in wrong else report(name)
-            for name in _clause_names(guide)
-        )
-
     if missed:
         check_reachable(replace(problem, clauses=problem.clauses.only("merge")))
         found = explain(problem, time_limit_s=time_limit_s)
         return SketchReport(
             guide.name,
             usable=False,
-            clauses=reports(check.blocking),
+            clauses=check.reports(check.blocking),
             limits=found.reason,
             conflict=found.conflict,
             change=found.change,
@@ -184,10 +176,10 @@ def check_sketch(
     bound = lower_bound(problem, limit_s=max(0.0, deadline - time.monotonic()))
     return SketchReport(
         name=guide.name,
-        usable=not wrong,
-        clauses=reports(lambda name: check.effect(name, bound.bound_us, deadline)),
+        usable=not check.wrong,
+        clauses=check.reports(lambda name: check.effect(name, bound.bound_us, deadline)),
         bound_us=bound.bound_us,
-        free_us=bound_by(check.apply(_clause_names(guide)), deadline),
+        free_us=bound_by(check.apply(*_clause_names(guide)), deadline),
         divisible_us=bound_by(problem, deadline, divisible=True),
         limits=bound.limits,
         hints=check.hints(),
@@ -195,35 +187,38 @@ def check_sketch(
 
 
 class _Check:
-    """A sketch on a topology, with clauses left out."""
+    """A sketch on a topology, with clauses left out.
+
+    Those that do not fit are left out from the start; `wrong` says of each what is wrong with it.
+    """
 
     def __init__(
         self, sketch: Sketch, topology: Topology, collective: Collective, sizes: Mapping[str, Any]
     ) -> None:
         self.sketch, self.topology, self.collective, self.sizes = sketch, topology, collective, sizes
-        self.removed: frozenset[str] = frozenset()
-        self.problem: Problem
-
-    def apply(self, names: Collection[str]) -> Problem:
-        """The problem without some clauses, and without those that do not fit."""
-        sketch, _ = _without_clauses(self.sketch, self.removed.union(names))
-        return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
-
-    def faults(self) -> dict[str, str]:
-        """What is wrong with clauses that do not fit; they are left out from here on."""
-        wrong: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
         while True:
-            sketch, names = _without_clauses(self.sketch, self.removed)
+            fitting, names = _without_clauses(sketch, self.wrong)
             try:
-                self.problem = self.apply(())
+                self.problem = self.apply()
+                return
             except SketchError as error:
-                name = next((n for n, field in names.items() if _names(sketch, field, error)), None)
+                name = next((n for n, field in names.items() if _names(fitting, field, error)), None)
                 if name is None:
                     raise
-                wrong[name] = error.message + self._nearest(name)
-                self.removed |= {name}
-            else:
-                return wrong
+                self.wrong[name] = error.message + self._nearest(name)
+
+    def apply(self, *names: str) -> Problem:
+        """The problem without some clauses."""
+        sketch, _ = _without_clauses(self.sketch, {*self.wrong, *names})
+        return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
+
+    def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
+        """What is wrong with clauses, and a report on each that fits."""
+        return tuple(
+            ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
+            for name in _clause_names(self.sketch)
+        )
 
     def _nearest(self, name: str) -> str:
         """The symmetry nearest to one that the topology lacks, as advice."""
@@ -242,14 +237,14 @@ class _Check:
 
     def blocking(self, name: str) -> ClauseReport:
         """What a clause has to do with chunks that cannot get to where they must."""
-        if any(unmet(self.apply({name}))):
+        if any(unmet(self.apply(name))):
             return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
         return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
 
     def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
         """What a clause does in a sketch that admits a schedule."""
         try:
-            without = self.apply({name})
+            without = self.apply(name)
         except SketchError as error:  # others rest on it
             return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
         if name.startswith("symmetry"):
@@ -370,9 +365,8 @@ def _obeyed(problem: Problem) -> tuple[object, ...]:
 
     def is_own(link: int, chunk: int, reducing: bool) -> bool:
         data, ends = collective.chunks[chunk], problem.topology.links[link]
-        if reducing:
-            return data.root in ends.dsts
-        return not set(data.origins if data.root is None else (data.root,)).isdisjoint(ends.srcs)
+        starts = data.origins if data.root is None else (data.root,)
+        return not set(starts).isdisjoint(ends.dsts if reducing else ends.srcs)
 
     def has_others(link: int) -> bool:
         passed = (each for each, is_open in zip(asked, opened, strict=True) if is_open[link])
