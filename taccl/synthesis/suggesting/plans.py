@@ -141,12 +141,11 @@ class SketchShape:
 
 @dataclass(frozen=True, slots=True)
 class InternodePlan:
-    """Who talks across nodes: fields of ``[internode]``, what speaks for them, and what to write beside."""
+    """Who talks across nodes, what speaks for it, and fields of ``[internode]`` with a comment on each."""
 
     name: str
     why: str
-    internode: Mapping[str, object] = field(default_factory=dict)
-    comments: Mapping[str, str] = field(default_factory=dict)
+    internode: Mapping[str, tuple[object, str]] = field(default_factory=dict)
 
 
 def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape:
@@ -180,27 +179,22 @@ def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     count = len(shape.egress)
     busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
     if all((r, r) in shape.joined for r in local):
-        number = "Local rank i to local rank i of every other node."
+        same_number = {"connections": ("direct-map", "Local rank i to local rank i of every other node.")}
+        nobody = {r: (r,) for r in local}, "Nobody relays: a sender carries no chunks but its own."
         yield InternodePlan(
             "own-chunks",
             "every rank sends its own chunks to the rank with its number, once for each node: "
             f"{busy}, and no chunk crosses twice",
-            {"connections": "direct-map", "relays": {r: (r,) for r in local}},
-            {"connections": number, "relays": "Nobody relays: a sender carries no chunks but its own."},
+            {**same_number, "relays": nobody},
         )
-        yield InternodePlan(
-            "same-number",
-            f"every rank sends to the rank with its number, whosever chunk it is: {busy}",
-            {"connections": "direct-map"},
-            {"connections": number},
-        )
+        why = f"every rank sends to the rank with its number, whosever chunk it is: {busy}"
+        yield InternodePlan("same-number", why, same_number)
     if any(len(group) > 1 for group in shape.egress):
         yield from _one_for_each_nic(shape, busy)
     elif count < shape.ranks_per_node:
         yield from _nearest_sender(shape)
-    yield InternodePlan(
-        "free", "any rank may send any chunk over any link; the search decides which NICs are used"
-    )
+    why = "any rank may send any chunk over any link; the search decides which NICs are used"
+    yield InternodePlan("free", why)
 
 
 def _one_for_each_nic(shape: SketchShape, busy: str) -> Iterator[InternodePlan]:
@@ -222,10 +216,9 @@ def _one_for_each_nic(shape: SketchShape, busy: str) -> Iterator[InternodePlan]:
         "relays",
         f"{len(shape.egress[0])} ranks share a NIC: one of them sends for all and another receives, so that "
         f"neither end's links carry both directions, and {busy}",
-        {"connections": connections, "relays": relays},
         {
-            "connections": "Of the ranks that share a NIC one sends, and another receives.",
-            "relays": "A sender carries the chunks of all ranks at its NIC off the node.",
+            "connections": (connections, "Of the ranks that share a NIC one sends, and another receives."),
+            "relays": (relays, "A sender carries the chunks of all ranks at its NIC off the node."),
         },
     )
 
@@ -242,14 +235,14 @@ def _nearest_sender(shape: SketchShape) -> Iterator[InternodePlan]:
         nearest = min(reachable, key=lambda s: (apart[s], len(carried[s]), abs(s - rank), s))
         carried[nearest].append(rank)
     connections = {s: tuple(sorted(r for sender, r in shape.joined if sender == s)) for s in senders}
+    relays = {s: tuple(carried[s]) for s in senders if carried[s]}
     yield InternodePlan(
         "relays",
         f"not all ranks are linked across nodes ({len(senders)} of {shape.ranks_per_node}): each of these "
         "carries its own chunks and those of the ranks nearest to it",
-        {"connections": connections, "relays": {s: tuple(carried[s]) for s in senders if carried[s]}},
         {
-            "connections": "The ranks that are linked to other nodes.",
-            "relays": "Every rank's chunks leave the node at the sender nearest to it.",
+            "connections": (connections, "The ranks that are linked to other nodes."),
+            "relays": (relays, "Every rank's chunks leave the node at the sender nearest to it."),
         },
     )
 

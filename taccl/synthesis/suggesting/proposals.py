@@ -123,7 +123,7 @@ def make_sketch(
             for i, ranks in enumerate(shape.switches)
         ]
     if plan.internode:
-        content["internode"] = dict(plan.internode)
+        content["internode"] = {name: value for name, (value, _) in plan.internode.items()}
     if num_nodes > 1:
         content["merging"] = {"max": max_merge}
     content["symmetry"] = [{"offset": shift.offset, "group": shift.group} for shift in shifts]

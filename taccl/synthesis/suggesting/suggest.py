@@ -292,7 +292,7 @@ def _proposal(trials: _Trials, candidate: _Candidate, bound_s: float, limit_s: f
         parts.append(f"{timing_group(problem)} symmetries reduce the model")
     if unmerged and problem.topology.num_nodes > 1:
         parts.append("sends do not wait to be merged")
-    comments = {f"internode.{name}": text for name, text in plan.comments.items()}
+    comments = {f"internode.{name}": text for name, (_, text) in plan.internode.items()}
     comments["nodes"] = f"{shape.ranks_per_node} ranks each; `with_nodes` and --nodes rescale it."
     comments["chunks"] = (
         "More chunks a rank let sends overlap; each of them pays the latency of its own send, and makes the "
