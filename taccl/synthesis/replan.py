@@ -131,10 +131,18 @@ def replan(
     new_link = _new_links(old.problem, problem, new_rank)
     new_chunk = _new_chunks(old.problem, problem, new_rank)
     check_reachable(problem)
-    same = _unchanged(old, problem, new_chunk, new_link, new_rank)
+    same = None
+    with suppress(KeyError, ValueError):  # something is lost, or the order is none any more
+        same = _unchanged(old, problem, new_chunk, new_link, new_rank)
     schedule, constants, limits = None, parameters.replan, Limits(seed=seed, parameters=parameters)
     if old.carries is None and suits_improvement(problem, most_routes=constants.most_routes):
-        was_there = {link: e for link, e in new_link.items() if not _is_slower(old.problem, problem, link, e)}
+        links, links_now = old.problem.topology.links, problem.topology.links
+        was_there = {
+            link: e
+            for link, e in new_link.items()
+            if links_now[e].alpha_us <= links[link].alpha_us
+            and links_now[e].beta_us_per_mb <= links[link].beta_us_per_mb
+        }
         trees = _carried_over(read_trees(old), problem, new_rank, was_there, new_chunk)
         cut_off = {tree.chunk for tree in trees if not tree.drop_loose_ends(problem)}
         if cut_off or (trees and same is None):
@@ -274,29 +282,16 @@ def _unchanged(
     new_chunk: Mapping[int, int],
     new_link: Mapping[int, int],
     new_rank: Mapping[int, int],
-) -> Schedule | None:
-    """All transfers in their old order, timed anew; None where one is lost, or the order is none any more."""
-    if not all(t.chunk in new_chunk and t.link in new_link for t in old):
-        return None
+) -> Schedule:
+    """All transfers in their old order, timed anew; `KeyError` where one is lost, else `ValueError`."""
     named = old.contributions
-    if named is not None and not all(rank in new_rank for ranks in named for rank in ranks):
-        return None
-    try:
-        return exact_times(
-            problem,
-            chunk=[new_chunk[c] for c in old.chunk.tolist()],
-            link=[new_link[e] for e in old.link.tolist()],
-            starts=old.start,
-            group=old.group,
-            reduce=old.reduce,
-            producer=old.producer,
-            contributions=None if named is None else [[new_rank[r] for r in ranks] for ranks in named],
-        )
-    except ValueError:
-        return None
-
-
-def _is_slower(old: Problem, new: Problem, link: int, e: int) -> bool:
-    """Whether a new link is slower than it was."""
-    was, now = old.topology.links[link], new.topology.links[e]
-    return now.alpha_us > was.alpha_us or now.beta_us_per_mb > was.beta_us_per_mb
+    return exact_times(
+        problem,
+        chunk=[new_chunk[c] for c in old.chunk.tolist()],
+        link=[new_link[e] for e in old.link.tolist()],
+        starts=old.start,
+        group=old.group,
+        reduce=old.reduce,
+        producer=old.producer,
+        contributions=None if named is None else [[new_rank[r] for r in ranks] for ranks in named],
+    )
