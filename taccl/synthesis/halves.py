@@ -206,20 +206,18 @@ def _reversed(
     for _, _, _, end in schedule.blocks():
         start[at - len(end) : at] = finish - end[::-1]
         at -= len(end)
-    columns: tuple[NDArray[Any], ...] = (schedule.chunk[::-1], schedule.link[::-1], start)
     order = np.argsort(start, kind="stable") if (start[1:] < start[:-1]).any() else None
-    turned = []
-    for column in columns:
-        if order is None and column is start:
-            turned.append(start)
-            continue
+
+    def settled(column: NDArray[Any]) -> NDArray[Any]:
         room = room_for(count, column.dtype, spill_dir)
         if order is None:
             room[:] = column
         else:
             np.take(column, order, out=room, mode="clip")
-        turned.append(room)
-    chunk, link, start = turned
+        return room
+
+    chunk, link = settled(schedule.chunk[::-1]), settled(schedule.link[::-1])
+    start = start if order is None else settled(start)
     return CompactSchedule(problem, chunk, link, start, schedule.producer, count)
 
 

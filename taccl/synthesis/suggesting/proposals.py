@@ -139,12 +139,10 @@ def fitting_shifts(
     stays where it is: what ranks do alike they can then do at once. The longest blocks come first.
     """
     found: list[Shift] = []
-    num_ranks = problem.topology.num_ranks
     for shift in sorted(shifts, key=lambda each: (-each.group, each.offset)):
         deadline.check()
-        if shift.repeats_one_of(found):
-            continue
-        if _folds(problem, tuple(each.ranks(num_ranks) for each in (*found, shift))):
+        generators = tuple(each.ranks(problem.topology.num_ranks) for each in (*found, shift))
+        if not shift.repeats_one_of(found) and _folds(problem, generators):
             found.append(shift)
     return tuple(found)
 
