@@ -83,10 +83,11 @@ class Barriers:
         """The problem after some edits."""
         chosen, across = set(edits), self.problem.topology.internode_links
         loosened = self.without({edit.clause for edit in chosen if not edit.items})
-        kept, links = loosened.clauses, range(len(self.problem.topology.links))
+        links = range(len(self.problem.topology.links))
         opened = (e for e in links if any(option <= chosen for option in self._link_edits(e)))
-        allowed = None if kept.links_allowed is None else kept.links_allowed.union(opened)
-        changed: dict[str, Any] = {"links_allowed": None if len(allowed or links) == len(links) else allowed}
+        allowed = frozenset(loosened.links_allowed).union(opened)
+        used = [e for e in across if e in allowed]
+        changed: dict[str, Any] = {"links_allowed": None if len(allowed) == len(links) else allowed}
         if self.is_local:
             relays = {sender: set(starts) for sender, starts in self.relays.items()}
             for edit in chosen:
@@ -95,12 +96,11 @@ class Barriers:
                         relays[item[0]].add(item[1])
                     else:
                         relays.pop(item[0], None)
-            used = [e for e in across if allowed is None or e in allowed]
-            both = carried(self.problem.topology, relays, used)
-            changed["carries_from"], changed["carries_to"] = both
+            changed["carries_from"], changed["carries_to"] = carried(self.problem.topology, relays, used)
         # With a sketch, own chunks go first on every link between nodes that is allowed.
-        if kept.own_first and self.clauses.own_first == {e for e in across if not self._forbidden(e)}:
-            changed["own_first"] = frozenset(e for e in across if allowed is None or e in allowed)
+        own_first = loosened.clauses.own_first
+        if own_first and own_first == {e for e in across if not self._forbidden(e)}:
+            changed["own_first"] = frozenset(used)
         for each in self.clauses.said("path"):
             changed |= {each.field: edit.items[0][0] for edit in chosen if edit.clause in each.said}
         return loosened.with_clauses(**changed)
