@@ -62,9 +62,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     for name in names:
         begun, made = time.monotonic(), name in _made(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
-        left_s = (
-            until.left_s if name != names[0] else search.deadline.left_s
-        )  # the first is the best as a rule
+        left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
         # What takes very little has its moment even where the search took all of the time.
         if search.is_met or takes_s > max(left_s, portfolio.baseline_least_s):
             continue

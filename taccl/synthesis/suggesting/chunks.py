@@ -55,10 +55,8 @@ def choose_chunks(
     parameters : SearchParameters
         ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
     """
-    until, options = (
-        Deadline.after(time_limit_s),
-        Options(seed=seed, progress=progress, parameters=parameters),
-    )
+    until = Deadline.after(time_limit_s)
+    options = Options(seed=seed, progress=progress, parameters=parameters)
     chosen, _ = choose_with_sketches(problem, options, until, give_up=until)
     return chosen
 
