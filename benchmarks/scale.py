@@ -40,10 +40,11 @@ from benchmarks import scale_fabrics as fabrics
 from benchmarks.report import on_logarithms, parser_of, picture, shown, summed_up
 from benchmarks.scale_fabrics import MB
 from benchmarks.scale_rivals import Rivals, find_rivals
-from taccl.analysis.verification.verify_compact import verify_compact
+from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.collectives import together
 from taccl.problem import Problem, make_problem
+from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.improvement import compile_improvement
 from taccl.synthesis.large import schedule_large
 
@@ -221,7 +222,8 @@ def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target:
     problem.costs  # noqa: B018  worked out once, when first asked for
     old = None
     if case.fails is not None:
-        old = schedule_large(problem, seed=seed).expand()
+        first = schedule_large(problem, seed=seed)
+        old = first.expand() if isinstance(first, CompactSchedule) else first
         problem = _problem(case, case.fails(topology))
     built, memory = time.process_time(), _peak_mb()
     if case.bound_us is None:
@@ -234,7 +236,7 @@ def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target:
         target = int(bound * problem.costs.ticks_per_us * ratio)
         found = schedule_large(problem, seed=seed, target_ticks=target)
         done, peak = time.process_time(), _peak_mb()
-        verified, finish, num_sends = verify_compact(found), found.finish, len(found)
+        verified, finish, num_sends = verify(found), found.finish, len(found)
     else:
         schedule = taccl.replan(old, problem, seed=seed).schedule
         done, peak = time.process_time(), _peak_mb()
@@ -352,8 +354,8 @@ def warm_up(case: Case) -> None:
             for sizes in (MB, [MB * (1 + c % 2) for c in range(collective.num_chunks)]):
                 problem = make_problem(topology, collective, chunk_bytes=sizes)
                 found = schedule_large(problem)
-                verify_compact(found)
-                if case.fails is not None:
+                verify(found)
+                if case.fails is not None and isinstance(found, CompactSchedule):
                     taccl.replan(found.expand(), problem)
 
 

@@ -11,11 +11,11 @@ import math
 import time
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.analysis.verification.verify_compact import verify_compact
+from taccl.analysis.verification.verify import verify
 from taccl.collectives import make
 from taccl.costs import wide_links
 from taccl.deadline import NEVER, Deadline
@@ -93,7 +93,7 @@ def compile_kernels(problem: Problem) -> float:
 def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     """Run every kernel that such collectives need once, on two ranks."""
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
-    verify_compact(schedule_large(pair, num_runs=1))
+    verify(schedule_large(pair, num_runs=1))
     if name == "alltoall":
         fabric, demand = problem_arrays(pair)
         send_at_once(fabric, demand, find_paths(fabric, demand))
@@ -102,13 +102,18 @@ def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
 
 
-@overload
 def schedule_large(
-    problem: Problem, *, merges: Literal[False] = False, **options: Any
-) -> CompactSchedule: ...
-@overload
-def schedule_large(problem: Problem, *, merges: bool, **options: Any) -> Schedule | CompactSchedule: ...
-def schedule_large(problem: Problem, *, merges: bool = False, **options: Any) -> Schedule | CompactSchedule:
+    problem: Problem,
+    *,
+    merges: bool = False,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+    deadline: Deadline = NEVER,
+    seed: int = 0,
+    num_runs: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Schedule | CompactSchedule:
     """A schedule of a problem that `suits`, by the kernel; a compact one where nothing may merge.
 
     - `merges`: Whether sends may merge, where the problem allows it, that pays, and they are few.
@@ -121,59 +126,35 @@ def schedule_large(problem: Problem, *, merges: bool = False, **options: Any) ->
 
     Raises `OutOfTime` if it was stopped before there was a schedule.
     """
-    return _schedule(problem, merges, **options)
-
-
-def _schedule(
-    problem: Problem,
-    merges: bool,
-    *,
-    target_ticks: int = 0,
-    time_limit_s: float | None = None,
-    deadline: Deadline = NEVER,
-    seed: int = 0,
-    num_runs: int | None = None,
-    spill_dir: str | os.PathLike[str] | None = None,
-    parameters: SearchParameters = DEFAULTS,
-) -> Schedule | CompactSchedule:
     halves = split(problem)
     share = parameters.halves.large_share if len(halves) > 1 else 1.0
-    limits = Limits(
-        deadline,
-        target_ticks=target_ticks // len(halves),
-        num_runs=num_runs,
-        seed=seed,
-        spill_dir=spill_dir,
-        parameters=parameters,
-    )
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
+    limits = Limits(deadline, None, target_ticks // len(halves), num_runs, seed, spill_dir, parameters)
     merges = merges and spill_dir is None and _may_merge(problem, parameters)
     found: Iterator[Any] = (
-        _searched(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
+        _schedule_half(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
         for place, half in enumerate(halves)
     )
     joined: Schedule | CompactSchedule = join(problem, found, spill_dir=spill_dir)
     return joined
 
 
-def _searched(
+def _schedule_half(
     half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool
 ) -> Schedule | CompactSchedule:
-    """A schedule of a problem whose chunks spread, with so many more of them to come."""
+    """A schedule of a problem whose chunks spread, with so many more to come; whole if it `merges`."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
-        empty = CompactSchedule(problem, nothing, nothing, nothing, "greedy")
+        empty = _compact(problem, Sends(nothing, nothing, nothing, 0))
         return empty.expand() if merges else empty
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread
         found = search(fabric, demand, limits)
-        schedule: Schedule | CompactSchedule = _compact(problem, found)
-        if merges:
-            schedule = _merged(problem, fabric, demand, found, limits)
+        schedule = _merged(problem, fabric, demand, found, limits) if merges else _compact(problem, found)
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None
         if is_masked or not is_open or is_over or not suits_improvement(problem):
@@ -182,11 +163,11 @@ def _searched(
         turns = max(ruin.least_turns, ruin.turn_sends // max(1, schedule.num_transfers))
         whole = schedule.expand() if isinstance(schedule, CompactSchedule) else schedule
         better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
-        if merges or better.finish_ticks >= schedule.finish_ticks:
+        if merges or better is whole:
             return better if merges else schedule
         order = np.argsort(better.start, kind="stable")
-        chunk, link, start = better.chunk[order], better.link[order], better.start[order]
-        return CompactSchedule(problem, chunk, link.astype(np.int32), start, "greedy")
+        columns = better.chunk[order], better.link[order].astype(np.int32), better.start[order]
+        return _compact(problem, Sends(*columns, better.finish_ticks))
 
 
 def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:

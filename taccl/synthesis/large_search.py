@@ -92,16 +92,8 @@ def _found(
 ) -> Schedule | CompactSchedule:
     """What the compiled list scheduler finds; `OutOfTime` where that is nothing."""
     search.report("greedy (compiled)")
-    target, parameters = search.bound_ticks, search.parameters
-    schedule = partial(
-        schedule_large,
-        problem,
-        target_ticks=target,
-        deadline=deadline,
-        parameters=parameters,
-        merges=search.options.keeps_sends,
-        **options,
-    )
+    options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
+    schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
     return deadline.run(schedule, tell=tell)
 
 
