@@ -7,10 +7,9 @@ schedule and its file take for each. What fits nowhere is refused with what woul
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,14 +17,14 @@ from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
 from taccl.problem import Problem
+from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
     from taccl.synthesis.search import Options
-
-_Ends: TypeAlias = "list[Sequence[int]]"
+    from taccl.topology.topology import Topology
 
 #: Per transfer of a whole schedule, and while it is written to a file.
 _EXPANDED_BYTES, _FILE_BYTES = 150, 400
@@ -96,7 +95,7 @@ def memory_need(
         num_transfers,
         proof=_PROOF_BYTES + _PROOF_LINK_BYTES * min(len(problem.topology.links), _MOST_PROOF_LINKS),
         search=max(searches),
-        verification=columns + halves[0].verification(num_transfers if combining else 0),
+        verification=columns + halves[0].verification(problem.topology, num_transfers if combining else 0),
         columns=0 if summary else columns,
         file=file,
     )
@@ -190,39 +189,30 @@ def _lines(path: str) -> list[str]:
 @cached
 def _read_halves(problem: Problem) -> list[_Half]:
     """What is searched."""
-    chunks = problem.collective.chunks
-    ends: list[tuple[_Ends, _Ends]] = [([c.origins for c in chunks], [c.destinations for c in chunks])]
-    if problem.collective.combining:
-        roots: _Ends = [
-            (c.root,) if c.root is not None else c.origins[:1] or c.destinations[:1] for c in chunks
-        ]
-        ends = [(roots, [c.origins for c in chunks])]
-        if any(set(c.destinations) != {c.root} for c in chunks):
-            ends.append((roots, [c.destinations for c in chunks]))
-    return [_Half(problem, *each) for each in ends]
+    if not problem.collective.combining:
+        return [_Half(problem)]
+    spreading = [] if problem.collective.stays_at_roots else [spreading_half(problem)]
+    return [_Half(each) for each in (reduction_half(problem), *spreading)]
 
 
 class _Half:
     """The sends of a problem whose chunks spread, and what they take."""
 
-    def __init__(self, problem: Problem, origins: _Ends, destinations: _Ends) -> None:
-        topology = problem.topology
-        self.num_ranks, self.num_links = topology.num_ranks, len(topology.links)
-        self.num_chunks = len(origins)
-        self.to_one = bool(destinations) and all(len(to) == 1 for to in destinations)
-        arrivals = sum(map(len, destinations))
+    def __init__(self, problem: Problem) -> None:
+        self.num_ranks, self.num_links = problem.topology.num_ranks, len(problem.topology.links)
+        chunks = problem.collective.chunks
+        self.num_chunks = len(chunks)
+        self.to_one = bool(chunks) and all(len(chunk.destinations) == 1 for chunk in chunks)
+        arrivals = sum(len(chunk.destinations) for chunk in chunks)
         self.num_sends = arrivals
         if self.to_one:
-            self.num_trees = len({tuple(each) for each in origins})
-            self.num_sends = round(_mean_hops(problem, origins, destinations) * self.num_chunks)
-        elif all(len(to) == self.num_ranks for to in destinations):
-            self.num_sends = max(0, arrivals - sum(map(len, origins)))
+            self.num_trees = len({chunk.origins for chunk in chunks})
+            self.num_sends = round(_mean_hops(problem) * self.num_chunks)
+        elif all(len(chunk.destinations) == self.num_ranks for chunk in chunks):
+            self.num_sends = max(0, arrivals - sum(len(chunk.origins) for chunk in chunks))
         self.partial = not self.to_one and arrivals < self.num_ranks * self.num_chunks
         self.masked = has_chunk_masks(problem)
         self._small = 2 if self.num_chunks <= 1 << 16 else 4
-        holds = hold_columns(topology)
-        late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
-        self._num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
         costs = problem.costs
         alike = all((each == each[:1]).all() for each in (costs.link_alpha, costs.link_beta))
         self._even = alike and len(set(problem.chunk_bytes)) < 2
@@ -251,18 +241,21 @@ class _Half:
         trees = _TREE_BYTES * self.num_ranks * self.num_chunks if self.partial else 0
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
-    def verification(self, num_summed: int) -> int:
+    def verification(self, topology: Topology, num_summed: int) -> int:
         """Bytes at the peak of the verifier, without the columns that it reads; of so many sends of sums."""
+        holds = hold_columns(topology)
+        late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
+        num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
         pairs, entered = self.num_ranks * self.num_chunks, self.num_sends + self.num_chunks
         kept = 12 * entered if pairs > 3 * entered else 4 * pairs
         most_rows = _BLOCK
         if num_summed:  # an order by chunk, and whether each sums; of a chunk all rows at once
             kept, most_rows = 5 * num_summed, max(_BLOCK, num_summed // self.num_chunks)
-        row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * self._num_held)
+        row_bytes = round(_VERIFIED_ROW_BYTES + _HELD_ROW_BYTES * num_held)
         return kept + row_bytes * min(max(num_summed, self.num_sends), most_rows) + 400 * self.num_links
 
 
-def _mean_hops(problem: Problem, origins: _Ends, destinations: _Ends) -> float:
+def _mean_hops(problem: Problem) -> float:
     """Links that a chunk with one destination passes, on the average over some origins."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
@@ -270,9 +263,7 @@ def _mean_hops(problem: Problem, origins: _Ends, destinations: _Ends) -> float:
     num_ranks, used = problem.topology.num_ranks, np.array(problem.links_allowed, np.int64)
     src, dst = link_ends(problem.topology)
     joined = csr_array((np.ones(len(used)), (src[used], dst[used])), shape=(num_ranks, num_ranks))
-    if problem.collective.combining:  # a reduction is searched backwards
-        joined = joined.T.tocsr()
-    pairs = np.array([[some[0] for some in ends] for ends in (origins, destinations)]).T
+    pairs = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in problem.collective.chunks])
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
     if len(ends) < len(starts):  # as of a gather: the same ways backwards
         joined, pairs, starts = joined.T.tocsr(), pairs[:, ::-1], ends
