@@ -135,25 +135,21 @@ def spread_offsets(
                 continue
             found = -1
             source = -1
-            if tiers:
-                p = fresh[g]
+            for sweep in range(0 if tiers else 1, 2):
+                is_fresh = sweep == 0
+                p = fresh[g] if is_fresh else place[g]
                 while p < num_log and found < 0:
                     base = log[p] // num_places * num_places
                     node = base + steps[log[p] - base, g]
-                    if taken[node] < 0 and not entered[g, base + first_in[g, node - base]]:
-                        found, source = node, log[p]
-                    else:
-                        p += 1
-                fresh[g] = p
-            if found < 0:
-                p = place[g]
-                while p < num_log and found < 0:
-                    base = log[p] // num_places * num_places
-                    node = base + steps[log[p] - base, g]
-                    if taken[node] < 0:
+                    if taken[node] < 0 and not (is_fresh and entered[g, base + first_in[g, node - base]]):
                         found, source = node, log[p]
                     p += 1
-                place[g] = p
+                if is_fresh:
+                    fresh[g] = p
+                else:
+                    place[g] = p
+                if found >= 0:
+                    break
             if found < 0:
                 continue
             _take(classes, g, time)
