@@ -17,7 +17,7 @@ import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.collectives import make
-from taccl.costs import wide_links
+from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
@@ -65,12 +65,10 @@ def why_not(problem: Problem) -> str:
 
 def _own_first_holds(problem: Problem) -> bool:
     """Whether links on which own chunks go first are taken until a send ends, so that relayed ones wait."""
-    links, missing = problem.topology.links, set(problem.clauses.own_first)
-    for hold in problem.topology.holds if missing else ():
-        link = links[hold.link]
-        if (hold.alpha_us, hold.beta_us_per_mb) == (link.alpha_us, link.beta_us_per_mb):
-            missing.discard(hold.link)
-    return not missing
+    costs, holds = problem.costs, hold_columns(problem.topology)
+    same = costs.hold_alpha == costs.link_alpha[holds.link]
+    same &= costs.hold_beta == costs.link_beta[holds.link]
+    return problem.clauses.own_first <= set(holds.link[same].tolist())
 
 
 def effort(problem: Problem) -> int:

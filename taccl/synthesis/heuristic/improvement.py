@@ -24,7 +24,7 @@ from taccl.kernels import is_compiled
 from taccl.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half, reverse
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.heuristic.fabric import starts
+from taccl.synthesis.heuristic.fabric import most_merged, starts
 from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, SearchState, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
@@ -77,7 +77,7 @@ class Improvement:
     ) -> None:
         self.problem, self.limits = problem, limits
         self.trees, ruin = list(trees), limits.parameters.ruin
-        self.arcs = _arcs(problem, most_merged=ruin.most_merged if merges else 1)
+        self.arcs = _arcs(problem, ruin.most_merged if merges else 1)
         self.demand = _demand(problem, self.trees, chunks)
         num_trees = len(self.trees)
         self.now, self.kept, self.best = (_state(self.arcs, num_trees, ruin.most_holds) for _ in range(3))
@@ -201,8 +201,8 @@ def compile_improvement() -> None:
     search.run(turns=1)
 
 
-def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
-    topology, costs, clauses = problem.topology, problem.costs, problem.clauses
+def _arcs(problem: Problem, most: int) -> Arcs:
+    topology, costs = problem.topology, problem.costs
     links, num_links, n = topology.links, len(topology.links), topology.num_ranks
     tail = np.full(2 * num_links, -1)
     heads: list[tuple[int, ...]] = [()] * (2 * num_links)
@@ -218,18 +218,13 @@ def _arcs(problem: Problem, *, most_merged: int) -> Arcs:
     arc_of_head = np.repeat(np.arange(2 * num_links), [len(each) for each in heads])
     entering = arc_of_head // num_links * n + head
     hold_of, hold = _holds(problem)
-    may_merge = np.zeros(num_links, bool)
-    most_merged = min(clauses.max_merge, most_merged)
-    if most_merged > 1:
-        # Where no resource is held for the latency, what is sent together only ends later.
-        pays = np.repeat(np.arange(num_links), np.diff(hold_of))[costs.hold_alpha[hold] > 0]
-        may_merge[sorted(clauses.merging)] = True
-        may_merge &= np.isin(np.arange(num_links), pays)
+    # Where no resource is held for the latency, what is sent together only ends later.
+    merged = np.minimum(most_merged(problem, 0.0), most)
     columns = hold_columns(topology)
     resource = np.unique(columns.resource[hold], return_inverse=True)[1]
     return Arcs(
-        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), may_merge,
-        most_merged if may_merge.any() else 1,
+        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), merged > 1,
+        int(merged.max(initial=1)),
         hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], columns.receives[hold],
         tail, starts(arc_of_head, 2 * num_links), head,
         starts(leaving, 2 * n), arc[np.argsort(leaving, kind="stable")],
