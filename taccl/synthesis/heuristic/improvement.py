@@ -251,12 +251,8 @@ def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | Non
     n, chunks = problem.topology.num_ranks, problem.collective.chunks
     count = len(trees)
     kind = np.array([tree.reducing for tree in trees], np.int64)
-    partner = np.full(count, -1, np.int64)
-    known: dict[int, int] = {}
-    for t, tree in enumerate(trees):
-        if tree.chunk in known:
-            partner[t], partner[known[tree.chunk]] = known[tree.chunk], t
-        known[tree.chunk] = t
+    # The two trees of a chunk that is reduced are next to one another.
+    partner = np.arange(count) ^ 1 if problem.collective.combining else np.full(count, -1)
     is_origin, is_target = np.zeros((count, n), bool), np.zeros((count, n), bool)
     for t, tree in enumerate(trees):
         is_origin[t, list(tree.origins)] = True

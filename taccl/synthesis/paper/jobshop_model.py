@@ -63,7 +63,7 @@ class _Shop:
                 for m in hops:
                     self._single(m, link)
                 if payload["own_first"][link]:
-                    self._own_first(link, hops)
+                    self._own_first(hops)
         for used in self.intervals.values():
             model.add_no_overlap([interval for interval, _ in used])
             model.add(self.finish >= sum(load for _, load in used))
@@ -166,7 +166,7 @@ class _Shop:
             model.add_hint(made, hinted >= 0)
         model.add_hint(start, max(0, min(hinted, latest)))
 
-    def _own_first(self, link: int, hops: Sequence[int]) -> None:
+    def _own_first(self, hops: Sequence[int]) -> None:
         """Own chunks a latency before relayed ones."""
         payload = self.payload
         for own, relayed in product(hops, hops):
