@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from taccl.solvers.model import MilpModel
 from taccl.synthesis.greedy import ListSchedule, send_of
 from taccl.synthesis.paper.quotient import Held, Quotient
-from taccl.synthesis.paper.routing import needed_hops
+from taccl.synthesis.paper.routing import needed_entries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,8 @@ class ContiguityModel:
     """
 
     def __init__(self, quotient: Quotient, schedule: ListSchedule) -> None:
-        needed = needed_hops(quotient, schedule)
+        entries = needed_entries(quotient, schedule)
+        needed = set(entries.values())
         self.quotient, self.upper = quotient, schedule.finish_ticks / quotient.problem.costs.ticks_per_us
         self.model = model = MilpModel()
         finish = model.add_variable(0, self.upper, cost=1.0)
@@ -57,7 +58,7 @@ class ContiguityModel:
         self.arrival = {m: model.add_variable(0, self.upper) for m in self.order}
         merging = [m for m in self.order if quotient.merging[quotient.hops[m].link_orbit]]
         self.begins = {m: model.add_variable(0, 1, integer=True) for m in merging}
-        self._availability()
+        self._availability(entries)
         rows: dict[int, list[int]] = defaultdict(list)
         for m in self.order:
             self.add("finish", [(1.0, finish), (-1.0, self.arrival[m])])
@@ -69,16 +70,12 @@ class ContiguityModel:
         """A row ``terms >= least``."""
         self.model.add_row(terms, least, tag=f"contiguity.{tag}")
 
-    def _availability(self) -> None:
+    def _availability(self, entries: Mapping[int, int]) -> None:
         """A chunk is sent on after it arrived."""
-        entered: dict[int, int] = {}
-        for m in self.order:
-            for p in self.quotient.hops[m].dsts:
-                entered.setdefault(p, m)
         for m in self.order:
             for p in self.quotient.hops[m].srcs:
                 if not self.quotient.states[p].is_origin:
-                    self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entered[p]])])
+                    self.add("availability", [(1.0, self.start[m]), (-1.0, self.arrival[entries[p]])])
 
     def _resources(self, lanes: Mapping[int, _Lane], schedule: ListSchedule) -> None:
         """Neighbours in a resource's order hold it one after the other, unless they are of one batch."""

@@ -355,7 +355,7 @@ def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.fl
     A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
     relayed ones wait for no more than that.
     """
-    quotient, per_us, entries = routing.quotient, routing.per_us, _needed_entries(routing.quotient, schedule)
+    quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
     if not routing.made.keys() >= set(entries.values()):
         return None
     values = np.zeros(routing.model.num_variables)
@@ -404,10 +404,10 @@ def project(quotient: Quotient, schedule: Schedule) -> ListSchedule:
 
 def needed_hops(quotient: Quotient, schedule: ListSchedule) -> set[int]:
     """The hops of a schedule that lead to a destination."""
-    return set(_needed_entries(quotient, schedule).values())
+    return set(needed_entries(quotient, schedule).values())
 
 
-def _needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
+def needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
     """The hop that first brings the chunk to each state from which it is needed somewhere, or where."""
     first = {p: m for send in reversed(schedule.sends) for m in send.hops for p in quotient.hops[m].dsts}
     needed: dict[int, int] = {}
