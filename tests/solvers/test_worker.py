@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -54,11 +55,10 @@ def test_workers_are_reused():
 
 def test_tasks_at_once_have_a_process_each():
     """A second task does not wait for the first."""
-    ended = []
+    begun = Event()
     with ThreadPoolExecutor() as pool:
-        slow = pool.submit(drill, "linger", time_limit_s=3, on_progress=lambda _: ended.append(slow.done()))
-        while not ended:
-            time.sleep(0.01)
+        slow = pool.submit(drill, "linger", time_limit_s=3, on_progress=lambda _: begun.set())
+        assert begun.wait(20)
         assert drill("echo").status == "done"
         assert not slow.done()
     assert slow.result().status == "done"
