@@ -251,14 +251,14 @@ def hops_from(
     hops[list(starts)] = 0
     for passed in range(topology.num_ranks if limit is None else limit):
         found = hops >= 0
-        fresh = set(behind[found[ahead]].tolist())
+        fresh = found.copy()
+        fresh[behind[found[ahead]]] = True
         for link in wide:  # of several sources the last to have the chunk leads it on
             if found[list(link.dsts)].any() if reducing else found[list(link.srcs)].all():
-                fresh.update(link.srcs if reducing else link.dsts)
-        new = [rank for rank in fresh if not found[rank]]
-        if not new:
+                fresh[list(link.srcs if reducing else link.dsts)] = True
+        if (fresh == found).all():
             break
-        hops[new] = passed + 1
+        hops[fresh & ~found] = passed + 1
     return {rank: int(hops[rank]) for rank in np.flatnonzero(hops >= 0).tolist()}
 
 
