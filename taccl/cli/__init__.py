@@ -7,6 +7,7 @@ answer that cannot be written; 3 a known solver is not installed or not licensed
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Sequence
@@ -16,8 +17,9 @@ from taccl.deadline import signals_to
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code."""
+    """Run one verb; returns the exit code. Without words it is the command, and the process ends with it."""
     interrupts: list[int] = []
+    code = 130
 
     def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
         interrupts.append(number)
@@ -29,10 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             if "_ARGCOMPLETE" in os.environ:
                 complete()
-            return run(argv, interrupts)
+            code = run(argv, interrupts)
     except KeyboardInterrupt:
-        return 130
+        pass
     except ImportError:
-        if interrupts:  # a library that is interrupted while it is imported may say that it is damaged
-            return 130
-        raise
+        if not interrupts:  # a library that is interrupted while it is imported may say that it is damaged
+            raise
+    if argv is None:  # all is said: neither Ctrl-C nor what nobody needs any more holds up the end
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.freeze()
+    return code

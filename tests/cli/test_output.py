@@ -144,6 +144,26 @@ def test_environment_is_left_alone():
     assert (sorted(os.listdir("/proc/self/fd")) if before else []) == before
 
 
+#: The command, with a Ctrl-C as the process ends, and a word of whether its last collection goes over objects.
+ENDS = """
+import atexit, gc, signal, sys
+from taccl.cli import main
+atexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects())))
+atexit.register(signal.raise_signal, signal.SIGINT)
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_once_all_is_said():
+    """The process ends as it would without, silently, and goes over none of its objects for that."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, "show", "ring:4"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\nTrue\n")
+
+
 #: Runs commands one after another, each of which replaces a file, and prints code and file and complaint.
 REPLACES = """
 import contextlib, io, json, sys
