@@ -28,11 +28,10 @@ _TASK_NUMBERS = itertools.count()
 _START_S = 60.0  # what starting Python and importing a library may take on a busy machine
 _GRACE_S = 5.0  # past its time limit, before a task is killed
 _LONGEST_WAIT_S = 3600.0  # at a time: channels know no wait of years
-# After Ctrl-C, before a task is killed: neither HiGHS 1.15 nor SCIP 10 hears an interrupt within the first
-# relaxation of a MILP. HiGHS has reported its best point by then; of SCIP a point may be lost, if it comes
-# within a relaxation that takes longer.
+# After Ctrl-C, before a task is killed: HiGHS 1.15, SCIP 10 and CBC 2.10 hear no interrupt within the first
+# relaxation of a MILP. HiGHS has reported its best point by then; of SCIP and CBC a point may be lost, if it
+# comes within a relaxation, or rounds of cuts, that take longer.
 _INTERRUPT_S = 0.5
-_INTERRUPT_CBC_S = 2.0  # CBC writes the best point that it has to a file first
 _KILLED_S = 2.0  # until a killed process is gone
 #: After these a worker that was bounded may hold half a library.
 _FAILED = ("crashed", "out-of-memory", "unavailable")
@@ -69,9 +68,9 @@ def run_task(
 ) -> Outcome:
     """The outcome of a task, however long it takes.
 
-    On Ctrl-C the task is asked to stop and killed if it has not within half a second (two for CBC; at once,
-    if its worker is still loading); the outcome is then "interrupted", with its result or last
-    progress, and the KeyboardInterrupt is not raised again.
+    On Ctrl-C the task is asked to stop and killed if it has not within half a second (at once, if its worker
+    is still loading); the outcome is then "interrupted", with its result or last progress, and the
+    KeyboardInterrupt is not raised again.
 
     - `family`: Which worker: one of `taccl.solvers.process.FAMILIES`.
     - `function`: ``"taccl.package.module:name"``. It is called in the worker as ``function(payload,
@@ -141,7 +140,7 @@ class _Task:
         if self.is_running and self.process is not None:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: do not wait
                 self.process.send_stop(self.number)
-                outcome = self._listen(_INTERRUPT_CBC_S if self.family == "pulp" else _INTERRUPT_S)
+                outcome = self._listen(_INTERRUPT_S)
         outcome = outcome or self._killed("interrupted", "")
         return replace(outcome, status="interrupted", message="stopped by Ctrl-C")
 
