@@ -211,11 +211,12 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s))
     try:
         _search_and_improve(search, left_s, is_large, proposals)
+        found = search.result(choice)
     except KeyboardInterrupt:
         search.interrupt()
         if search.best is None:
             raise
-    found = search.result(choice)
+        found = search.result(choice)
     if problem is asked or options.keep == "summary":
         return found
     schedule = replace(found.schedule, problem=asked)

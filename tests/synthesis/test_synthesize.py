@@ -602,6 +602,20 @@ class TestCtrlC:
         assert stage(result, "routing").status == "interrupted"
         assert result.seconds < 15
 
+    def test_while_the_best_is_verified(self, monkeypatch):
+        """Once the search is over the result is returned, verified a second time."""
+        whole, times = searching.verify, []
+
+        def verify(schedule):
+            times.append(schedule)
+            if len(times) == 1:
+                signal.raise_signal(signal.SIGINT)
+            return whole(schedule)
+
+        monkeypatch.setattr(searching, "verify", verify)
+        result = synthesized(small(), backend="greedy")
+        assert (len(times), result.interrupted) == (2, True)
+
     @pytest.mark.slow
     def test_second_half(self, loose_bound):
         """Interrupted while the sums spread, an allreduce is whole."""
