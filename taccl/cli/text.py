@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.output import Answer
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 def result_answer(result: Result) -> Answer:
     """A result: the figures, then a row per stage."""
-    return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
+    try:
+        return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
+    except KeyboardInterrupt:  # the bound of every cut may take seconds: without it
+        return result_answer(replace(result, stopped="interrupted"))
 
 
 #: The heads of columns, and how their values are shown.

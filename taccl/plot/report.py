@@ -14,7 +14,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.every_cut import bound_rows, standing
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Duration, checked
@@ -163,7 +163,8 @@ def report(
         text = "The busiest resources: when they are busy, and for what they are idle, in us:"
         return _paragraph(text) + _lines(simulate(whole).table(limit=12))
 
-    best, checked = standing(bound, schedule.finish), ""
+    every = bound_of_every_cut(bound)
+    best, checked = standing(bound, schedule.finish, every), ""
     if count <= _MOST_CHECKED and bound.witness:
         holds = "it holds" if bound.check() else "the witness does not prove the bound"
         checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
@@ -173,7 +174,7 @@ def report(
         ("violations", format_count(len(judged.violations), "violation") if violations else ""),
         ("finish", schedule.timing),
         ("bandwidth", schedule.bandwidth_text),
-        *bound_rows(bound),
+        *bound_rows(bound, every),
         ("gap", format_gap(bound.gap(schedule.finish)) + (f" ({best})" if best else "")),
         ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
         ("redundant", str(judged.num_redundant or "")),

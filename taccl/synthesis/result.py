@@ -167,9 +167,9 @@ class Result:
     def bound_of_every_cut(self) -> Certificate | None:
         """The bound of the same data however it is cut into chunks; None where that would take too long.
 
-        It is looked for when it is first asked for, in a second or two.
+        It is looked for when it is first asked for, in a second or two; not after Ctrl-C.
         """
-        return bound_of_every_cut(self.bound)
+        return None if self.interrupted else bound_of_every_cut(self.bound)
 
     @property
     def standing(self) -> str:
@@ -178,7 +178,7 @@ class Result:
         Proven best is what no schedule beats under the same costs, however the data is cut into chunks; under
         a sketch, no schedule that obeys it.
         """
-        return standing(self.bound, self.schedule.finish)
+        return standing(self.bound, self.schedule.finish, self.bound_of_every_cut)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""
@@ -214,7 +214,7 @@ class Result:
         along = [] if self.dimension_bound is None else [("along dimensions", self.dimension_bound.text)]
         return [
             ("finish", ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))),
-            *bound_rows(self.bound),
+            *bound_rows(self.bound, self.bound_of_every_cut),
             *along,
             ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
             ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),

@@ -7,7 +7,9 @@ from fractions import Fraction
 import pytest
 
 import taccl
+from taccl.analysis.certificates import every_cut
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from taccl.cli.text import result_answer
 from tests.fuzzing import by_turns
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
@@ -26,32 +28,52 @@ def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
     result = taccl.synthesize(halves, time_limit_s=5)
     # Three chunks enter over two links: two pass one of them, of 20 us each; halves need 30 us.
     assert (whole.bound, result.finish_us) == (40, 30)
-    assert standing(whole, Fraction(40)) == "best for 1 chunk a rank"
+    assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "best for 1 chunk a rank"
     assert result.standing == "proven best"
 
 
 def test_both_bounds_are_told_where_they_differ():
     """40 us for whole chunks and 30 for every cut are two rows; where they are alike, one is enough."""
     ring = taccl.topologies.ring(4, alpha_us=0)
-    rows = bound_rows(_bound(ring, "allgather", 4_000_000, chunks_per_rank=1))
+    whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
+    alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
+    rows = bound_rows(whole, bound_of_every_cut(whole))
     assert [name for name, _ in rows] == ["bound", "of every cut"]
     assert rows[0][1].startswith("40 us for 1 chunk a rank")
     assert rows[1][1].startswith("30 us")
-    assert len(bound_rows(_bound(RING, "allgather", 5_000_000, chunks_per_rank=1))) == 1
+    assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
 
 
 def test_a_later_finish_has_no_standing():
     """Above the bound nothing is proven of it."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
-    assert standing(bound, bound.bound) == "proven best"
-    assert standing(bound, bound.bound + 1) == ""
+    every = bound_of_every_cut(bound)
+    assert standing(bound, bound.bound, every) == "proven best"
+    assert standing(bound, bound.bound + 1, every) == ""
 
 
 def test_what_is_best_under_a_sketch_says_so():
     """A schedule that leaves the sketch aside may be better."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     sketched = taccl.lower_bound(problem.with_clauses(name="mine"))
-    assert standing(sketched, sketched.bound) == "proven best under this sketch"
+    assert standing(sketched, sketched.bound, bound_of_every_cut(sketched)) == "proven best under this sketch"
+
+
+def test_none_is_looked_for_after_ctrl_c(monkeypatch):
+    """What Ctrl-C ended is shown without; and so is what is shown when Ctrl-C comes while it is looked for."""
+    problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
+    result = taccl.synthesize(problem, time_limit_s=1)
+    asked = []
+
+    def interrupted(*_, **__):
+        asked.append(problem)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(every_cut, "lower_bound", interrupted)
+    answer = result_answer(result)
+    assert (len(asked), answer.values["interrupted"]) == (1, True)
+    assert answer.values["bound_of_every_cut_us"] is None
+    assert answer.values["standing"] == "best for 1 chunk a rank"
 
 
 def test_what_a_sketch_keeps_from_merging_is_said():
@@ -59,7 +81,8 @@ def test_what_a_sketch_keeps_from_merging_is_said():
     topology = taccl.topologies.fully_connected(4)
     problem = taccl.Sketch().apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
-    assert standing(bound, bound.bound) == "best for 1 chunk a rank under this sketch"
+    every = bound_of_every_cut(bound)
+    assert standing(bound, bound.bound, every) == "best for 1 chunk a rank under this sketch"
 
 
 def test_padding_is_no_part_of_the_bound_of_every_cut():

@@ -44,12 +44,11 @@ def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
     )
 
 
-def standing(bound: Certificate, finish: Fraction) -> str:
+def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
     """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither."""
     if finish > bound.bound:
         return ""
-    problem, every = bound.problem, bound_of_every_cut(bound)
-    clauses = problem.clauses
+    problem, clauses = bound.problem, bound.problem.clauses
     if every is not None and finish <= every.bound:  # which no limit of what merges raises
         is_sketched, words = clauses != clauses.only("merge"), "proven best"
     else:
@@ -58,9 +57,8 @@ def standing(bound: Certificate, finish: Fraction) -> str:
     return words + (" under this sketch" if is_sketched or clauses.name else "")
 
 
-def bound_rows(bound: Certificate) -> list[tuple[str, str]]:
+def bound_rows(bound: Certificate, every: Certificate | None) -> list[tuple[str, str]]:
     """A bound in words, by what it is of; and that of every cut, where it is lower by more than 1 %."""
-    every = bound_of_every_cut(bound)
     if every is None or bound.bound <= every.bound * (1 + _WORTH_TELLING):
         return [("bound", f"{format_us(bound.bound)}, limited by {bound.limits}")]
     return [
