@@ -16,7 +16,7 @@ from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.matrices import load_probe
 from taccl.placement.probe import APART, Probe
-from taccl.runtime.environment import import_mpi, launched_by
+from taccl.runtime.environment import joined, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
 from taccl.runtime.worker import serve
@@ -115,10 +115,12 @@ def probe(
         return Probe.from_dict(
             launched("taccl.placement.measuring", ranks, request, timeout_s=patience_s, note=note)
         )
-    comm = import_mpi().COMM_WORLD if comm is None else comm
-    if ranks not in (None, comm.size):
-        raise InputError(f"found {ranks}, but there are {comm.size} MPI ranks; leave it out", where="ranks")
-    return Probe.from_dict(_ProbeRank(comm, request, note).probe())
+    with joined() as mpi:
+        comm = mpi.COMM_WORLD if comm is None else comm
+        if ranks not in (None, comm.size):
+            said = f"found {ranks}, but there are {comm.size} MPI ranks; leave it out"
+            raise InputError(said, where="ranks")
+        return Probe.from_dict(_ProbeRank(comm, request, note).probe())
 
 
 class _ProbeRank:

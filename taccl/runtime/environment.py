@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl.deadline import signals_to
 from taccl.errors import ExecutionError
+from taccl.runtime.parent_death_guard import remove_segments, segments_of
 
 if TYPE_CHECKING:
     from importlib.metadata import PackagePath
 
 INSTALL = "pip install 'taccl[mpi]'"
+#: What a process that Ctrl-C ended says to its shell.
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,23 @@ def import_mpi() -> Any:
             f"running needs mpi4py and an MPI library, which cannot be loaded ({reason}); {INSTALL}"
         ) from None
     return MPI
+
+
+@contextmanager
+def joined() -> Iterator[Any]:
+    """`import_mpi`, for a rank of a launcher; until the end Ctrl-C ends all ranks, which wait for each other.
+
+    While MPI starts, no Python runs, and another rank may have ended before it: Ctrl-C kills there.
+    """
+
+    def end(*_: object) -> None:
+        remove_segments(segments_of(os.getpid()))  # MPICH leaves its memory behind
+        mpi.COMM_WORLD.Abort(_INTERRUPTED)
+
+    with signals_to(signal.SIG_DFL, "SIGINT"):
+        mpi = import_mpi()
+        with signals_to(end, "SIGINT"):
+            yield mpi
 
 
 def _candidates() -> list[Path]:

@@ -8,7 +8,7 @@ from taccl.arguments import checked
 from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
-from taccl.runtime.environment import INSTALL, import_mpi, launched_by
+from taccl.runtime.environment import INSTALL, joined, launched_by
 from taccl.runtime.job import check_memory, make_job
 from taccl.runtime.report import Execution
 
@@ -95,14 +95,13 @@ def execute_job(make: Callable[[], RunJob], note: Callable[[str], None] = lambda
     from taccl.runtime.rank_execution import execute_on_rank
     from taccl.runtime.worker import Watchdog
 
-    mpi = import_mpi()
-    communicator = mpi.COMM_WORLD
-    if launch.num_ranks not in (None, communicator.size):
-        library = " ".join(mpi.Get_library_version().partition("\n")[0].split()).rstrip("\0")
-        raise ExecutionError(
-            f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which sees "
-            f"{communicator.size}; use the mpiexec of that MPI, or install an mpi4py for this one (not "
-            f"{INSTALL}, which brings its own)"
-        )
-    with Watchdog() as watchdog:
+    with joined() as mpi, Watchdog() as watchdog:
+        communicator = mpi.COMM_WORLD
+        if launch.num_ranks not in (None, communicator.size):
+            library = " ".join(mpi.Get_library_version().partition("\n")[0].split()).rstrip("\0")
+            raise ExecutionError(
+                f"{launch.launcher} started {launch.num_ranks} ranks, but mpi4py uses {library}, which sees "
+                f"{communicator.size}; use the mpiexec of that MPI, or install an mpi4py for this one (not "
+                f"{INSTALL}, which brings its own)"
+            )
         return execute_on_rank(communicator, make, watchdog, note)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from taccl.runtime.worker import Watchdog
 
 _POLL_S = 5e-4
-#: What a process that Ctrl-C ended says to its shell.
-_INTERRUPTED = 130
 #: Wrong chunks that a rank reports one by one.
 _MAX_WRONG_PER_RANK = 20
 
@@ -63,14 +61,11 @@ def execute_on_rank(
         rank = _JobRank(mine, job, watchdog, note if communicator.rank == 0 else lambda _: None)
         report = told(mine, rank.run())
         mine.Free()
-    except BaseException as error:
+    except BaseException:
         # A rank that fails alone would leave all others waiting for it, and MPICH leaves its memory behind.
         remove_segments(segments_of(os.getpid()))
-        if isinstance(error, KeyboardInterrupt):
-            communicator.Abort(_INTERRUPTED)
-        else:
-            traceback.print_exc()
-            communicator.Abort(1)
+        traceback.print_exc()
+        communicator.Abort(1)
         raise
     return Execution.from_dict(report)
 
