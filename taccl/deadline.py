@@ -148,6 +148,14 @@ class Deadline:
             raise OutOfTime("the time limit came first; give more time")
 
     @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let Ctrl-C end what is within, and then cancel the task, which goes on to what must be done."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.cancellation.cancel("interrupted")
+
+    @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
         """Let compiled kernels be stopped: they end once the first number of `signal` is 1."""
 

@@ -22,7 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
-from taccl.deadline import Deadline
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import naming_contributions
@@ -50,6 +50,7 @@ from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
+from taccl.synthesis.suggesting.suggest import quick_schedule
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_us
 
@@ -203,6 +204,9 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     left_s = max(0.1, limit.left_s)
     is_large, choice = choose(asked, options.backend, left_s, parameters)
     _check_options(asked, options, is_large, choice)
+    if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
+        quick = quick_schedule(asked, options, NEVER)
+        return Search(asked, options, limit, best=quick).result(choice)
     problem, apart = _feasible(asked, left_s, parameters)
     if apart is not None:
         search = Search(problem, options, limit, best=apart)

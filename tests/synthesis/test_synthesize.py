@@ -580,6 +580,25 @@ class TestCtrlC:
         with pytest.raises(KeyboardInterrupt):
             taccl.synthesize(small(), progress=interrupt_once("greedy"))
 
+    @pytest.mark.parametrize(("next_tried", "best"), [("2 chunks", 1), ("4 chunks", 2)])
+    def test_chunks_are_chosen(self, next_tried, best):
+        """While their number is chosen, a schedule in the best that was tried by then is returned.
+
+        The rank opposite is two hops away, which one chunk takes one after the other, and halves at once.
+        """
+        problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
+        result = synthesized(problem, progress=interrupt_once(next_tried))
+        assert taccl.verify(result.schedule).ok and result.interrupted
+        assert result.schedule.problem.collective.num_chunks == best
+
+    def test_no_chunks_are_tried(self):
+        """Before the first number of chunks is tried there is nothing to return."""
+        problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**6)
+        with pytest.raises(KeyboardInterrupt):
+            taccl.synthesize(problem, progress=interrupt_once("1 chunk"))
+        with pytest.raises(KeyboardInterrupt):  # a script that asks for a number alone is to end
+            taccl.choose_chunks(problem, progress=interrupt_once("2 chunks"))
+
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_is_prepared(self, backend):
         """Before a named solver begins, the list scheduler's schedule is there, and is returned."""

@@ -58,6 +58,8 @@ def choose_chunks(
     until = Deadline.after(time_limit_s)
     options = Options(seed=seed, progress=progress, parameters=parameters)
     chosen, _ = choose_with_sketches(problem, options, until, give_up=until)
+    if until.cancellation.why:
+        raise KeyboardInterrupt
     return chosen
 
 
@@ -66,7 +68,8 @@ def choose_with_sketches(
 ) -> tuple[Problem, list[SketchProposal]]:
     """The same, and sketches that were suggested for it; none where it `suggests` none, or none suits.
 
-    No other number, and no other sketch, is begun after `until`, and what is begun ends at `give_up`.
+    No other number, and no other sketch, is begun after `until`, and what is begun ends at `give_up`. Ctrl-C
+    cancels both, and leaves the best of what was tried; `KeyboardInterrupt` where that is nothing.
     """
     if not problem.chunks_open:
         return problem, []
@@ -84,7 +87,7 @@ def choose_with_sketches(
     late = effort(problem) * suggesting.suggest_s_per_hop > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
-        with suppress(InputError, OutOfTime):  # what a sketch cannot speak of
+        with suppress(InputError, OutOfTime), until.interruptible():  # what a sketch cannot speak of
             found = suggest_for(
                 list(partitions), partitions.__getitem__, options, most=suggesting.sketches,
                 time_limit_s=until.left_s, give_up=give_up,
@@ -133,9 +136,12 @@ def _soonest(
     if merging is not None:
         merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
     for count, problem in problems.items():
-        options.report(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None)
         found: list[Schedule | CompactSchedule | None] = []
-        with suppress(InfeasibleError, InputError, NoSolutionError):  # out of time, too
+        with (
+            suppress(InfeasibleError, InputError, NoSolutionError),
+            until.interruptible(),
+        ):  # out of time, too
+            options.report(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None)
             if compiles:
                 found.append(compiled_schedule(problem, options, until))
             if not compiles or effort(problem) <= suggesting.few_hops:
@@ -145,6 +151,8 @@ def _soonest(
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
+    if until.cancellation.why and best_us == math.inf:
+        raise KeyboardInterrupt
     ring_us = baseline_us("ring", problems[1], give_up, options.parameters)
     if ring_us < best_us:
         best, best_us = problems[1], ring_us
