@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
-    from taccl.synthesis.search import Search
+    from taccl.synthesis.search import Options, Search
 
 
 def search_large(search: Search) -> None:
@@ -46,7 +46,7 @@ def search_large(search: Search) -> None:
         options.spill_dir.mkdir(exist_ok=True)
     most_runs = check_memory(problem, options)
     runs = _Runs(search)
-    have_compiled(search, partial(runs.tell, "compiling, for this time only, {:.0f} s so far"))
+    have_compiled(search)
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
@@ -77,10 +77,20 @@ def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = No
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
-def have_compiled(search: Search, tell: Callable[[float, str, float | None], None] | None = None) -> None:
+def have_compiled(search: Search) -> None:
     """Have the kernels compiled, if they are not, and put the deadline off by what that takes."""
-    compiling = Deadline(cancellation=search.deadline.cancellation)  # in this thread Ctrl-C would be lost
-    search.allow(compiling.run(partial(compile_kernels, search.problem), tell=tell))
+    search.allow(compile_telling(search.problem, search.options, search.deadline))
+
+
+def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> float:
+    """Have the kernels compiled, if they are not, and say so; the seconds that this took."""
+
+    def tell(past_s: float, *_: object) -> None:
+        if past_s >= options.parameters.large.told_after_s:
+            options.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
+
+    compiling = Deadline(cancellation=deadline.cancellation)  # in this thread Ctrl-C would be lost
+    return compiling.run(partial(compile_kernels, problem), tell=tell)
 
 
 def _found(

@@ -41,8 +41,8 @@ from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.fused import offer_fused
 from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
-from taccl.synthesis.large import compile_kernels, effort, suits, why_not
-from taccl.synthesis.large_search import search_large
+from taccl.synthesis.large import effort, suits, why_not
+from taccl.synthesis.large_search import compile_telling, search_large
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Result, TraceEntry
@@ -351,8 +351,7 @@ def _with_chunks(
     if is_alone or not problem.chunks_open:
         return whole, [], limit
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
-        compiling = Deadline(cancellation=limit.cancellation)  # in this thread Ctrl-C would be lost
-        limit = limit.later(compiling.run(partial(compile_kernels, whole)))
+        limit = limit.later(compile_telling(whole, options, limit))
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
     suggests = options.backend == "auto" and sketch == "auto"

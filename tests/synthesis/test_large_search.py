@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -279,6 +280,21 @@ def test_a_first_schedule_has_the_time_that_is_kept_for_later():
         search.best = schedule_large(MESH, num_runs=1)
         assert part.patience.left_s <= 5
     assert search.kept_s == 0
+
+
+def test_compiling_is_told(monkeypatch):
+    """The first use compiles, for half a minute: who waits is told so, and gets back the time that it took."""
+    heard, half_a_minute_s = threading.Event(), 30.0
+    monkeypatch.setattr(large_search, "compile_kernels", lambda problem: heard.wait(60) and half_a_minute_s)
+
+    def progress(doing, *_):
+        assert doing == "compiling, for this time only, 0 s so far"
+        heard.set()
+
+    options = Options(
+        progress=progress, parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}})
+    )
+    assert large_search.compile_telling(MESH, options, Deadline()) == half_a_minute_s
 
 
 @pytest.mark.slow
