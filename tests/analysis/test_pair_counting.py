@@ -64,6 +64,13 @@ def test_what_is_no_sum_has_no_pairs() -> None:
     assert claims(problem_of(joined([0] * 3), collectives.reduce(3))) == []
 
 
+def test_what_one_rank_needs_is_said_of_it() -> None:
+    """Rank 0 of three needs those of two others, to three sums."""
+    problem = problem_of(joined([0] * 3), collectives.allreduce(3))
+    said = [each.limits for each in pair_counting_bounds(NeededSends(problem), in_network=False)]
+    assert "6 contributions that rank 0 needs" in said
+
+
 def test_the_certificate_says_what_it_is_and_proves_no_more() -> None:
     """In words, and as plain values."""
     problem = problem_of(

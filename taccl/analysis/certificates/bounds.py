@@ -295,7 +295,7 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
                 ticks, resources = passed_by(demand.problem, sends, links, since=early)
                 verb = "enter" if entering else "leave"
                 chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
-                what = f"{chunks} must {verb} {_set_name(demand, name, ranks)} through {resources}"
+                what = f"{chunks} that must {verb} {_set_name(demand, name, ranks)} through {resources}"
                 yield Claim(ticks + late, what, Border(ranks, entering))
 
 
@@ -310,7 +310,7 @@ def _counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
             if needed:
                 links = crossing_links(demand.problem, (ranks,)).tolist()
                 ticks, resources = passed_by(demand.problem, Counter({size: needed}), links)
-                what = f"{needed} chunks must enter {_set_name(demand, name, ranks)} through {resources}"
+                what = f"{needed} chunks that must enter {_set_name(demand, name, ranks)} through {resources}"
                 yield Claim(ticks, what, Border(ranks, True))
 
 
@@ -355,4 +355,4 @@ def _single_machine(demand: NeededSends) -> Iterator[Claim]:
                     name = demand.topology.resources[resource].name
                     witness = SingleMachine(resource, family, entering)
                     ticks = machine_ticks(demand.problem, held, jobs)
-                    yield Claim(ticks, f"{chunks} {verb} a {family} must pass {name}", witness)
+                    yield Claim(ticks, f"{name}, which {chunks} {verb} a {family} must pass", witness)

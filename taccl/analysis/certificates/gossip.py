@@ -55,7 +55,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 wanting = min(wanting, *(ends[part] for part in parts))
         if sends and links:
             ticks, resources = passed_by(demand.problem, sends, links)
-            what = f"{sends.total()} sends are needed between all {name} together, through {resources}"
+            what = f"{sends.total()} sends that are needed between all {name} together, through {resources}"
             witness = Border(everyone, name == "ranks")
             yield Claim(ticks, what, witness)
             if name == "nodes" and demand.spreads_alike(in_network=False):

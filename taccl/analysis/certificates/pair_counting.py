@@ -47,9 +47,11 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
             demand.deadline.check()
             pairs, ticks = _served(demand, ranks)
             if pairs:
-                where = demand.topology.node_of_rank[min(ranks)] if name == "node" else min(ranks)
-                count = format_count(pairs, "pair")
-                what = f"{count} of a contribution and a rank of {name} {where} that needs it"
+                what = f"{format_count(pairs, 'contribution')} that rank {min(ranks)} needs"
+                if name == "node":
+                    where = demand.topology.node_of_rank[min(ranks)]
+                    pair = "of a contribution and a rank of node"
+                    what = f"{format_count(pairs, 'pair')} {pair} {where} that needs it"
                 yield Claim(ticks, what, PairCounting(ranks))
 
 

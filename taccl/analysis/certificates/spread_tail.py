@@ -74,8 +74,9 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
-            of = f"{last} of {len(some)} chunks" if len(some) > 1 else "chunk"
-            what = f"the last {of} to enter {into}, which then spread to {least} ranks or more of it"
+            of, s = (f"{last} of", "") if last > 1 else ("of", "s")
+            of = f"{of} {len(some)} chunks" if len(some) > 1 else "chunk"
+            what = f"the last {of} to enter {into}, which then spread{s} to {least} ranks or more of it"
             yield Claim(ticks, what, SpreadTail(sets, least, last))
 
 
