@@ -115,12 +115,13 @@ def format_gap(gap: float | None, *, num_decimals: int = 2) -> str:
 
 
 def format_size(num_bytes: int) -> str:
-    """A size as a person writes it: ``1000000 -> '1MB'``, ``1048576 -> '1MiB'``."""
+    """A size as a person writes it: ``1000000 -> '1MB'``, ``1048576 -> '1MiB'``, ``4096000 -> '4.096MB'``."""
     decimal = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
     binary = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
     for scale, unit in (*decimal, *binary):
-        if num_bytes >= scale and num_bytes % scale == 0:
-            return f"{num_bytes // scale}{unit}"
+        finest = scale // 1000 if unit in ("GB", "MB") else scale  # 1024 bytes are 1KiB
+        if num_bytes >= scale and num_bytes % finest == 0:
+            return f"{num_bytes / scale:.3f}".rstrip("0").rstrip(".") + unit
     for scale, unit in decimal:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.4g}{unit}"

@@ -114,10 +114,13 @@ def test_costs_are_finite_and_not_negative(number: object) -> None:
 
 @pytest.mark.parametrize(
     ("size", "expected"),
-    [(10**6, "1MB"), (2**20, "1MiB"), (1500, "1.5KB"), (999, "999B"), (3 * 2**30, "3GiB"), (2000, "2KB")],
-)
+    [
+        (10**6, "1MB"), (2**20, "1MiB"), (1500, "1.5KB"), (999, "999B"), (3 * 2**30, "3GiB"), (2000, "2KB"),
+        (4_096_000, "4.096MB"), (1_500_000_000, "1.5GB"), (1024, "1KiB"), (1_333_334, "1.333MB"), (2**62, "4294967296GiB"),
+    ],
+)  # fmt: skip
 def test_sizes_are_written_as_a_person_would(size: int, expected: str) -> None:
-    """Whole decimal units first, then whole binary ones, then four digits."""
+    """Decimal units with three decimals at most first, then whole binary ones, then four digits."""
     assert format_size(size) == expected
 
 

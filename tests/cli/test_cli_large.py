@@ -18,7 +18,7 @@ GREEDY = ("--chunk-size", "1MB", "--backend", "greedy")
     [
         ("mesh:1000001x1000001", "allgather", "links; expected at most"),
         ("ring:1000000000000", "allgather", "found '1000000000000'"),
-        ("mesh:301x301", "allgather", "8.2e+09 transfers at least, which need 82100MB"),
+        ("mesh:301x301", "allgather", "8.2e+09 transfers at least, which need 82.1GB"),
         ("mesh:151x151", "alltoall", "519885601 in all"),
         ("fully-connected:100000", "broadcast", "links; expected at most"),
     ],
