@@ -35,11 +35,15 @@ class TestBound:
             "1.04 us for 1 chunk a rank, so 3.846 GB/s at most",
             "limited by",
             "kind",
-            "without sketch",
             "every cut",
         ):
             assert words in out
-        assert "in switches" not in out
+        assert "in switches" not in out and "the sketch costs" not in out
+
+    def test_price_of_a_sketch_is_shown(self, run):
+        """Under a sketch it is said what that costs."""
+        _, out, _ = run("bound", "ndv2/sk1", "--collective", "scatter")
+        assert "without sketch  " in out and "; the sketch costs +" in out
 
     @pytest.mark.slow
     def test_saved_schedule(self, run, run_json, saved):

@@ -69,9 +69,11 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
         ("bound", f"{format_us(bound.bound)} for {bound.scope}{limit}"),
         ("limited by", bound.limits),
         ("kind", bound.kind),
-        ("without sketch", f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"),
         ("every cut", f"{_brief(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
     ]
+    if problem.clauses != problem.clauses.only("merge"):
+        price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"
+        rows.insert(-1, ("without sketch", price))
     if in_switches is not None:
         rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce what passes them"))
     if proven is not None:
