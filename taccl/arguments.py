@@ -158,7 +158,7 @@ def known_word(word: str, known: Iterable[str], where: str, error: type[InputErr
     """Raise an error that names the nearest word, unless it is one of those that are known."""
     if word not in known:
         near, words = did_you_mean(word, known), ", ".join(known)
-        raise error(f"found {quoted(word)}{near}; expected one of {words}", where=where)
+        raise error(f"found {quoted(word)}; expected one of {words}{near}", where=where)
 
 
 def known_name(word: str, known: Collection[str], where: str, error: type[InputError] = InputError) -> str:
@@ -373,7 +373,7 @@ def _one_of(words: tuple[Any, ...]) -> Reader:
         if isinstance(value, str) and value in words:
             return value
         near = did_you_mean(value, words) if isinstance(value, str) else ""
-        raise InputError(f"found {quoted(value)}{near}; expected {listed}", where=where)
+        raise InputError(f"found {quoted(value)}; expected {listed}{near}", where=where)
 
     return Reader(listed, read, "text")
 

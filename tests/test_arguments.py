@@ -76,7 +76,7 @@ def test_what_is_plainly_meant(name, value, expected):
         ("seconds", 0, "seconds: found 0; expected a positive number of seconds"),
         ("seconds", "5", "seconds: found '5'; expected a positive number of seconds"),
         ("seconds", math.inf, "seconds: found inf; expected a positive number of seconds"),
-        ("kind", "recieve", "kind: found 'recieve'; did you mean 'receive'?; expected 'send' or 'receive'"),
+        ("kind", "recieve", "kind: found 'recieve'; expected 'send' or 'receive'; did you mean 'receive'?"),
         ("several", [1, "x"], "several[1]: found 'x'; expected a whole number"),
         ("several", {}, "several: found {}; expected several, each a whole number"),
         ("fixed", (1, 2, 3), "fixed: found (1, 2, 3); expected 2 things in order, each a whole number"),

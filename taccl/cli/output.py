@@ -92,7 +92,8 @@ def with_content(answer: Answer, path: str, content: str | bytes, options: argpa
     except InputError as error:
         bad = failed(error.message, EXIT_BAD_INPUT, where=error.where)
         return replace(bad, text=answer.text, values=answer.values | bad.values)
-    return replace(answer, text=f"{answer.text}\n\nwritten to {shown(path)}")
+    gap = "\n" if answer.text.rpartition("\n")[2].startswith("written to ") else "\n\n"
+    return replace(answer, text=f"{answer.text}{gap}written to {shown(path)}")
 
 
 def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: argparse.Namespace) -> Answer:

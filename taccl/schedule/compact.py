@@ -170,7 +170,7 @@ class CompactSchedule(Figures):
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ScheduleSummary(CompactSchedule):
     """A schedule of which only the figures and the digest are kept; what needs its transfers is an error."""
 

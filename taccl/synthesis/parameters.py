@@ -407,7 +407,7 @@ def _read(default: Any, data: Any, where: str) -> Any:
         for name in data:
             if name not in names:
                 meant = did_you_mean(str(name), names)
-                raise InputError(f"found {name!r}{meant}; expected one of {listed}", where=where)
+                raise InputError(f"found {name!r}; expected one of {listed}{meant}", where=where)
         given = {
             name: _read(getattr(default, name), value, f"{where}: {name}") for name, value in data.items()
         }

@@ -83,7 +83,7 @@ def test_other_topology_times_anew(run, run_json, saved, tmp_path):
         ((), "IN: found none"),
         (("{saved}",), "OUT: found none"),
         (("{saved}", "x.docx"), "x.docx: its ending tells no format"),
-        (("{saved}", "x", "--to", "perfeto"), "--to: found 'perfeto'; did you mean 'perfetto'"),
+        (("{saved}", "x", "--to", "perfeto"), "; did you mean 'perfetto'?"),
         (("{saved}", "x.csv", "--from", "word"), "--from: found 'word'"),
         (("{saved}", "x.csv", "--set", "colour"), "--set: found 'colour'; expected NAME=VALUE"),
         (("{saved}", "x.csv", "--set", "colour=red"), "nor csv has an option 'colour'"),

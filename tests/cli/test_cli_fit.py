@@ -35,6 +35,7 @@ def test_profiles_and_pictures_are_written(log, tmp_path, capsys):
     profile, picture = str(tmp_path / "mine.toml"), tmp_path / "mine.svg"
     assert run(["fit", log, "--topology", "dgx-h100", "-o", profile, "--plot", str(picture)]) == 0
     assert picture.read_text().startswith("<?xml")
+    assert capsys.readouterr().out.endswith(f"\n\nwritten to {picture}\nwritten to {profile}\n")
     assert run(["show", "dgx-h100", "--profile", profile]) == 0
     assert "fitted to a.log (90 %:" in capsys.readouterr().out
 

@@ -283,7 +283,7 @@ class TestRefused:
         ("words", "complaint"),
         [
             (["--ranks", "8"], "--ranks: found 8; the program is for 4 ranks"),
-            (["--dtype", "int8"], "--dtype: found 'int8'; did you mean 'int64'?; expected one of int32"),
+            (["--dtype", "int8"], "--dtype: found 'int8'; expected one of int32"),
             (["--size", "many"], "--size: found 'many'"),
             (["--timeout-s", "0"], "--timeout-s: found '0'; expected a positive number of seconds"),
             (["--repetitions", "0"], "--repetitions: found '0'; expected a positive whole number"),

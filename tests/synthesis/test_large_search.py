@@ -167,6 +167,8 @@ class TestKept:
         assert isinstance(result.schedule, ScheduleSummary)
         assert (result.finish_us, result.schedule.num_transfers) == (656, 4032)
         assert any("verified and then dropped" in note for note in result.notes)
+        said = "ScheduleSummary(allgather on mesh:8x8: 4032 transfers, finish 656.000 us, 0B)"
+        assert repr(result.schedule) == said
 
     def test_spilled(self, tmp_path):
         """The columns are in the folder, and the result says where."""

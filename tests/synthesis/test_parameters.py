@@ -39,8 +39,8 @@ def test_a_file_changes_what_it_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[portfolo]", "found 'portfolo'; did you mean 'portfolio'.*expected one of choice, budget"),
-        ("[portfolio]\njoint_hop = 1", "portfolio: found 'joint_hop'; did you mean 'joint_hops'"),
+        ("[portfolo]", "found 'portfolo'; expected one of choice, budget.*; did you mean 'portfolio'"),
+        ("[portfolio]\njoint_hop = 1", "; did you mean 'joint_hops'?"),
         ("[portfolio]\njoint_hops = 1.5", "portfolio: joint_hops: found 1.5; expected a whole number"),
         ("[portfolio]\njoint_share = 1.5", "joint_share: found 1.5; expected a share, 0 to 1"),
         ("[portfolio]\njoint_share = -1", "joint_share: found -1; expected a finite number of at least 0"),

@@ -144,7 +144,7 @@ def test_work_follows_from_shapes(layer):
         (lambda s: s.then("n", "norm", "x"), "n: norm is over axis 1 of x.*needs a collective first"),
         (lambda s: s.then("n", "layernorm", "x"), "n: layernorm is over axis 1 of x"),
         (lambda s: s.updating(b="z"), "b: is .* to be replaced by z"),
-        (lambda s: s.returning("zz"), "returned: found 'zz'; did you mean 'z'"),
+        (lambda s: s.returning("zz"), "returned: found 'zz'; expected one of "),
         (lambda s: split(s, "y"), "y: is a matmul"),
         (lambda s: reorder(s, "sum", "z"), "z: add of y, which is partial"),
         (lambda s: reorder(s, "sum", "out"), "out: does not read sum"),
