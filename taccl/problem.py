@@ -325,7 +325,7 @@ def make_problem(
     """
     notes = list(notes)
     if (chunk_bytes is None) == (size_bytes is None):
-        said = "give either a size or a chunk size, and not both"
+        said = f"found {'neither' if size_bytes is None else 'both'}; give a size, or a chunk size"
         raise CollectiveError(said, where="size_bytes, chunk_bytes")
     chunks_open = isinstance(collective, str) and size_bytes is not None and chunks_per_rank is None
     chunks_open &= topology.cost_model == "physical"  # the other's costs are for one size of chunks

@@ -43,10 +43,10 @@ def test_chunks_of_their_own_size_give_the_largest_buffer() -> None:
     assert make_problem(ring(2), collective, chunk_bytes=[3, 1]).size_bytes == 4
 
 
-@pytest.mark.parametrize("sizes", [{}, {"chunk_bytes": 1, "size_bytes": 4}], ids=["neither", "both"])
-def test_exactly_one_size_is_given(sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(("found", "sizes"), [("neither", {}), ("both", {"chunk_bytes": 1, "size_bytes": 4})])
+def test_exactly_one_size_is_given(found: str, sizes: dict[str, int]) -> None:
     """Neither, or both, is refused."""
-    with pytest.raises(CollectiveError, match="size"):
+    with pytest.raises(CollectiveError, match=f"found {found}; give a size, or a chunk size"):
         make_problem(ring(4), collectives.allgather(4), **sizes)
 
 

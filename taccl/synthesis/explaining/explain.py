@@ -119,10 +119,9 @@ class Explanation:
             lines.append("  no clause to leave out")
         width = max((len(cost.clause) for cost in self.costs), default=0)
         for cost in self.costs:
-            lines.append(
-                f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; "
-                f"it costs at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
-            )
+            price = f"at least {cost.difference_us:.6g} us ({cost.percent:.3g} %)"
+            price = price if cost.difference_us else "nothing that the bound shows"
+            lines.append(f"  without {cost.clause:<{width}}  {cost.bound_us:>10.6g} us; it costs {price}")
         return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -357,13 +358,15 @@ def test_scan_is_explained():
 
 @pytest.mark.slow
 def test_dearest_clause():
-    """One connection where a broadcast could have eight, and two hops more: the bound says what that costs.
+    """One connection where a scatter could have eight: the bound says what that costs.
 
-    Without the connections, every way of 107.6 us is open; with them the last rank is 177.2 us away.
+    Eight chunks of 105 us go over it in two sends of six at most, each with 2.6 us before its data is there. Over
+    eight links the NIC is busy with data alone, and the 2.6 us count once.
     """
-    problem = sketched("[internode]\nconnections = {0=[1]}", collective="broadcast")
+    problem = sketched("[internode]\nconnections = {0=[1]}", collective="scatter")
     explanation = explain(problem)
     assert explanation.feasible
+    assert explanation.bound_us == pytest.approx(8 * 105 + 2 * 2.6)
     assert explanation.bound_us == pytest.approx(lower_bound(problem).bound_us)
     dearest = next(cost for cost in explanation.costs if cost.clause != "every clause")
     assert dearest.clause == "a.toml: internode.connections"
@@ -371,7 +374,9 @@ def test_dearest_clause():
         ndv2(2), problem.collective, chunk_bytes=10**6)).bound_us)  # fmt: skip
     assert dearest.difference_us == pytest.approx(explanation.bound_us - dearest.bound_us)
     assert dearest.percent == pytest.approx(100 * dearest.difference_us / dearest.bound_us)
-    assert "costs at least" in repr(explanation)
+    assert "it costs at least 2.6 us (0.309 %)" in repr(explanation)
+    free = replace(dearest, bound_us=explanation.bound_us, difference_us=0.0, percent=0.0)
+    assert repr(replace(explanation, costs=(free,))).endswith("; it costs nothing that the bound shows")
 
 
 @pytest.mark.slow
