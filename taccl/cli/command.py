@@ -154,8 +154,8 @@ def complete() -> None:
     autocomplete(build_parser(), default_completer=names, append_space=False)
 
 
-def _names_and_files(prefix: str, **_: object) -> list[str]:
-    """Names of whatever kind that begin as what was typed does, and files."""
+def _names_and_files(prefix: str, action: argparse.Action, **_: object) -> list[str]:
+    """Names of the kind of an option, or of any kind, that begin as what was typed does; and files."""
     from argcomplete.completers import FilesCompleter
 
     from taccl.solvers.registry import known_solvers
@@ -163,5 +163,8 @@ def _names_and_files(prefix: str, **_: object) -> list[str]:
 
     fabrics = (f"{fabric}:" for fabric in taccl.topologies.fabric_names())
     machines, collectives = taccl.topologies.machine_names(), taccl.collectives.COLLECTIVES
-    known = (*taccl.shipped_sketches(), *machines, *fabrics, *collectives, *OWN_BACKENDS, *known_solvers())
-    return [name for name in known if name.startswith(prefix)] + list(FilesCompleter()(prefix))
+    backends, sketches = (*OWN_BACKENDS, *known_solvers()), taccl.shipped_sketches()
+    of_kind = {"collective": collectives, "backend": backends, "backends": backends}.get(action.dest)
+    known = of_kind or (*sketches, *machines, *fabrics, *collectives, *backends)
+    files = [] if of_kind else FilesCompleter()(prefix)
+    return [name for name in known if name.startswith(prefix)] + list(files)

@@ -24,7 +24,20 @@ import pytest
 )
 def test_a_line_is_completed(tmp_path, line, word):
     """Verbs, options, and the names of sketches, collectives, backends and topologies."""
-    answer = tmp_path / "answer"
+    assert word in completions(line, tmp_path)
+
+
+@pytest.mark.slow
+def test_options_of_one_kind_offer_no_other(tmp_path):
+    """After --backend come backends, and neither sketches nor files."""
+    (tmp_path / "file").touch()
+    offered = completions("taccl synthesize --backend ", tmp_path)
+    assert {"auto", "highs"} <= {*offered} and not {"ndv2/sk1", "torus:", "allgather", "file"} & {*offered}
+
+
+def completions(line, folder):
+    """What a line may go on with, in a folder."""
+    answer = folder / "answer"
     asked = {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_IFS": "\n",
@@ -32,5 +45,6 @@ def test_a_line_is_completed(tmp_path, line, word):
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
     }
-    subprocess.run([sys.executable, "-m", "taccl"], env=os.environ | asked, timeout=60, check=True)
-    assert word in answer.read_text().split("\n")
+    command = [sys.executable, "-m", "taccl"]
+    subprocess.run(command, env=os.environ | asked, timeout=60, check=True, cwd=folder)
+    return answer.read_text().split("\n")
