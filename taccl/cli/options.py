@@ -172,16 +172,18 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
     from taccl.formats.registry import format_of_content
 
-    given = picked(options, "topology", "chunk_size", "time_unit_us")
-    if format_of_content(file).name == "upstream-algorithm":
+    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), format_of_content(file)
+    if found.name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
             given["topology"] = things.topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given)
-    if things.held_by(file) == "program":
+    if found.holds == "program":
         remedy = f"taccl convert {file} OUT.json --topology T --size S"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
+    if found.holds != "schedule":
+        raise InputError(f"found a {found.holds}; expected a schedule; give a file of one", where=file)
     refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
     return taccl.load(file)
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
 
 _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
-_FIELDS_OF_TOPOLOGIES = frozenset(
-    ("fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us")
-)
+_FIELDS_OF_TOPOLOGIES = frozenset((
+    "fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us", "node",
+    "nics", "network", "launch_us", "protocol", "nvls", "bandwidth_gb_per_s",
+))  # fmt: skip
 _FIELDS_OF_SKETCHES = frozenset(
     ("chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "description")
 )

@@ -1,0 +1,50 @@
+"""What a word on the command line names: a file is told by its fields, and said to be what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from taccl.cli.things import _FIELDS_OF_SKETCHES, _FIELDS_OF_TOPOLOGIES
+from taccl.sketch.sketch import Sketch
+from taccl.topology.file_schema import FabricFile, LinksFile, MachineFile, NodeFile
+
+BY_NODE = """
+schema = 1
+[node]
+gpus = 2
+fabric = "mesh"
+bandwidth_gb_per_s = 10
+"""
+
+
+def _fields(*schemas) -> set[str]:
+    return {each.alias or name for schema in schemas for name, each in schema.model_fields.items()}
+
+
+def test_a_field_that_only_one_kind_has_tells_it():
+    """Of topologies, and of sketches."""
+    topologies, sketches = _fields(MachineFile, FabricFile, NodeFile, LinksFile), _fields(Sketch)
+    assert topologies - sketches == _FIELDS_OF_TOPOLOGIES
+    assert sketches - topologies == _FIELDS_OF_SKETCHES
+
+
+def test_a_topology_by_node_stands_where_a_sketch_may(run, tmp_path):
+    """It is not taken for a sketch with unknown fields."""
+    path = tmp_path / "mine.toml"
+    path.write_text(BY_NODE)
+    assert run("bound", str(path), "--collective", "allgather", "--size", "1MB")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "verb", ["verify", "simulate", "report -o page.html", "plot -o picture.svg --what gantt"]
+)
+def test_a_topology_is_no_schedule(run, tmp_path, verb):
+    """Where a schedule is expected, a file of a topology is called one, and not text that is no JSON."""
+    path = tmp_path / "mine.toml"
+    path.write_text(BY_NODE)
+    verb, *options = verb.split()
+    code, _, said = run(verb, str(path), *options)
+    assert (code, said) == (
+        2,
+        f"taccl: error: {path}: found a topology; expected a schedule; give a file of one\n",
+    )
