@@ -163,7 +163,7 @@ def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sket
         "name": name,
         "nodes": file.nnodes,
         "chunks": {"per_rank": file.hyperparameters.input_chunkup},
-        "objective": {"link_use": _LINK_USE[file.intranode_sketch.strategy], "weight": "0.01"},
+        "objective": {"link_use": _LINK_USE[file.intranode_sketch.strategy], "weight": 0.01},
         "switch": _switches(file.intranode_sketch, source),
         "symmetry": [{"offset": offset, "group": group} for offset, group in file.symmetry_offsets],
         "merging": {"max": 6, "links": "internode"},
