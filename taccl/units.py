@@ -109,6 +109,13 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def part_of(which: str, number: int, total: int, noun: str, nouns: str) -> str:
+    """The first or last of things: ``"the last of 3 chunks"``, ``"all 3 chunks"``."""
+    if number == total:
+        return f"all {total} {nouns}" if total > 1 else f"the only {noun}"
+    return f"the {which} of {total} {nouns}" if number == 1 else f"the {which} {number} of {total} {nouns}"
+
+
 def format_gap(gap: float | None, *, num_decimals: int = 2) -> str:
     """A gap as a part of the bound: ``"2.38%"``; without a bound, infinite or None, ``"none proven"``."""
     return "none proven" if gap is None or gap == float("inf") else f"{gap:.{num_decimals}%}"

@@ -16,6 +16,7 @@ from taccl.units import (
     format_us,
     parse_size,
     parse_time_us,
+    part_of,
 )  # fmt: skip
 
 
@@ -122,6 +123,20 @@ def test_costs_are_finite_and_not_negative(number: object) -> None:
 def test_sizes_are_written_as_a_person_would(size: int, expected: str) -> None:
     """Decimal units with three decimals at most first, then whole binary ones, then four digits."""
     assert format_size(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "total", "expected"),
+    [
+        (2, 3, "the last 2 of 3 entries"),
+        (1, 3, "the last of 3 entries"),
+        (3, 3, "all 3 entries"),
+        (1, 1, "the only entry"),
+    ],
+)
+def test_parts_are_named_without_needless_numbers(number: int, total: int, expected: str) -> None:
+    """Neither "the last 1" nor "the last 3 of 3"."""
+    assert part_of("last", number, total, "entry", "entries") == expected
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
 from taccl.caching import cached
 from taccl.deadline import Deadline
-from taccl.units import format_count
+from taccl.units import format_count, part_of
 
 #: So many ways to choose who starts early are tried, for ranks and for nodes.
 _MOST_HOMES = 3
@@ -86,9 +86,11 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         ticks, missing, total, witness = found
         few, sides = format_count(len(home), family), format_count(len(late), family)
         if backwards:
-            what = f"the first {missing} of {total} exits from {sides}, which only {few} can take in the end"
+            those = part_of("first", missing, total, "exit", "exits")
+            what = f"{those} from {sides}, which only {few} can take in the end"
         else:
-            what = f"the last {missing} of {total} entries into {sides}, which only {few} can feed at first"
+            those = part_of("last", missing, total, "entry", "entries")
+            what = f"{those} into {sides}, which only {few} can feed at first"
         yield Claim(ticks, what, witness)
 
 

@@ -34,6 +34,7 @@ from taccl.analysis.certificates.gates import (
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
+from taccl.units import part_of
 
 #: Of how many last chunks every number is tried, and how many they are at most.
 _EVERY, _MOST = 16, 256
@@ -74,9 +75,8 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
-            of, s = (f"{last} of", "") if last > 1 else ("of", "s")
-            of = f"{of} {len(some)} chunks" if len(some) > 1 else "chunk"
-            what = f"the last {of} to enter {into}, which then spread{s} to {least} ranks or more of it"
+            those, s = part_of("last", last, len(some), "chunk", "chunks"), "s" * (last == 1)
+            what = f"{those} to enter {into}, which then spread{s} to {least} ranks or more of it"
             yield Claim(ticks, what, SpreadTail(sets, least, last))
 
 
