@@ -34,7 +34,9 @@ def test_a_table_of_sketches(run):
         ["symmetries", "2", "in", "4,", "4", "in", "8,", "8", "in", "16"],
     )
     assert baseline.startswith("  best baseline  ")
-    assert "auto-own-chunks" in out
+    table, _, reasons = out.partition("chunks/rank")[2].partition("\n\n")
+    assert "auto-own-chunks" in table and "  auto-own-chunks" in reasons
+    assert max(map(len, out.splitlines())) <= 110
 
 
 @pytest.mark.slow

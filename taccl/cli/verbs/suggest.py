@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -107,14 +108,17 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
     shifts = ", ".join(f"{shift.offset} in {shift.group}" for shift in find_shifts(topology)) or "none"
     size = found[0].problem.size_bytes
     proposals = _values(topology, found)["proposals"]
-    listed = figures_table(proposals, ("name", "finish_us", "bound_us", "chunks_per_rank", "why"))
+    listed = figures_table(proposals, ("name", "finish_us", "bound_us", "chunks_per_rank"))
+    why = [textwrap.fill(f"{each['name']}: {each['why']}", 100, subsequent_indent="  ") for each in proposals]
     title = f"{found[0].problem.collective.name} on {shown(topology.name)}"
     title += f", {format_size(size)}" if size else ""
     facts = [("symmetries", shifts)]
     if rival is not None:
         sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
         facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
-    return "\n".join([title, table(facts, indent="  "), "", listed])
+    return "\n".join(
+        [title, table(facts, indent="  "), "", listed, "", textwrap.indent("\n".join(why), "  ")]
+    )
 
 
 def _values(topology: Topology, found: Sequence[taccl.SketchProposal]) -> dict[str, Any]:
