@@ -5,6 +5,8 @@ An `InputError` says what, where, found against expected, and what to do next, i
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 from taccl.names import shown, shown_lines
@@ -131,3 +133,11 @@ class LossyConversionWarning(TacclWarning):
 
 class NumericsWarning(TacclWarning):
     """A number was rounded, padded or is badly scaled."""
+
+
+def warn(message: str, category: type[TacclWarning]) -> None:
+    """Warn whoever called taccl, however deep in it the reason is found."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "taccl":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 from taccl.collective import Chunk, Collective
 from taccl.collectives import make
-from taccl.errors import ExportError, FallbackWarning, FormatError, InputError
+from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, warn
 from taccl.program.layout import layout
 from taccl.program.program import Program
 
@@ -89,4 +88,4 @@ def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise
 def warn_of_split(limit: str) -> None:
     """Warn that threadblocks were split though nobody asked for it, because of a runtime's limit."""
     text = f"{limit}: longer ones were split into several that take turns, which takes more threadblocks"
-    warnings.warn(text, FallbackWarning, stacklevel=4)
+    warn(text, FallbackWarning)

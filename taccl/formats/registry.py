@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_name
-from taccl.errors import FormatError, InputError, LossyConversionWarning
+from taccl.errors import FormatError, InputError, LossyConversionWarning, warn
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
@@ -137,11 +136,7 @@ def convert(
     thing = read(source, format=reading.name, **to_read)
     paths, notes = _write(thing, target, writing, route, overwrite=overwrite, options=to_write)
     if writing.loses and writing.name != reading.name:
-        warnings.warn(
-            f"a file of format {writing.name} has no place for {writing.loses}",
-            LossyConversionWarning,
-            stacklevel=3,
-        )
+        warn(f"a file of format {writing.name} has no place for {writing.loses}", LossyConversionWarning)
     return Conversion(reading, writing, paths, notes)
 
 

@@ -12,7 +12,6 @@ before it in one order of all sends). So the sends can be done in that order.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from taccl.arguments import Count, checked
-from taccl.errors import InputError, LossyConversionWarning
+from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble
 from taccl.program.layout import RankLayout, layout
@@ -171,7 +170,7 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
         f"{len(wide)} of {schedule.num_sends} sends have several ends, as a switch multicasts or reduces "
         "them; the program has a send for each end, and takes longer than the schedule"
     )
-    warnings.warn(said, LossyConversionWarning, stacklevel=4)
+    warn(said, LossyConversionWarning)
     return (said,)
 
 

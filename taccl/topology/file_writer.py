@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, defaultdict
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.errors import ExportError, LossyConversionWarning
+from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.reading import toml_text
 from taccl.topology.parts import links_among
 from taccl.topology.topology import plain_fields
@@ -80,7 +79,7 @@ def dump_topology(topology: Topology) -> str:
                 lines.append(f"reduces = {{ {', '.join(told)} }}")
     lines += _resource_lines(topology, {hold.resource for hold in own})
     for what in dict.fromkeys(lost):
-        warnings.warn(f"a topology file has no place for {what}", LossyConversionWarning, stacklevel=2)
+        warn(f"a topology file has no place for {what}", LossyConversionWarning)
     return "\n".join(lines) + "\n"
 
 

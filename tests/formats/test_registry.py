@@ -319,8 +319,9 @@ def test_formats_that_are_only_written_are_not_read(tmp_path, schedule):
 
 def test_convert_there_and_back(tmp_path, saved, schedule):
     """Through the published tool's format and back: the same times."""
-    with pytest.warns(LossyConversionWarning, match="size of a chunk"):
+    with pytest.warns(LossyConversionWarning, match="size of a chunk") as warned:
         there = convert(saved, tmp_path / "there", to="upstream-algorithm")
+    assert warned[0].filename == __file__  # and no line of taccl's own
     assert (there.source.name, there.target.name) == ("taccl-schedule", "upstream-algorithm")
     unit = {"time_unit_us": "0.1"}
     convert(tmp_path / "there", tmp_path / "back.json", load_options=unit, chunk_size=1000)
@@ -331,8 +332,9 @@ def test_convert_there_and_back(tmp_path, saved, schedule):
 
 def test_convert_says_what_a_view_leaves_out(tmp_path, saved):
     """A table is no schedule any more, and the warning says so."""
-    with pytest.warns(LossyConversionWarning, match="the collective and the sketch"):
+    with pytest.warns(LossyConversionWarning, match="the collective and the sketch") as warned:
         convert(saved, tmp_path / "x.csv")
+    assert warned[0].filename == __file__
 
 
 def test_convert_without_loss_is_silent(tmp_path, saved, schedule):

@@ -16,7 +16,6 @@ https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/as
 from __future__ import annotations
 
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from taccl.analysis.simulation.events import Events
-from taccl.errors import ExportError, LossyConversionWarning
+from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.names import first_of
 from taccl.problem import Problem
 from taccl.schedule.precedence import DATA
@@ -83,9 +82,7 @@ def dump_chakra(
     if crossing:
         shared = first_of(crossing, _SHOWN)
         lost.append(f"the order of sends of different ranks on resources they share ({shared})")
-    warnings.warn(
-        f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning, stacklevel=2
-    )
+    warn(f"an execution trace has no place for {'; '.join(lost)}", LossyConversionWarning)
     prefix = os.fspath(path).removesuffix(_SUFFIX)
     return {
         Path(f"{prefix}.{rank}{_SUFFIX}"): _encoded(nodes, problem)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import numpy as np
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
-from taccl.errors import ExportError, InputError, LossyConversionWarning
+from taccl.errors import ExportError, InputError, LossyConversionWarning, warn
 from taccl.formats.published.algorithm import read_algorithm, shift_of_second_half
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.topology import MACHINES
@@ -79,7 +78,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
             if unit_us != 1:
                 lost.append(f"the unit of time: load it with time_unit_us={_decimal(unit_us)}")
             told = f"an algorithm of the published tool has no place for {'; '.join(lost)}"
-            warnings.warn(told, LossyConversionWarning, stacklevel=2)
+            warn(told, LossyConversionWarning)
             return text
     reasons = "; or else ".join(dict.fromkeys((refused[0], refused[-1])))
     raise ExportError(
