@@ -36,7 +36,8 @@ class Chunk:
 
     - `origins`: Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
     - `destinations`: Ranks that must hold it, or its full sum, at the end.
-    - `root`: Of a combining collective: the rank that the synthesizer gathers the sum at.
+    - `root`: Of a combining collective: the rank that the synthesizer gathers the sum at. A sum of one
+      contribution is whole where it starts: a collective roots it there, unless its root alone wants it.
     """
 
     origins: tuple[int, ...]
@@ -160,6 +161,8 @@ class Collective:
             for index, chunk in enumerate(self.chunks):
                 if not chunk.origins and index not in derived:
                     raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
+        if self.sums_up:
+            self._check_roots()
         if self.groups:
             self._check_groups()
 
@@ -179,6 +182,15 @@ class Collective:
         if not self.sums_up or any(chunk.root is None for chunk in self.chunks) or update < 0:
             said = f"found an update of {update} us/MB; expected 0 or more, of sums that have a root"
             raise CollectiveError(said, where=self.name)
+
+    def _check_roots(self) -> None:
+        """Root sums of one contribution where they start; raise `CollectiveError` if others have no root."""
+        if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
+            chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
+            object.__setattr__(self, "chunks", chunks)
+        for index, chunk in enumerate(self.chunks):
+            if chunk.root is None:
+                raise CollectiveError(f"chunk {index}: its sum has no root; name a rank", where=self.name)
 
     def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
         said = f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}"
@@ -391,6 +403,11 @@ class Collective:
 @checked_as(CollectiveError)
 def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | None) -> Chunk:
     return Chunk(origins, destinations, root)
+
+
+def _is_whole(chunk: Chunk) -> bool:
+    """Whether a sum is one contribution, that others than its root want."""
+    return len(chunk.origins) == 1 and chunk.destinations != (chunk.root,)
 
 
 def busbw_factor(name: str, num_ranks: int) -> float:

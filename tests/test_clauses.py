@@ -8,7 +8,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from taccl.analysis.certificates.check import check_certificate
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.violation import KINDS
 from taccl.clauses import CLAUSES, Clauses, SwitchPolicy
+from taccl.collective import Chunk, Collective
 from taccl.errors import InfeasibleError, InputError
 from taccl.problem import Problem, make_problem
 from taccl.schedule.compact import CompactSchedule
@@ -32,9 +33,6 @@ from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.fuzzing import MANY, cases
 from tests.synthesis.explaining.test_explain import random_sketch
-
-if TYPE_CHECKING:
-    from taccl.collective import Collective
 
 MB = 10**6
 ROOT = Path(__file__).parents[1]
@@ -317,6 +315,22 @@ def test_no_search_passes_more_links_than_it_may() -> None:
             # In columns copies come after all sums, and no sums are kept apart.
             if suits(problem) and in_turn.all() and schedule.carries is None:
                 assert {each.kind for each in verify(compact(tight)).violations} == told
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_sum_of_one_contribution_counts_from_where_it_starts(root: int, most: int) -> None:
+    """On a line from rank 0 on it comes to rank 2 over two links, wherever its root is said to be."""
+    line = taccl.topologies.mesh(3, 1)
+    collective = Collective("one", 3, (Chunk((0,), (1, 2), root),), combining=True)
+    problem = make_problem(line, collective, chunk_bytes=MB, clauses=Clauses(max_hops=most))
+    if most == 2:
+        assert lower_bound(problem).bound == taccl.synthesize(problem, backend="greedy").schedule.finish
+        return
+    with pytest.raises(InputError, match="max_hops leaves no path"):
+        lower_bound(problem)
+    with pytest.raises(InfeasibleError, match="max_hops"):
+        taccl.synthesize(problem, backend="greedy")
 
 
 @pytest.mark.slow

@@ -96,6 +96,7 @@ def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name: str, size_chunks: 
         lambda: collectives.custom(2, precondition={0: []}, postcondition={0: [0]}),
         lambda: Collective("odd", 2, (Chunk((0, 0), (1,)),)),
         lambda: Collective("odd", 2, (Chunk((0,), (1,), 5),), combining=True),
+        lambda: Collective("odd", 2, (Chunk((0, 1), (1,)),), combining=True),
         lambda: Collective("odd", 2, (Chunk((0,), (1,)),), derivations=(Derivation(0, 3, 0),)),
     ],
 )
@@ -103,6 +104,13 @@ def test_impossible_collectives_are_refused(build: object) -> None:
     """No ranks, unknown or repeated ranks, gaps, and options of other collectives."""
     with pytest.raises(CollectiveError):
         build()  # type: ignore[operator]
+
+
+def test_a_sum_of_one_contribution_is_rooted_where_it_starts() -> None:
+    """Unless its root alone wants it, or a server updates it there."""
+    chunks = (Chunk((0,), (1, 2), 1), Chunk((0,), (1, 2)), Chunk((0,), (1,), 1), Chunk((0, 1), (1, 2), 1))
+    assert [c.root for c in Collective("sums", 3, chunks, combining=True).chunks] == [0, 0, 1, 1]
+    assert [c.root for c in collectives.exchange([0], [1]).chunks] == [1]
 
 
 def test_a_combining_custom_chunk_without_destination_is_refused() -> None:

@@ -76,6 +76,8 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     all of its way.
     """
     data = problem.collective.chunks[chunk]
+    if len(data.origins) == 1 or problem.collective.update_us_per_mb is not None:
+        return False  # whole where it starts, or once its root has updated it
 
     def origins_of(rank: int, *, reducing: bool) -> Iterable[int]:
         return hops_from(
@@ -93,8 +95,6 @@ def _may_be_summed(problem: Problem, chunk: int) -> bool:
     }
     if data.destinations == (data.root,):
         return data.root in sums
-    if len(data.origins) == 1:  # whole from the beginning
-        sums.update(data.origins)
     return all(not sums.isdisjoint(origins_of(rank, reducing=False)) for rank in data.destinations)
 
 
