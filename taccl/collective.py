@@ -9,6 +9,7 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -53,7 +54,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """Once `rank` holds chunk `source` it also holds chunk `chunk`, which adds its own contribution."""
+    """Once `rank` holds chunk `source` it also holds chunk `chunk`, which adds its own contribution.
+
+    A chunk that is derived starts nowhere else.
+    """
 
     source: int
     rank: int
@@ -154,13 +158,17 @@ class Collective:
             known = 0 <= each.source < self.num_chunks and 0 <= each.chunk < self.num_chunks
             if not known or not 0 <= each.rank < self.num_ranks:
                 raise CollectiveError(f"{each} names a chunk or rank that does not exist", where=self.name)
-        derived = {d.chunk for d in self.derivations}
-        if len(derived) < len(self.derivations):
+            if origins := self.chunks[each.chunk].origins:
+                said = f"chunk {each.chunk} is derived, and starts at rank {origins[0]}; leave one out"
+                raise CollectiveError(said, where=self.name)
+        made = {each.chunk for each in self.derivations_in_turn}
+        if len(made) < len(self.derivations_in_turn):
             raise CollectiveError("a chunk is derived twice; derive it once, at one rank", where=self.name)
         if () in self.origin_sets.sets:
             for index, chunk in enumerate(self.chunks):
-                if not chunk.origins and index not in derived:
-                    raise CollectiveError(f"chunk {index} starts nowhere; give it an origin", where=self.name)
+                if not chunk.origins and index not in made:
+                    said = f"chunk {index} starts nowhere, nor is it made of one that does; give it an origin"
+                    raise CollectiveError(said, where=self.name)
         if self.sums_up:
             self._check_roots()
         if self.groups:
@@ -230,27 +238,39 @@ class Collective:
         """Whether every destination has what it needs from the start, so that there is nothing to send."""
         if not self.derivations:
             return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
-        made = {(d.chunk, d.rank): d.source for d in self.derivations}
+        held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
+        for each in self.derivations_in_turn:
+            if (each.source, each.rank) in held:
+                held.add((each.chunk, each.rank))
+        return all((c, rank) in held for c, chunk in enumerate(self.chunks) for rank in chunk.destinations)
 
-        def is_held(chunk: int, rank: int) -> bool:
-            for _ in range(len(made) + 1):  # chunks that derive from one another in a circle are never there
-                if rank in self.chunks[chunk].origins:
-                    return True
-                if (chunk, rank) not in made:
-                    return False
-                chunk = made[chunk, rank]
-            return False
-
-        return all(is_held(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.destinations)
+    @cached_property
+    def derivations_in_turn(self) -> tuple[Derivation, ...]:
+        """The derivations, each behind that of its source; none of chunks that derive from one another."""
+        makes: dict[int, list[Derivation]] = defaultdict(list)
+        for each in self.derivations:
+            makes[each.source].append(each)
+        turn: list[Derivation] = []
+        there = [c for c, chunk in enumerate(self.chunks) if makes and chunk.origins]
+        for c in there:  # which grows
+            turn += makes[c]
+            there += [each.chunk for each in makes.pop(c)]
+        return tuple(turn)
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
         """Where every chunk starts, or is made from another."""
         made = {each.chunk: (each.rank,) for each in self.derivations}
-        starts = [chunk.origins for chunk in self.chunks]
-        for c, rank in made.items():
-            starts[c] += rank
-        return tuple(starts)
+        return tuple(chunk.origins or made[c] for c, chunk in enumerate(self.chunks))
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """Where every chunk must come to: its destinations, and ranks that make of it what is needed."""
+        ends = [chunk.destinations for chunk in self.chunks]
+        for each in reversed(self.derivations_in_turn):
+            if ends[each.chunk] and each.rank not in ends[each.source]:
+                ends[each.source] += (each.rank,)
+        return tuple(ends)
 
     @cached_property
     def origin_sets(self) -> RankSets:

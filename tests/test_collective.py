@@ -98,10 +98,13 @@ def test_size_and_bus_bandwidth_are_those_of_nccl_tests(name: str, size_chunks: 
         lambda: Collective("odd", 2, (Chunk((0,), (1,), 5),), combining=True),
         lambda: Collective("odd", 2, (Chunk((0, 1), (1,)),), combining=True),
         lambda: Collective("odd", 2, (Chunk((0,), (1,)),), derivations=(Derivation(0, 3, 0),)),
+        lambda: made_of((Chunk((0,), ()), Chunk((1,), (1,))), Derivation(0, 1, 1)),
+        lambda: made_of((Chunk((0,), ()), Chunk((), (1,))), Derivation(0, 1, 1), Derivation(0, 0, 1)),
+        lambda: made_of((Chunk((), (0,)), Chunk((), (1,))), Derivation(0, 1, 1), Derivation(1, 0, 0)),
     ],
 )
 def test_impossible_collectives_are_refused(build: object) -> None:
-    """No ranks, unknown or repeated ranks, gaps, and options of other collectives."""
+    """No ranks, unknown or repeated ranks, gaps, chunks from nowhere or twice, options of other collectives."""
     with pytest.raises(CollectiveError):
         build()  # type: ignore[operator]
 
@@ -131,6 +134,11 @@ def test_a_collective_survives_its_dict(name: str) -> None:
     assert Collective.from_dict(collective.to_dict()) == collective
 
 
+def made_of(chunks: tuple[Chunk, ...], *derivations: Derivation) -> Collective:
+    """A collective of three ranks, some chunks of which derive from others."""
+    return Collective("made", 3, chunks, True, derivations=derivations)
+
+
 @pytest.mark.parametrize(
     ("chunk", "is_sum", "met"),
     [
@@ -149,9 +157,15 @@ def test_a_chunk_is_met_where_every_destination_has_it(chunk: Chunk, is_sum: boo
 
 
 def test_what_is_made_from_what_is_there_is_met() -> None:
-    """Rank 0 makes chunk 2 of chunk 1, which it makes of chunk 0; but nobody makes one that comes from itself."""
+    """Rank 0 makes chunk 2 of chunk 1, which it makes of chunk 0."""
     chunks = (Chunk((0,), (0,)), Chunk((), (0,)), Chunk((), (0,)))
     chain = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(0, 0, 1)))
     assert chain.is_met
-    circle = Collective("c", 1, chunks, True, derivations=(Derivation(1, 0, 2), Derivation(2, 0, 1)))
-    assert not circle.is_met
+
+
+def test_a_chunk_comes_to_where_something_needed_is_made_of_it() -> None:
+    """Chunk 2, made at rank 2, is wanted: so chunk 1 comes there, and chunk 0 to where that is made."""
+    chunks = (Chunk((0,), (0,)), Chunk((), ()), Chunk((), (0,)), Chunk((), ()))
+    made = made_of(chunks, Derivation(1, 2, 2), Derivation(0, 1, 1), Derivation(0, 2, 3))
+    assert made.ends == ((0, 1), (2,), (0,), ())
+    assert made.starts == ((0,), (1,), (2,), (2,))

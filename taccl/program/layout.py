@@ -53,16 +53,16 @@ class RankLayout:
 
 
 def layout(collective: Collective) -> tuple[RankLayout, ...]:
-    """The layout of every rank's buffers."""
+    """The layout of every rank's buffers; what a rank makes another chunk of is no output of it."""
     inputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
     outputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
-    maker = {each.chunk: (each.rank,) for each in collective.derivations}
+    used_up = {(each.source, each.rank) for each in collective.derivations}
     for index, chunk in enumerate(collective.chunks):
-        starts = maker.get(index, chunk.origins)
-        for rank in starts:
+        for rank in collective.starts[index]:
             inputs[rank].append(index)
-        for rank in starts if maker else chunk.destinations:
-            outputs[rank].append(index)
+        for rank in chunk.destinations:
+            if (index, rank) not in used_up:
+                outputs[rank].append(index)
     return tuple(_with_offsets(tuple(i), tuple(o)) for i, o in zip(inputs, outputs, strict=True))
 
 

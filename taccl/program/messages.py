@@ -96,6 +96,12 @@ def follow(
     makes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in collective.derivations:
         makes[each.rank, each.source].append(each.chunk)
+        if each.rank in collective.chunks[each.source].origins:
+            said = (
+                f"rank {each.rank} makes chunk {each.chunk} of chunk {each.source}, which it starts with; a "
+            )
+            said += f"program makes chunks of what arrives: let chunk {each.chunk} start there itself"
+            raise InputError(said, where="schedule")
     derived = {each.chunk for each in collective.derivations}
     own = [{chunk: Value(chunk, START) for chunk in where.inputs} for where in layouts]
     held = [{c: v for c, v in mine.items() if c not in derived} for mine in own]

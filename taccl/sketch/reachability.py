@@ -147,17 +147,10 @@ def unmet(problem: Problem) -> Iterator[Need]:
 def demands(problem: Problem) -> Iterator[Need]:
     """What has to arrive where, once for all chunks that clauses treat alike."""
     collective = problem.collective
-    makers: dict[int, list[int]] = defaultdict(list)
-    sources = {derivation.source for derivation in collective.derivations}
-    for derivation in collective.derivations:
-        made = collective.chunks[derivation.chunk]
-        # What starts nowhere else must be made from a chunk that is there.
-        if not made.origins and (made.destinations or derivation.chunk in sources):
-            makers[derivation.source].append(derivation.rank)
     seen = set()
     for c, data in enumerate(collective.chunks):
-        starts, asked = collective.starts[c], tuple(makers.get(c, ()))
-        kind = data, starts, asked, problem.holders(c)
+        starts, ends = collective.starts[c], collective.ends[c]
+        kind = data, starts, ends[len(data.destinations) :], problem.holders(c)
         if kind in seen or (collective.sums_up and data.is_met(is_sum=True)):
             continue
         seen.add(kind)
@@ -166,7 +159,7 @@ def demands(problem: Problem) -> Iterator[Need]:
             contributors = tuple(rank for rank in data.origins if rank != data.root)
             if contributors:
                 yield Need(c, starts, contributors, reducing=True)
-        ends = tuple(r for r in dict.fromkeys((*data.destinations, *asked)) if r not in starts)
+        ends = tuple(r for r in ends if r not in starts)
         if ends:
             yield Need(c, starts, ends)
 

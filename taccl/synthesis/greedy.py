@@ -113,7 +113,10 @@ class _Machine:
         self.beta = [int(costs.link_beta[e]) for e in quotient.link_rep]
         self.claimed = [state.is_origin for state in quotient.states]
         self.stays = [_stays(quotient, m) for m in range(len(quotient.hops))]
-        self.left = [False] * count
+        #: The states that each hop leaves, and those that were left; one for each chunk that is made there.
+        apart = count * bool(quotient.problem.collective.derivations)
+        self.leaves = [[p + apart * hop.chunk for p in hop.srcs] for hop in quotient.hops]
+        self.left: set[int] = set()
         #: Where it counts: links that the copy at each state has passed, and hops on shortest paths.
         self.passed, self.hop_limit = [0] * count, quotient.hop_limit
         counts = quotient.hop_limit if fewest else None
@@ -174,7 +177,9 @@ class _Machine:
     def _useful(self, m: int) -> bool:
         hop = self.quotient.hops[m]
         if self.quotient.single_path[hop.chunk] and (
-            self.stays[m] or any(self.left[p] for p in hop.srcs) or (hop.tail_ticks < 0 and not self.detours)
+            self.stays[m]
+            or any(p in self.left for p in self.leaves[m])
+            or (hop.tail_ticks < 0 and not self.detours)
         ):
             return False
         if self.hop_limit is None:
@@ -270,8 +275,7 @@ class _Machine:
                 self.relayed_gone.add(link)
             if hop.enters >= 0:
                 self.entered[hop.enters] = True
-            for p in hop.srcs:
-                self.left[p] = True
+            self.left.update(self.leaves[m])
             for p in hop.dsts:
                 if not self.claimed[p]:
                     self.claimed[p] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taccl.collective import Chunk, Collective, Derivation
 from taccl.collectives import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
 from taccl.program.layout import layout
 from taccl.program.program import Slot
@@ -44,6 +45,16 @@ def test_roots_of_scatter_and_gather_have_their_part_inside():
 def test_scan_holds_contributions_and_prefixes():
     """Two pieces: slot p is piece p at every rank; chunk 3 p + r is piece p of the sum over 0..r."""
     assert [where.inputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
+
+    assert [where.outputs for where in layout(scan(3, chunks_per_rank=2))] == [(0, 3), (1, 4), (2, 5)]
+
+
+def test_a_derived_chunk_is_an_output_wherever_it_ends():
+    """But where another is made of it: chunk 1, made at rank 1, is for ranks 0 and 2, too."""
+    chunks = (Chunk((0,), (0, 1)), Chunk((), (0, 1, 2)))
+    made = Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),))
+    assert [where.inputs for where in layout(made)] == [(0,), (1,), ()]
+    assert [where.outputs for where in layout(made)] == [(0, 1), (1,), (1,)]
 
 
 @pytest.mark.slow

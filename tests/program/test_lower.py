@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 import taccl
+from taccl.collective import Chunk, Collective, Derivation
 from taccl.collectives import COLLECTIVES, allgather, broadcast, reduce
 from taccl.collectives import custom as custom_collective
 from taccl.errors import InputError, LossyConversionWarning
@@ -278,3 +279,16 @@ def test_a_schedule_with_holes_is_refused():
     problem = problem_of(ring(2), allgather(2))
     with pytest.raises(InputError, match="chunk 1 never arrives at rank 0; verify"):
         lower(timed(problem, [(0, 0, 0, 0, False)]))
+
+
+@pytest.mark.parametrize("origin", [0, 1])
+def test_what_is_made_of_what_arrives(origin):
+    """Rank 1 makes chunk 1 of chunk 0 and sends it on; a program cannot, where it has chunk 0 from the start."""
+    chunks = (Chunk((origin,), ()), Chunk((), (1, 2)))
+    problem = problem_of(ring(3), Collective("made", 3, chunks, True, derivations=(Derivation(0, 1, 1),)))
+    schedule = taccl.synthesize(problem, backend="greedy").schedule
+    if origin == 0:
+        assert interpret(lower(schedule)).ok
+        return
+    with pytest.raises(InputError, match="rank 1 makes chunk 1 of chunk 0, which it starts with"):
+        lower(schedule)

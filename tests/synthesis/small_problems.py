@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from taccl import collectives
-from taccl.collective import Chunk, Collective, ProcessGroup
+from taccl.collective import Chunk, Collective, Derivation, ProcessGroup
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.reachability import check_reachable
@@ -253,6 +253,33 @@ def random_sum_problem(seed: int) -> Problem:
     clauses = _random_clauses(rng, topology, collective) | {"direct_crossing": rng.random() < 0.4}
     sizes = [rng.choice((1, 1, 2)) * MB for _ in chunks] if rng.random() < 0.35 else MB
     return problem_of(topology, collective, chunk_bytes=sizes, **clauses)
+
+
+def random_derived_problem(seed: int) -> Problem:
+    """Up to three chunks, some of which ranks make from others, be these wanted there, there from the start or neither."""
+    for attempt in range(100):
+        rng = random.Random(f"derived {seed} {attempt}")
+        topology = _random_topology(rng)
+        everyone = range(topology.num_ranks)
+        chunks, made = [], []
+        for c in range(rng.choice((2, 2, 3))):
+            ends = tuple(sorted(rng.sample(everyone, rng.randint(0, 2))))
+            if c and rng.random() < 0.7:
+                made.append(Derivation(rng.randrange(c), rng.choice(everyone), c))
+                chunks.append(Chunk((), ends))
+            else:
+                chunks.append(Chunk(tuple(sorted(rng.sample(everyone, rng.choice((1, 1, 2))))), ends))
+        collective = Collective(
+            "derived", topology.num_ranks, tuple(chunks), combining=bool(made), derivations=tuple(made)
+        )
+        problem = problem_of(topology, collective)
+        try:
+            check_reachable(problem)
+        except InputError:
+            continue
+        if made and not collective.is_met:
+            return problem
+    raise AssertionError("no such problem")
 
 
 def _random_topology(rng: random.Random) -> Topology:

@@ -17,7 +17,7 @@ from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
-from tests.fuzzing import some
+from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
     MB,
@@ -25,6 +25,7 @@ from tests.synthesis.small_problems import (
     full,
     late_hold,
     problem_of,
+    random_derived_problem,
     random_problem,
     relayed,
     ring,
@@ -144,6 +145,25 @@ def test_no_bound_is_above_the_optimum() -> None:
     for seed in SEEDS:
         problem, best = random_problem(seed), least(seed)
         assert best is None or lower_bound(problem).bound * problem.costs.ticks_per_us <= best, seed
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_what_is_made_of_chunks_is_found_and_bounded() -> None:
+    """Wherever ranks make chunks of others, the list scheduler finds a schedule, the job shop the soonest."""
+    compared = 0
+    for seed in cases("chunks made of others, by exhaustive search", few=20, many=400):
+        problem = random_derived_problem(seed)
+        first = synthesize(problem, backend="greedy", time_limit_s=1).schedule
+        assert verify(first).ok, seed
+        try:
+            best = optimal_ticks(problem, max_states=3000)
+        except TooLarge:
+            continue
+        assert lower_bound(problem).bound * problem.costs.ticks_per_us <= best <= first.finish_ticks, seed
+        assert proven(problem).finish_ticks == best, seed
+        compared += 1
+    assert compared > some(10, 200)
 
 
 def test_own_chunks_of_unlike_sizes() -> None:

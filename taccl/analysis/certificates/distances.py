@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -99,9 +98,6 @@ class Distances:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._derived_at = {d.chunk: d.rank for d in problem.collective.derivations}
-        self._makes: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of each source: ranks and chunks
-        for each in problem.collective.derivations:
-            self._makes[each.source].append((each.rank, each.chunk))
         self._made: dict[int | None, dict[int, int]] = {}
         self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by what is open, and by whose masks it is
         self._link_sets: list[tuple[int, ...]] = []
@@ -118,19 +114,14 @@ class Distances:
         return starts
 
     def _when_made(self, units: int | None) -> dict[int, int]:
-        """When every derived chunk is made at the earliest, found from the chunks that start somewhere on."""
+        """When every derived chunk is made at the earliest."""
         if units not in self._made:
             made: dict[int, int] = {}
             self._made[units] = made  # filled below: `heads` of a source asks for what is known by then
-            pending = [c for c in self._makes if self.problem.collective.chunks[c].origins]
-            while pending:
-                source = pending.pop()
-                heads = self.heads(source, units=units)
-                for rank, chunk in self._makes[source]:
-                    if heads[rank] < made.get(chunk, np.inf):
-                        made[chunk] = int(heads[rank])
-                        if chunk in self._makes:
-                            pending.append(chunk)
+            for each in self.problem.collective.derivations_in_turn:
+                head = self.heads(each.source, units=units)[each.rank]
+                if np.isfinite(head):
+                    made[each.chunk] = int(head)
         return self._made[units]
 
     def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:

@@ -114,7 +114,8 @@ class HopLimit:
         Following such hops alone a chunk never comes too far to go on.
         """
         if alone:
-            return all(self.left[a] == 1 + min(self.left[p] for p in hop.dsts) for a in hop.srcs)
+            ahead = 1 + min(self.left[p] for p in hop.dsts)
+            return m in self.starts_anew or all(self.left[a] == ahead for a in hop.srcs)
         after = self.after(m, hop, self.least)
         return any(self.least[p] == after for p in hop.dsts)
 
@@ -244,7 +245,7 @@ def take_quotient(
         if (c, r) not in states:
             data = collective.chunks[c]
             head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no hop leads there
-            states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in data.destinations)
+            states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in collective.ends[c])
         return c, r
 
     made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
@@ -253,7 +254,7 @@ def take_quotient(
         durations = costs.link_alpha + costs.chunk_units[c] * costs.link_beta
         ways = _useful_links(problem, c, distances, durations)
         origins = distances.origins(c)
-        targets = set(collective.chunks[c].destinations) - set(origins)
+        targets = set(collective.ends[c]) - set(origins)
         fixing = group.fixing(c)
         smallest, turned, ranks = fixing.links.tolist(), fixing.turned.tolist(), fixing.ranks.tolist()
         alike: dict[int, list[int]] = defaultdict(list)
@@ -282,7 +283,7 @@ def take_quotient(
             srcs = [state(c, r) for r in ends.srcs]
             dsts = [state(c, r) for r in ends.dsts if r not in origins]
             made.append((hop, srcs, dsts))
-        for r in collective.chunks[c].destinations:
+        for r in collective.ends[c]:
             state(c, r)
     names = sorted(states)
     number = {name: i for i, name in enumerate(names)}
@@ -295,8 +296,8 @@ def take_quotient(
     wide = set(wide_links(topology)).intersection(problem.links_allowed)
     joined = any(len(topology.links[e].srcs) > 1 for e in wide)
     single = tuple(
-        not joined and len(set(data.destinations) - set(distances.origins(c))) <= 1
-        for c, data in enumerate(collective.chunks)
+        not joined and len(set(ends) - set(distances.origins(c))) <= 1
+        for c, ends in enumerate(collective.ends)
     )
     empty = Quotient(
         problem=problem,
@@ -372,7 +373,7 @@ def _useful_links(
     """(link, tail, after) of the links worth considering for a chunk; see `Hop` for the two times."""
     topology = problem.topology
     origins = distances.origins(c)
-    destinations = [r for r in problem.collective.chunks[c].destinations if r not in origins]
+    destinations = [r for r in problem.collective.ends[c] if r not in origins]
     if not destinations:
         return []
     head = distances.heads(c)
