@@ -137,9 +137,12 @@ def build_mscclpp_plan(
     ]
     if split is None and any(part.was_split for part in parts):
         warn_of_split(f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock")
+    # An allgather of ranks in another order is none that MSCCL++ knows, and must not be chosen as one.
+    name_here = "custom" if collective is None else collective.name
+    name_here = COLLECTIVES.get(kind.name, "custom" if name_here in COLLECTIVES.values() else name_here)
     plan = {
         "name": name or program.name,
-        "collective": COLLECTIVES.get(kind.name) or ("custom" if collective is None else collective.name),
+        "collective": name_here,
         "protocol": "LL" if packets else "Simple",
         "inplace": program.in_place,
         # Shared resources would keep the addresses of the first call's buffers.
@@ -206,8 +209,8 @@ def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
         if not rank.input_chunks or not rank.output_chunks:
             empty = "output" if rank.input_chunks else "input"
             raise ExportError(
-                f"MSCCL++ has no ranks without {empty}, and rank {r} has none; choose one of "
-                f"{', '.join(COLLECTIVES)}"
+                f"MSCCL++ has no ranks without {empty}, and rank {r} has none; leave such ranks out of the "
+                f"topology, or choose one of {', '.join(COLLECTIVES)} among all"
             )
     return [(rank.input_chunks, rank.output_chunks) for rank in program.ranks]
 

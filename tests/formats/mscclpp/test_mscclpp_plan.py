@@ -141,6 +141,18 @@ def test_nodes_come_from_the_topology():
             assert all(same) if each["channel_type"] == "memory" else not any(same)
 
 
+@pytest.mark.parametrize(("members", "name"), [((0, 1, 2), "allgather"), ((2, 0, 1), "custom")])
+def test_ranks_in_another_order_are_no_collective_of_theirs(members, name):
+    """It would be chosen for one and mix up the parts: rank 2 starts with chunk 0, which stands first in outputs."""
+    collective = taccl.collectives.allgather(3).among(members, num_ranks=3)
+    problem = taccl.make_problem(taccl.topologies.ring(3), collective, chunk_bytes=1000)
+    plan = build_mscclpp_plan(lower(taccl.synthesize(problem, backend="greedy").schedule))
+    assert plan["collective"] == name
+    own = [gpu for gpu in plan["gpus"] if gpu["id"] == 2][0]
+    copies = [op for tb in own["threadblocks"] for op in tb["ops"] if op["name"] == "copy"]
+    assert [each["index"] for op in copies for each in op["dst_buff"]] == [members.index(2)]
+
+
 def test_unknown_nodes_must_be_told():
     """A program that came from a file says nothing of nodes."""
     program = replace(program_of("allgather", "ring:4"), node_of_rank=None)
