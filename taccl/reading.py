@@ -1,7 +1,8 @@
 """Where every file from outside is opened, decoded and parsed; a fault becomes one sentence.
 
 Files are ordinary ones of limited size, in UTF-8. A pipe or a device is refused before it makes anybody wait:
-what a file holds is told by its content first, so that most are read more than once.
+what a file holds is told by its content first, so that most are read more than once. A file of another kind
+than was asked for is named as what it is (`reads`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,52 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from taccl.errors import ExportError, FormatError
+from taccl.errors import ExportError, FormatError, InputError
 from taccl.names import shown
 from taccl.units import format_size
 
 #: A sketch is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
+#: What files hold, by fields at their top with their values, or None for any: all of these fields ...
+MARKS: dict[str, dict[str, str | None]] = {
+    "schedule": {"format": "taccl-schedule"},
+    "plan": {"format": "taccl-plan"},
+    "probe": {"format": "taccl-probe"},
+    "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
+    "timeline": {"traceEvents": None},
+    "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
+    "workload": {"num_ranks": None, "operations": None},
+    "placement": {"before_us": None, "after_us": None},
+    "upstream sketch": {"nnodes": None},
+    "upstream topology": {"gpus_per_node": None},
+    "profile": {"machine": None, "source": None, "constants": None},
+}
+#: ... or any of these.
+_FIELDS = {
+    "topology": {
+        "node",
+        "nics",
+        "link",
+        "resource",
+        "ranks_per_node",
+        "rails",
+        "network",
+        "bandwidth_gb_per_s",
+    }
+    | {"fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls"},
+    "sketch": {"chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
+}
+#: Files that are neither TOML nor JSON, by how they begin.
+_BEGINNINGS = {
+    "program": r"\s*(<!--(?:(?!-->)[\s\S])*-->\s*)*<algo\b",
+    "table of transfers": r"transfer,chunk,",
+}
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
 #: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
 _MAX_DEPTH = 64
 #: A table within one is written on one line up to so many entries, and else with a line for each.
@@ -114,6 +152,51 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
     if not isinstance(data, dict):
         raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
     return data
+
+
+def kinds_in(data: dict[str, Any]) -> list[str]:
+    """The kinds that the fields at the top of a file tell; none of what is none of them, or not yet clear."""
+    all_of = [
+        kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
+    ]
+    is_topology = "schema" in data and "constants" in data
+    any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
+    return all_of + ["topology"] * is_topology + any_of
+
+
+def kinds_of(path: str | os.PathLike[str]) -> list[str]:
+    """The same of a file, be it TOML, JSON or other text; none where it cannot be read."""
+    try:
+        text = read_text(path, 10 * MAX_FILE_BYTES)
+        told = [kind for kind, begins in _BEGINNINGS.items() if re.match(begins, text)]
+        return told or kinds_in(parse(text, source=""))
+    except FormatError:
+        return []
+
+
+def a(kind: str) -> str:
+    """A kind with its article."""
+    return f"a{'n' * (kind[0] in 'aeiou')} {kind}"
+
+
+def reads(*wanted: str) -> Callable[[Reader], Reader]:
+    """What makes a reader of a path name the kind of a file that is of none of the kinds wanted."""
+
+    def decorate(read: Reader) -> Reader:
+        @wraps(read)
+        def told(path: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
+            try:
+                return read(path, *args, **options)
+            except InputError as error:
+                found = kinds_of(path)
+                if not found or set(found) & set(wanted):
+                    raise
+                said = f"found {a(found[0])}; expected {a(wanted[0])}; check the path"
+                raise type(error)(said, where=os.fspath(path)) from None
+
+        return cast("Reader", told)
+
+    return decorate
 
 
 def toml_text(value: Any) -> str:

@@ -7,8 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from taccl.errors import FormatError
+import taccl
+from taccl.errors import FormatError, InputError
 from taccl.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
+from taccl.workload.files import load_workload
 from tests.effort import cpu_s
 
 
@@ -190,3 +192,39 @@ def test_json_number_too_large(number):
     """A number beyond those of 64 bits is not taken for infinity."""
     with pytest.raises(FormatError, match="number that cannot be read"):
         parse_json(f'{{"a": {number}}}', source="a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"format": "taccl-schedule"}', "a schedule"),
+        ('{"format": "taccl-plan"}', "a plan"),
+        ('{"before_us": 2, "after_us": 1}', "a placement"),
+        ('{"num_ranks": 2, "operations": []}', "a workload"),
+        ("transfer,chunk,\n", "a table of transfers"),
+        ("<!-- a -->\n<algo name=''/>", "a program"),
+        ('machine = "ndv2"\nsource = "log"\n[constants]', "a profile"),
+        ("schema = 1\n[nics]", "a topology"),
+        ("schema = 1\n[routing]\nspeed = 1", "a sketch"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
+    """Whatever a reader misses in it; one of the right kind is told by what is wrong in it."""
+    path = tmp_path / "file"
+    path.write_text(text)
+    readers = {
+        "a topology": taccl.topologies.load, "a sketch": taccl.load_sketch, "a schedule": taccl.load,
+        "a workload": load_workload, "a set of search parameters": taccl.SearchParameters.load,
+    }  # fmt: skip
+    for wanted, read in readers.items():
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert caught.value.message.startswith(f"found {kind}; expected {wanted}") == (wanted != kind)
+
+
+def test_a_sketch_with_a_strange_field_stays_one(tmp_path):
+    """A file that has fields of both kinds is told by what its reader does not know."""
+    path = tmp_path / "file.toml"
+    path.write_text("schema = 1\nfabric = 'ring:4'\n[routing]")
+    with pytest.raises(InputError, match="fabric: found an unknown field"):
+        taccl.load_sketch(path)

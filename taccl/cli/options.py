@@ -227,12 +227,9 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
     settle_topology(options)
     if options.topology is None and options.sketch is None:
         raise InputError("found neither a sketch nor --topology; give at least one", where="SKETCH")
-    if options.topology is not None and things.is_file(options.topology):
-        kind = things.kind_of(options.topology)
-        if kind == "upstream topology":
-            return _upstream_problem(options)
-        if kind != "topology":
-            raise InputError(f"found a {kind}; expected a topology file", where=options.topology)
+    named = options.topology
+    if named is not None and things.is_file(named) and things.kind_of(named) == "upstream topology":
+        return _upstream_problem(options)
     if options.cost_model == "upstream" or options.time_unit_us is not None:
         name = "--time-unit-us" if options.cost_model != "upstream" else "--cost-model upstream"
         said = f"{name} needs an upstream topology file; give one with --topology, or leave it out"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import taccl
 from taccl.errors import FormatError, InputError
@@ -13,16 +13,9 @@ if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 
-Kind = Literal["schedule", "sketch", "upstream sketch", "topology", "upstream topology"]
+Kind = Literal["schedule", "upstream topology", "upstream sketch", "topology", "sketch"]
 
 _FILE_SUFFIXES = (".toml", ".json", ".xml", ".yml", ".yaml", ".txt", ".csv")
-_FIELDS_OF_TOPOLOGIES = frozenset((
-    "fabric", "constants", "link", "resource", "ranks_per_node", "rails", "alpha_meaning", "alpha_us", "node",
-    "nics", "network", "launch_us", "protocol", "nvls", "bandwidth_gb_per_s",
-))  # fmt: skip
-_FIELDS_OF_SKETCHES = frozenset(
-    ("chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging", "description")
-)
 
 
 def topology_from_word(
@@ -79,7 +72,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
     from taccl.formats.registry import FOREIGN_TOPOLOGIES
-    from taccl.reading import parse, read_text
+    from taccl.reading import kinds_in, parse, read_text
     from taccl.topology.files import MAX_FILE_BYTES
 
     known = format_in(word)  # none of a sketch; whatever else is wrong shows below
@@ -87,16 +80,10 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
         return "topology"
     if known is not None and known.name == "taccl-schedule":
         return "schedule"
-    fields = set(parse(read_text(word, MAX_FILE_BYTES), source=word))
-    if {"format", "transfers"} & fields:
-        return "schedule"
-    if "gpus_per_node" in fields:
-        return "upstream topology"
-    if "nnodes" in fields:
-        return "upstream sketch"
-    if fields & _FIELDS_OF_TOPOLOGIES:
-        return "topology"
-    return "sketch" if fields & _FIELDS_OF_SKETCHES else unclear
+    if known is not None and known.holds != "topology":
+        return unclear  # and its reader says what it is
+    found = kinds_in(parse(read_text(word, MAX_FILE_BYTES), source=word))
+    return next((each for each in get_args(Kind) if each in found), unclear)
 
 
 def format_in(word: str | None) -> FileFormat | None:
@@ -121,11 +108,6 @@ def sketch_from_word(word: str | None) -> Sketch | None:
     """The sketch in a file, or of a shipped name; None for None."""
     if word is None:
         return None
-    if is_file(word):
-        kind = kind_of(word, unclear="sketch")
-        if kind not in ("sketch", "upstream sketch"):
-            said = f"found a {kind}; expected a sketch (a topology goes with --topology)"
-            raise InputError(said, where=word)
     return taccl.load_sketch(word)
 
 

@@ -20,7 +20,7 @@ from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
 from taccl.names import shown
 from taccl.problem import Problem
-from taccl.reading import parse_json, read_text
+from taccl.reading import parse_json, read_text, reads
 from taccl.schedule.schedule import Schedule
 
 FORMAT = "taccl-schedule"
@@ -157,6 +157,7 @@ def load(path: str | os.PathLike[str]) -> Schedule:
     return load_schedule(read_document(path), where=str(path))
 
 
+@reads("schedule")
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in a file of this format, whose fields are not checked yet.
 

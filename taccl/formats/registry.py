@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from taccl.errors import FormatError, InputError, LossyConversionWarning, warn
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
-from taccl.reading import parse_json, read_text
+from taccl.reading import a, kinds_in, kinds_of, parse_json, read_text
 from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
@@ -27,11 +27,6 @@ _HEAD_CHARACTERS = 1 << 16
 _PARSED_CHARACTERS = 64 * 10**6
 #: The name of the first element of XML, behind comments and declarations.
 _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
-#: Fields that tell other JSON files a user may have at hand, which are read elsewhere.
-_OTHERS = {
-    "nnodes": "an upstream sketch", "gpus_per_node": "an upstream topology",
-    "schema": "a sketch or a topology", "sccl_type": "another object of the published TACCL tool",
-}  # fmt: skip
 
 
 class Conversion(NamedTuple):
@@ -189,7 +184,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
         raise _unknown(top, where)
     if not text.startswith("{"):
-        raise _unknown("text that is no JSON object", where)
+        raise _unknown("text that is no JSON object", where, kinds_of(path))
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
     data = parse_json(text, source=where, exact=True)
@@ -199,8 +194,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         ):
             return each
     names = ", ".join(repr(name[:40]) for name in list(data)[:6])
-    other = next((f" ({what})" for field, what in _OTHERS.items() if field in data), "")
-    raise _unknown(f"JSON with fields {names}{other}" if data else "an empty JSON object", where)
+    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds_in(data))
 
 
 def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
@@ -224,8 +218,9 @@ def _first_field_tells(each: FileFormat, head: str) -> bool:
     return re.match(mark, head) is not None
 
 
-def _unknown(found: str, where: str) -> FormatError:
+def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
     known = "; ".join(f"{each.name} ({each.description})" for each in FORMATS if each.load)
+    found = next(map(a, kinds), found)
     return FormatError(f"found {found}; expected one of: {known}; check the path", where=where)
 
 

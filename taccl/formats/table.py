@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from taccl.reading import MARKS
+
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
@@ -53,19 +55,19 @@ FORMATS = (
         "taccl-schedule", "schedule", "taccl's own file of a schedule", (".json",),
         load="taccl.formats.native:load",
         dump="taccl.formats.native:dump_text",
-        fields={"format": "taccl-schedule"},
+        fields=MARKS["schedule"],
     ),
     FileFormat(
         "upstream-algorithm", "schedule", "an algorithm of the published TACCL tool",
         load="taccl.formats.published.algorithm:load_upstream_algorithm",
         dump="taccl.formats.published.dump:dump_upstream_algorithm",
-        fields={"sccl_type": "algorithm"},
+        fields=MARKS["algorithm of the published TACCL tool"],
     ),
     FileFormat(
         "perfetto", "schedule", "a timeline for Perfetto or Chrome's tracing page",
         (".perfetto.json", ".trace.json", ".trace"),
         dump="taccl.formats.perfetto:trace_text",
-        fields={"traceEvents": None},
+        fields=MARKS["timeline"],
         loses=_VIEW,
     ),
     FileFormat(
@@ -98,13 +100,13 @@ FORMATS = (
     FileFormat(
         "taccl-workload", "workload", "a step of operations that compute and communicate",
         load="taccl.workload.files:load_workload",
-        fields={"num_ranks": None, "operations": None},
+        fields=MARKS["workload"],
         begins=r"^\[\[operations\]\]",
     ),
     FileFormat(
         "mscclpp", "program", "an execution plan for MSCCL++", (".plan.json",),
         dump="taccl.formats.mscclpp.plan:dump_mscclpp_plan",
-        fields={"gpus": None, "inplace": None, "protocol": None},
+        fields=MARKS["plan for MSCCL++"],
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
     ),
     FileFormat(
@@ -120,7 +122,7 @@ FORMATS = (
     FileFormat(
         "taccl-probe", "topology", "latencies and bandwidths between hosts, as `taccl probe` measured them",
         load="taccl.placement.matrices:load_probe_topology",
-        fields={"format": "taccl-probe"},
+        fields=MARKS["probe"],
     ),
     FileFormat(
         "pair-matrix", "topology", "a matrix of pairs: CSV, p2pBandwidthLatencyTest, logs below `# pair A B`",

@@ -15,7 +15,7 @@ from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.names import shown
 from taccl.placement.probe import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, Probe
-from taccl.reading import parse_json, read_text
+from taccl.reading import parse_json, read_text, reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +36,7 @@ _NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
+@reads("probe")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """The probe in a file of our own, or in one that another tool wrote.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.errors import SketchError
 from taccl.names import did_you_mean
-from taccl.reading import parse, read_text
+from taccl.reading import parse, read_text, reads
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -24,6 +24,7 @@ def shipped_sketches() -> tuple[str, ...]:
 
 
 @checked
+@reads("sketch", "upstream sketch")
 def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
     """The sketch of a shipped name, or in a TOML or JSON file; also in an upstream sketch file.
 
@@ -33,7 +34,7 @@ def load_sketch(name_or_path: str | os.PathLike[str]) -> Sketch:
 
     path, source = _find(name_or_path)
     data = parse(read_text(path), source=source)
-    if "nnodes" in data or "gpus_per_node" in data:  # the latter is a topology, and told as such
+    if "nnodes" in data:
         from taccl.sketch.upstream_files import sketch_from_file
 
         return sketch_from_file(data, source=str(path), name=path.stem)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from taccl.collectives import make
 from taccl.errors import SketchError, TopologyError
-from taccl.reading import parse_json, read_text
+from taccl.reading import parse_json, read_text, reads
 from taccl.sketch.library import load_sketch
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import check_num_links, check_ranks, hold_ends
@@ -129,6 +129,7 @@ def load_upstream_topology(path: Path | str, *, nodes: int | None = None) -> Top
     return UpstreamModel(file, Sketch(), nodes or 1, NOMINAL_CHUNK_BYTES, Fraction(1)).build()
 
 
+@reads("upstream topology")
 def _read_topology(path: Path) -> UpstreamTopologyFile:
     from taccl.sketch.upstream_files import topology_from_file
 

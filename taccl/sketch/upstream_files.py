@@ -146,8 +146,6 @@ class _SketchFile(Table):
 
 def topology_from_file(data: Mapping[str, Any], *, source: str) -> UpstreamTopologyFile:
     """The fields of a topology file, from JSON; `TopologyError` says which does not fit."""
-    if "nnodes" in data:
-        raise TopologyError("found a sketch file; expected a topology file; swap the two", where=source)
     file = validated(UpstreamTopologyFile, data, source=source, error=TopologyError)
     file._source = source
     return file
@@ -155,8 +153,6 @@ def topology_from_file(data: Mapping[str, Any], *, source: str) -> UpstreamTopol
 
 def sketch_from_file(data: Mapping[str, Any], *, source: str, name: str) -> Sketch:
     """The published tool's sketch in our terms, from JSON; `SketchError` says which field does not fit."""
-    if "gpus_per_node" in data:
-        raise SketchError("found a topology file; expected a sketch file; swap the two", where=source)
     file = validated(_SketchFile, data, source=source)
     content: dict[str, Any] = {
         "schema": 1,

@@ -15,7 +15,7 @@ from typing import Any
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import did_you_mean
-from taccl.reading import parse_toml, read_text
+from taccl.reading import parse_toml, read_text, reads
 
 
 class _Group:
@@ -377,8 +377,7 @@ class SearchParameters:
         InputError
             If the file cannot be read, is no TOML, names what is unknown, or gives a value of the wrong kind.
         """
-        where = str(path)
-        return cls.from_dict(parse_toml(read_text(path), source=where), where=where)
+        return _load(path)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, where: str = "parameters") -> SearchParameters:
@@ -438,3 +437,9 @@ def _differing(values: Any, defaults: Any) -> dict[str, Any]:
 
 #: What is used where nothing else is given.
 DEFAULTS = SearchParameters()
+
+
+@reads("set of search parameters")
+def _load(path: str | os.PathLike[str]) -> SearchParameters:
+    where = str(path)
+    return SearchParameters.from_dict(parse_toml(read_text(path), source=where), where=where)

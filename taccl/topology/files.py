@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taccl.errors import TopologyError
-from taccl.reading import parse, read_text
+from taccl.reading import parse, read_text, reads
 from taccl.topology import registry
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import (
@@ -43,6 +43,7 @@ MAX_FILE_BYTES = 64 * 10**6
 MAX_RANKS = 1_000_000
 
 
+@reads("topology")
 def load_topology(path: str | PathLike[str]) -> Topology:
     """The topology that a TOML or JSON file of at most 64 MB describes.
 

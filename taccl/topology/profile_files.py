@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from taccl.errors import TopologyError
-from taccl.reading import parse, read_text
+from taccl.reading import parse, read_text, reads
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
 from taccl.units import format_count, format_size
 from taccl.validation import Cost, Positive, Table, validated
@@ -92,6 +92,7 @@ class ProfileFile(Table):
     range: list[Range] = []
 
 
+@reads("profile")
 def load_profile(path: str, nominal: Profile) -> Profile:
     """The profile in a file, under the path as its name, of the machine that `nominal` is of.
 

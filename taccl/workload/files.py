@@ -12,7 +12,7 @@ from pydantic import create_model
 from taccl.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.formats.files import write_whole
-from taccl.reading import parse, read_text, toml_document
+from taccl.reading import parse, read_text, reads, toml_document
 from taccl.validation import Index, Positive, Table, validated
 from taccl.workload.operations import Operation, Tensor
 from taccl.workload.workload import Overlap, Workload
@@ -40,6 +40,7 @@ _FILE = _model(
 )
 
 
+@reads("workload")
 @checked_as(WorkloadError)
 def load_workload(path: str | os.PathLike[str]) -> Workload:
     """The step in a TOML or JSON file.

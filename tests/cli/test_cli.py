@@ -498,7 +498,7 @@ class TestProblem:
     def test_files_in_each_others_place(self, run, saved, sketch_file):
         """A sketch is no topology, a schedule no sketch; both are named as what they are."""
         err = run("bound", "--topology", sketch_file, "--collective", "allgather", "--size", 4)[2]
-        assert "found a sketch; expected a topology file" in err
+        assert "found a sketch; expected a topology" in err
         err = run("explain", saved, "--collective", "allgather")[2]
         assert "found a schedule; expected a sketch" in err
 

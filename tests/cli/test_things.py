@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.cli.things import _FIELDS_OF_SKETCHES, _FIELDS_OF_TOPOLOGIES
+from taccl.reading import _FIELDS, kinds_in
 from taccl.sketch.sketch import Sketch
 from taccl.topology.file_schema import FabricFile, LinksFile, MachineFile, NodeFile
 
@@ -22,10 +22,11 @@ def _fields(*schemas) -> set[str]:
 
 
 def test_a_field_that_only_one_kind_has_tells_it():
-    """Of topologies, and of sketches."""
+    """Of topologies, and of sketches; profiles and plans of MSCCL++ have constants and a protocol, too."""
     topologies, sketches = _fields(MachineFile, FabricFile, NodeFile, LinksFile), _fields(Sketch)
-    assert topologies - sketches == _FIELDS_OF_TOPOLOGIES
-    assert sketches - topologies == _FIELDS_OF_SKETCHES
+    assert topologies - sketches == _FIELDS["topology"] | {"constants", "protocol"}
+    assert kinds_in({"schema": 1, "constants": {}}) == ["topology"]
+    assert sketches - topologies == _FIELDS["sketch"] | {"description"}
 
 
 def test_a_topology_by_node_stands_where_a_sketch_may(run, tmp_path):

@@ -70,7 +70,7 @@ def test_topologies_are_recognised(folder, name):
     [
         ('{"result": {"format": "taccl-schedule"}}', "JSON with fields 'result'"),
         ('{"format": "other"}', "JSON with fields 'format'"),
-        ('{"sccl_type": "topology"}', "another object of the published TACCL tool"),
+        ('{"sccl_type": "topology"}', "JSON with fields 'sccl_type'"),
         ('{"nnodes": 2}', "an upstream sketch"),
         ('{"name": "NDv2", "gpus_per_node": 8}', "an upstream topology"),
         ("{}", "an empty JSON object"),

@@ -446,9 +446,9 @@ def test_huge_topology_is_refused(tmp_path):
 
 def test_swapped_files():
     """A sketch given as the topology, and the reverse, is told as such."""
-    with pytest.raises(TopologyError, match="found a sketch file; expected a topology file"):
+    with pytest.raises(TopologyError, match="found an upstream sketch; expected an upstream topology"):
         load_problem(files("ndv2-n2"), files("ndv2-n2"))
-    with pytest.raises(SketchError, match="found a topology file; expected a sketch file"):
+    with pytest.raises(SketchError, match="found an upstream topology; expected a sketch"):
         load_sketch(files("ndv2-2MB"))
 
 

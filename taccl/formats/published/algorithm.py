@@ -33,7 +33,7 @@ from taccl.formats.published.collective import collective_of
 from taccl.formats.published.fields import REMEDY, AlgorithmFile, algorithm_file
 from taccl.formats.published.topology import build_topology
 from taccl.problem import Problem, make_problem
-from taccl.reading import parse_json, read_text
+from taccl.reading import parse_json, read_text, reads
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import Topology
@@ -45,6 +45,7 @@ _LONGEST_NAME = 200
 
 
 @checked
+@reads("algorithm of the published TACCL tool")
 def load_upstream_algorithm(
     path: str | os.PathLike[str],
     *,
