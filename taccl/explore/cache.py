@@ -4,8 +4,9 @@ One file a result, ``results/v1/abcd....json``, named by its key. A schedule's f
 format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
 JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
 
-Nothing that is read is trusted: digests are worked out anew, and the schedule goes through the verifier. An
-entry that does not pass is a miss, with a `CacheWarning`.
+Nothing that is read is trusted: digests are worked out anew, the schedule goes through the verifier, and its
+figures must be those of its row. An entry that does not pass is a miss, with a `CacheWarning`. That nothing
+finishes before a bound, or that there is no schedule, is believed: a proof may take as long as the run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError
-from taccl.explore.rows import new_row
+from taccl.explore.rows import is_of, new_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
 from taccl.problem import Problem
@@ -227,6 +228,8 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
     row: dict[str, Any] = document["result"]["row"]
     if row.keys() != new_row().keys():
         raise ValueError("its row has other columns")
+    if schedule is not None and not is_of(row, schedule):
+        raise ValueError("its row is not that of its schedule")
     digest = row["problem_digest"] if schedule is None else schedule.problem.digest()
     if document["result"]["key"] != key:
         raise ValueError("it is the result of another run")

@@ -15,6 +15,9 @@ from taccl.synthesis.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
+    from taccl.schedule.compact import CompactSchedule
+    from taccl.schedule.schedule import Schedule
+
 #: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
 NO_SKETCH = "none"
 
@@ -200,6 +203,19 @@ def figures(result: Result) -> dict[str, Any]:
         **{column: getattr(largest, name, None) for column, name in _OF_MODELS.items()},
         "taccl_version": versions.get("taccl"), "python_version": versions.get("python"),
         "solver_version": ", ".join(dict.fromkeys(map(str.strip, ran))) or None,
-        "schedule_digest": result.schedule.digest(), "verified": True,
-        **{name: getattr(result.schedule, name) for name in _MEASURES},
+        **_measured(result.schedule),
     }  # fmt: skip
+
+
+def is_of(row: dict[str, Any], schedule: Schedule) -> bool:
+    """Whether a row says of a schedule what it is: its figures, and a gap and a status that fit its bound."""
+    bound_us, finish_us, gap = row["bound_us"], schedule.finish_us, row["gap"]
+    if row != row | _measured(schedule) or bound_us is None or not 0 <= bound_us <= finish_us:
+        return False
+    fits = gap is None if not bound_us else math.isclose(finish_us / bound_us - 1, gap, abs_tol=1e-9)
+    return fits and row["status"] == _status(row)
+
+
+def _measured(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
+    told = {name: getattr(schedule, name) for name in _MEASURES}
+    return told | {"schedule_digest": schedule.digest(), "verified": True}

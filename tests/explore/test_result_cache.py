@@ -162,6 +162,34 @@ def test_a_wrong_schedule_is_a_miss(cache, stored):
     assert refused(cache, stored.key, "made anew")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"finish_us": 40.0}, {"bound_us": 42.0, "gap": -1 / 42}, {"gap": 0.5}, {"status": "found"},
+        {"algbw_gb_per_s": 1.0}, {"num_sends": 1}, {"schedule_digest": "0"}, {"verified": False},
+        {"bound_us": None},
+    ],
+)  # fmt: skip
+def test_a_row_that_is_not_its_schedules_is_a_miss(cache, stored, said):
+    """Digests that fit do not help a row that says what its schedule, and its bound, do not."""
+    entry = cache.find(stored.key)
+    cache.store(entry_document(stored.key, entry.row | said, entry.schedule))
+    assert refused(cache, stored.key, "made anew")
+
+
+@pytest.mark.slow
+def test_the_row_of_a_compact_schedule_is_its_own(cache):
+    """What only the compiled search finds is read as it was stored."""
+    problem = taccl.make_problem(
+        taccl.topologies.torus(8, 8), "alltoall", size_bytes=64_000, chunks_per_rank=1
+    )
+    for from_cache in (False, True):
+        table = taccl.compare(
+            problem, backends=["auto"], time_limit_s=8, num_workers=1, cache=cache, full=True
+        )
+        assert [*table.from_cache] == [from_cache]
+
+
 def test_the_result_of_another_run_is_a_miss(cache, stored):
     """A file that was moved to another key is not used."""
     cache.path(stored.key).rename(cache.path(KEY))
