@@ -197,6 +197,10 @@ def read_size(kind: str, size: str) -> tuple[int, ...]:
     return tuple(int(dim) for dim in size.lower().split("x"))
 
 
+#: What `parse_named` takes beside a name.
+COSTS = ("bandwidth_gb_per_s", "alpha_us", "alpha_meaning")
+
+
 def parse_named(
     name: str,
     *,

@@ -13,14 +13,14 @@ from taccl.analysis.certificates.dimension_bound import DimensionBound, dimensio
 from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import Count, Natural, Size, checked
-from taccl.errors import TopologyError
+from taccl.errors import InputError, TopologyError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.balanced import balanced_implicit
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.symmetric.hamiltonian import hamiltonian_ring
 from taccl.synthesis.symmetric.translation import translate
-from taccl.topology.named import NamedFabric, as_named, parse_named
+from taccl.topology.named import COSTS, NamedFabric, as_named, parse_named
 from taccl.topology.recognise import dimensions
 from taccl.topology.regular import CyclicProduct
 from taccl.topology.topology import Topology
@@ -117,7 +117,8 @@ def synthesize_implicit(
     parameters : SearchParameters
         Constants of the search.
     **costs
-        Of a name: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in `parse_named`.
+        Of a name, and of no other fabric: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in
+        `parse_named`.
 
     Raises
     ------
@@ -129,16 +130,24 @@ def synthesize_implicit(
     """
     began = time.monotonic()
     chunk_bytes = parse_size(chunk_size, where="chunk_size")
-    along = None
+    along, known = None, COSTS if isinstance(fabric, str) else ()
+    for name in costs:
+        if name not in known:
+            said = (
+                f"expected one of {', '.join(known)}" if known else "a fabric that is no name says its costs"
+            )
+            raise InputError(f"found an option of no use; {said}: leave it out", where=name)
+    if isinstance(fabric, str):
+        fabric = parse_named(fabric, **costs)
     if backend == "dimension-balanced":
         host = fabric.host if isinstance(fabric, Translations) else fabric
-        dims = dimensions(parse_named(host, **costs) if isinstance(host, str) else host)
+        dims = dimensions(host)
         schedule = balanced_implicit(
             dims, collective, chunk_bytes=chunk_bytes, num_chunks=chunks_per_rank, policy=policy
         )
         along = dimension_bound(dims, collective, schedule.size_bytes)
     else:
-        shape = implicit_translations(fabric, group=group, **costs)
+        shape = implicit_translations(fabric, group=group)
         schedule = translate(
             shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed,
             parameters=parameters,
@@ -151,7 +160,6 @@ def implicit_translations(
     fabric: str | NamedFabric | Topology | Translations,
     *,
     group: Sequence[Sequence[int]] | None = None,
-    **costs: Any,
 ) -> Translations:
     """The translations of a fabric, or of the ring through a mesh.
 
@@ -160,7 +168,7 @@ def implicit_translations(
     if isinstance(fabric, Translations):
         return fabric
     if isinstance(fabric, str):
-        fabric = parse_named(fabric, **costs)
+        fabric = parse_named(fabric)
     if isinstance(fabric, NamedFabric):
         if fabric.kind == "mesh":
             return along_ring(fabric, hamiltonian_ring(fabric.dims))

@@ -403,3 +403,13 @@ def test_kernel_is_the_same_undecorated():
         assert last == str(disabled == "1")
         answers.append(digests)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "costs"), [("ring:4", {"bandwidth": 1}), (topologies.ring(4), {"alpha_us": 1})]
+)
+def test_costs_that_would_not_be_heeded_are_refused(fabric, costs):
+    """What a name does not take, and what a topology says itself."""
+    for backend in ("auto", "dimension-balanced"):
+        with pytest.raises(InputError, match="of no use"):
+            synthesize_implicit(fabric, backend=backend, **costs)
