@@ -9,6 +9,8 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.measure.logs import read_log
+from taccl.placement.files import read_hosts
 from taccl.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
 from taccl.workload.files import load_workload
 from tests.effort import cpu_s
@@ -215,6 +217,7 @@ def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
     readers = {
         "a topology": taccl.topologies.load, "a sketch": taccl.load_sketch, "a schedule": taccl.load,
         "a workload": load_workload, "a set of search parameters": taccl.SearchParameters.load,
+        "a log of a benchmark": read_log, "a host file": read_hosts,
     }  # fmt: skip
     for wanted, read in readers.items():
         with pytest.raises(InputError) as caught:

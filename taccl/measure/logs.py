@@ -19,7 +19,7 @@ from typing import Any
 from taccl.errors import FormatError
 from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
-from taccl.reading import read_text
+from taccl.reading import read_text, reads
 
 #: Common words count where the name of a test is sure to be meant.
 _SURE = r"(?=_perf|[^#]*latency test)"
@@ -60,6 +60,7 @@ class _LogRun:
     is_osu: bool = False
 
 
+@reads("log of a benchmark")
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
     """The measurements in a file.
 

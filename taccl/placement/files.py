@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 from taccl.names import shown
-from taccl.reading import read_text
+from taccl.reading import read_text, reads
 
 if TYPE_CHECKING:
     import os
@@ -50,6 +50,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 
 
 @checked
+@reads("host file")
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
     """The host of every slot in a file of lines ``name`` or ``name:slots``, in order; ``#`` begins a comment.
 
