@@ -355,7 +355,8 @@ class Search:
         best, options = self.best, self.options
         assert best is not None, "there is a schedule"
         if not isinstance(best, CompactSchedule):
-            return best, []
+            said = f"the schedule, by {best.producer}, is in memory, and nothing is in {options.spill_dir}"
+            return best, [] if options.spill_dir is None else [said]
         if options.keep == "summary":
             from taccl.schedule.compact import summarize
 

@@ -110,7 +110,8 @@ def synthesize(
     keep : {"schedule", "summary"}
         Of the compiled list scheduler, the transfers, or their figures alone once they are verified.
     spill_dir : path, optional
-        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`).
+        A new or empty folder for the columns of a schedule too large for memory (`taccl.load_spilled`). What
+        a baseline does sooner is in memory alone, and a note says so.
     to_file : bool
         Whether the schedule is to be saved, so that the memory for that counts as well.
     parameters : SearchParameters

@@ -177,6 +177,16 @@ class TestKept:
         assert taccl.load_spilled(tmp_path / "columns").digest() == result.schedule.digest()
         assert any(str(tmp_path / "columns") in note for note in result.notes)
 
+    def test_what_a_baseline_does_sooner_is_not_spilled(self, tmp_path):
+        """It is in memory, and a note says that the folder is empty."""
+        problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
+        nothing = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
+        result = synthesize(problem, spill_dir=tmp_path, parameters=nothing, time_limit_s=2)
+        assert not isinstance(result.schedule, CompactSchedule)
+        said = f"the schedule, by {result.schedule.producer}, is in memory, and nothing is in {tmp_path}"
+        assert said in result.notes
+        assert not [*tmp_path.iterdir()]
+
     def test_spilling_what_is_small(self, tmp_path):
         """Nothing would be in the folder: an error, before any work."""
         with pytest.raises(InputError, match="spill_dir: only the compiled list scheduler spills"):
