@@ -43,18 +43,11 @@ MARKS: dict[str, dict[str, str | None]] = {
 #: ... or any of these.
 _FIELDS = {
     "topology": {
-        "node",
-        "nics",
-        "link",
-        "resource",
-        "ranks_per_node",
-        "rails",
-        "network",
-        "bandwidth_gb_per_s",
-    }
-    | {"fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls"},
+        "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
+        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls",
+    },
     "sketch": {"chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
-}
+}  # fmt: skip
 #: Files that are neither TOML nor JSON, by how they begin.
 _BEGINNINGS = {
     "program": r"\s*(<!--(?:(?!-->)[\s\S])*-->\s*)*<algo\b",

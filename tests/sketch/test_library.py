@@ -73,7 +73,7 @@ def test_missing_file():
 def test_message_has_the_path(tmp_path):
     """A wrong field is told with the path as it was given."""
     path = tmp_path / "a.toml"
-    path.write_text("schema = 1\nnode = 2")
+    path.write_text("schema = 1\nmachin = 2")
     with pytest.raises(SketchError) as caught:
         load_sketch(path)
-    assert str(caught.value).startswith(f"{path}: node: ")
+    assert str(caught.value).startswith(f"{path}: machin: ")
