@@ -15,8 +15,6 @@ from taccl.clauses import CLAUSES, Clause
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
-from taccl.synthesis.greedy import expand
-from taccl.synthesis.paper.routing import project
 from taccl.synthesis.search import Search
 
 
@@ -58,18 +56,10 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 
 
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
-    """Offer the schedule of one search to that of the isomorphic problem; whether it was taken.
-
-    It is not where the two quotients have different symmetries. Once time is up no quotient is taken: that is
-    for what comes after.
-    """
-    if found.best is None or found.best_on_quotient is None:
+    """Offer the best schedule of one search to that of the isomorphic problem; whether there is one."""
+    best = found.best
+    if not isinstance(best, Schedule):
         return False
-    producer, is_late = found.best.producer, search.deadline.has_passed
-    if is_late and isinstance(found.best, Schedule):
-        best = found.best
-    else:
-        best = expand(found.quotient, found.best_on_quotient.sends, producer=producer)
     whole = make_schedule(
         search.problem,
         chunk=[names.chunks[c] for c in best.chunk.tolist()],
@@ -77,19 +67,9 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
         start=best.start,
         end=best.end,
         group=best.group,
-        producer=producer,
+        producer=best.producer,
     )
-    if is_late:
-        return search.offer_whole(whole, producer=producer) is not None
-    back = sorted(range(len(names.ranks)), key=lambda r: names.ranks[r])
-    others = found.quotient.group
-    turned = [[names.ranks[g.ranks[r]] for r in back] for g in others.generators]
-    if not search.quotient.group.made_by(turned, others.order):
-        return False
-    renamed = project(search.quotient, whole)
-    if sum(search.quotient.num_members(m) for send in renamed.sends for m in send.hops) < len(whole):
-        return False  # this quotient lacks some of its hops
-    return search.offer(renamed, producer=producer) is not None
+    return search.offer_whole(whole, producer=best.producer) is not None
 
 
 def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:

@@ -12,6 +12,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.deadline import Deadline
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.isomorphic import Isomorphism, find_isomorphism, hand_over
+from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.stages import greedy
 from taccl.topology.topology import TopologyBuilder
@@ -167,12 +168,33 @@ def test_a_schedule_is_handed_over(meaning: str, swap: bool) -> None:
     assert one.quotient.group.order == (2 if swap else 1)
 
 
-def test_nothing_is_handed_over_between_folds_of_other_symmetries() -> None:
-    """A search of the whole ring is no use to one of half of it."""
+@pytest.mark.slow
+def test_what_no_quotient_has_is_handed_over() -> None:
+    """Found for a ring of four ranks by themselves, where the other half does alike what its halves do."""
     alone = problem_of(ring(4), collectives.allreduce(4))
     reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
     one, other = searched(reduction_half(alone)), searched(spreading_half(reduced))
-    greedy(one, budget_s=0.0, max_runs=1)
+    offer_compiled(one, budget_s=1.0, num_runs=1)
     names = find_isomorphism(one.problem, other.problem)
     assert names is not None
-    assert not hand_over(one, other, names)
+    assert hand_over(one, other, names)
+    assert one.best is not None
+    assert other.best is not None
+    assert verify(other.best).ok
+    assert other.best.finish_ticks == one.best.finish_ticks
+
+
+@pytest.mark.slow
+def test_the_other_half_gets_the_best_that_was_found() -> None:
+    """A DGX-1's halves of 4 MB take 40 us by the list scheduler, and 30 by the compiled one."""
+    topology = taccl.topologies.dgx1(profile="nominal")
+    problem = taccl.make_problem(topology, collectives.allreduce(8), size_bytes=4 * MB)
+    one, other = (searched(half) for half in halves(problem))
+    names = find_isomorphism(one.problem, other.problem)
+    assert names is not None
+    greedy(one, budget_s=0.0, max_runs=1)
+    assert one.best_us == 40
+    offer_compiled(one, budget_s=1.0)
+    assert one.best_us == 30
+    assert hand_over(one, other, names)
+    assert other.best_us == 30
