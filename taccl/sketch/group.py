@@ -9,7 +9,7 @@ holds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -171,10 +171,6 @@ class Symmetries:
         if tuple(ranks) in {g.ranks for g in self.generators}:
             return True
         return self._listed is not None and np.asarray(ranks, dtype=np.int32).tobytes() in self._listed
-
-    def made_by(self, renamings: Iterable[Sequence[int]], order: int | None) -> bool:
-        """Whether renamings of ranks, which make a group of an order, are known to make this one."""
-        return order is not None and order == self.order and all(self.has(ranks) for ranks in renamings)
 
     @cached_property
     def _listed(self) -> set[bytes] | None:

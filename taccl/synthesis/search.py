@@ -107,9 +107,7 @@ class Search:
     last_improved: float = field(default_factory=time.monotonic)
     ran_out: bool = False  # time was up before the search was
     dimension_bound: DimensionBound | None = None  # of algorithms along dimensions, where these were used
-    quotient_s: float = 0.0
     kept_s: float = 0.0  # of the time, for what comes after what is being done
-    less_symmetric: str = ""  # why routes do not have all symmetries
 
     def part(self, problem: Problem, prefix: str, deadline: Deadline, **given: Any) -> Search:
         """A search that is a part of this one, of a problem of its own; with fields that are given."""
@@ -123,21 +121,9 @@ class Search:
         since = time.monotonic()
         group, timing = symmetry_group(self.problem), timing_group(self.problem)
         quotient = take_quotient(self.problem, timing, give_up=self.deadline if self.gives_up else NEVER)
-        self.quotient_s = time.monotonic() - since
         times = f"symmetry of {group}, {timing} in time; " if group.generators else ""
         self.record("quotient", "taccl", "done", since, message=f"{times}{len(quotient.hops)} hops")
         return quotient
-
-    @cached_property
-    def routing_quotient(self) -> Quotient:
-        """For routes: by the whole group; where time is too short, by the symmetries that times may have."""
-        whole, timing = symmetry_group(self.problem), self.quotient.group
-        if whole.made_by((g.ranks for g in timing.generators), timing.order):
-            return self.quotient
-        if self.deadline.left_s < self.quotient_s:
-            self.less_symmetric = f"{timing} of the symmetries, as time is short"
-            return self.quotient
-        return take_quotient(self.problem, whole)
 
     @property
     def parameters(self) -> SearchParameters:

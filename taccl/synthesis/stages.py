@@ -95,7 +95,7 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     # Of the progress, what the solver finds counts alone.
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
-    own.quotient, own.quotient_s = search.quotient, search.quotient_s
+    own.quotient = search.quotient
     first_us, half = format_us(search.best.finish_us), f" in the {search.half} half" if search.half else ""
     try:
         alone(own, solver, budget_s=limit_s)
@@ -252,20 +252,17 @@ def route(
 ) -> Routed | None:
     """The routing MILP on a solver, or None where it found nothing.
 
-    On `sequenced` resources the model also decides who goes first; routes then have no more symmetry
-    than times, and `lower_ticks` is proven of the same quotient without orders.
+    On `sequenced` resources the model also decides who goes first; `lower_ticks` is proven without orders.
     """
     since = time.monotonic()
     search.report(f"routing on {solver}")
-    quotient = search.quotient if sequenced else search.routing_quotient
+    quotient = search.quotient
     lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
     upper, known = search.known
     model = routing.RoutingModel(
         quotient, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
     )
-    hint = None
-    if quotient is search.quotient and known is not None:
-        hint = routing.routing_hint(model, known)
+    hint = None if known is None else routing.routing_hint(model, known)
     arrays = model.model.arrays()
     answer = solve(
         arrays,
@@ -277,14 +274,14 @@ def route(
     )
     size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
     order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
-    message = "; ".join(part for part in (answer.message, size, order, search.less_symmetric) if part)
+    message = "; ".join(part for part in (answer.message, size, order) if part)
     if answer.status == "unlicensed":  # which says the size
         message = answer.message
     _record(search, "routing", solver, since, arrays, answer, message=message)
     if answer.values is None:
         return None
     bound = 0
-    if answer.bound is not None and quotient is search.quotient and not routing.wants_more(quotient.problem):
+    if answer.bound is not None and not routing.wants_more(quotient.problem):
         bound = math.ceil(answer.bound * quotient.problem.costs.ticks_per_us - _TICK_SLACK)
     return Routed(routing.routing_of(model, answer.values), bool(sequenced), bound)
 

@@ -12,7 +12,6 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import Deadline
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.symmetry import offset_permutation
@@ -20,7 +19,6 @@ from taccl.sketch.upstream import load_problem
 from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.search import Options, Search
 from taccl.topology import machines
 from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS
@@ -277,16 +275,6 @@ def test_several_symmetries_fold_in_little_memory(
     tracemalloc.stop()
     assert (whole.group.order, quotient.group.order) == (order, in_time)
     assert most < 64 * 2**20
-
-
-def test_where_time_is_short_routes_fold_as_times_do() -> None:
-    """The symmetries of times are at hand already; the stage that routes says what was left out."""
-    problem = problem_of(full(4), collectives.allgather(4), symmetry=(ROTATION, (1, 0, 2, 3)))
-    late, early = (Search(problem, Options(), Deadline.after(left)) for left in (0, 60))
-    assert late.routing_quotient is late.quotient
-    assert late.less_symmetric == "12 of the symmetries, as time is short"
-    assert early.routing_quotient.group.order == 24
-    assert early.less_symmetric == ""
 
 
 def shared(*, half_duplex: bool = False) -> Problem:
