@@ -43,10 +43,9 @@ def offer_exchanged(search: Search) -> None:
             break
         # A sketch that is only suggested need not be obeyed.
         schedule = replace(schedule, problem=search.problem)
-        for longest_first in (None, False, True):
+        for anew in (False, True):
             with suppress(InputError, ValueError):  # sends may wait for one another
-                again = schedule if longest_first is None else listed(schedule, longest_first=longest_first)
-                found = exchanged(again)
+                found = exchanged(listed(schedule) if anew else schedule)
                 if found is not None and (best is None or found.finish < best.finish):
                     best = found
     if best is not None:

@@ -103,7 +103,7 @@ class PortfolioParameters(_Group):
     balanced_s_per_transfer: float = 5e-6
     balanced_least_s: float = 0.3  # once, what takes less is tried after the time is over, too
     # What it takes to exchange sums at their roots; not begun where that is a larger share of the time.
-    exchange_s_per_transfer: float = 2.5e-4
+    exchange_s_per_transfer: float = 1.5e-4
     exchange_share: float = 0.1
     # Of the time, for a search in one chunk a rank, where all chunks may travel together.
     fused_share: float = 0.4
