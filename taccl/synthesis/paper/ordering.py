@@ -79,24 +79,11 @@ def _remaining(quotient: Quotient) -> list[int]:
     return [heights[m] for m in range(len(quotient.hops))]
 
 
-def _is_of_node(quotient: Quotient, hop: Hop) -> bool:
-    """Whether a chunk starts in the sender's node."""
-    topology, origins = quotient.problem.topology, quotient.problem.collective.chunks[hop.chunk].origins
-    return topology.node_of_rank[topology.links[hop.link].src] in {topology.node_of_rank[o] for o in origins}
-
-
 #: Ordering rules by name: a hop's priority, from its remaining way and the longest of any.
 RULES: dict[str, Callable[[Quotient, Hop, int, int], float]] = {
     "longest-path-first": lambda quotient, hop, remaining, longest: remaining,
-    # Chunks that start at the sender first, or in its node, then by remaining way.
+    # Chunks that start at the sender first, then by remaining way.
     "own-chunk-first": lambda quotient, hop, remaining, longest: remaining + longest * hop.is_own,
-    "own-node-first": lambda quotient, hop, remaining, longest: (
-        remaining + longest * _is_of_node(quotient, hop)
-    ),
     # First come, first served.
     "earliest-first": lambda quotient, hop, remaining, longest: -quotient.earliest_start(hop),
-    # As if scheduled backward from the last hops: by remaining way, ties by the latest to come.
-    "backward-from-last-hop": lambda quotient, hop, remaining, longest: (
-        remaining + 1e-3 * quotient.earliest_start(hop)
-    ),
 }
