@@ -49,9 +49,8 @@ if TYPE_CHECKING:
 #: So many plans, the best by what they are about to take, and so many of those whose parts differ in each way
 #: are made schedules, until there are so many transfers; none that is about to take so much longer.
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 40_000, 1.2
-#: Into how many pieces messages are cut, as what comes first goes on while the rest is under way; the last of
-#: the best plan alone.
-_PIECES = (1, 4, 64)
+#: Into how many pieces messages are cut, as what comes first goes on while the rest is under way.
+_PIECES = (1, 4)
 #: A step of more sends, whatever they carry, is left out: each takes its time.
 _MOST_SENDS = 50_000
 
@@ -113,7 +112,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
         seen[plan.how] += 1
         if number >= _MOST_PLANS and seen[plan.how] > _MOST_ALIKE:
             continue
-        for pieces in _PIECES[: 1 if steps.most_pieces == 1 else 2 if number else None]:
+        for pieces in _PIECES[: steps.most_pieces]:
             is_late = best is not None and steps.ticks(plan) > _LATE * best.finish_ticks
             if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
                 break

@@ -123,7 +123,6 @@ def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: 
     part = PlanPart(scattered, (*near, *out))
     yield StepPlan((part,))
     if near and out:
-        yield StepPlan((PlanPart(scattered, (*out, *near)),))
         for shift in (math.prod(digit.base for digit in local[:i]), 0):
             crossing = [tuple(digit._replace(shift=shift * k) for digit in out) for k in range(len(near) + 1)]
             yield StepPlan(
