@@ -1,8 +1,7 @@
 """Who talks across nodes, and for whom: plans, made of what a topology looks like to a person.
 
-All is said in local ranks, so it must be alike in every node; where nodes differ, there is less to say. A NIC
-that several ranks share is saturated by one sender as well as by all of them; what differs is how far chunks
-travel inside the node, how many messages pay a latency, and how small the model gets.
+All is said in local ranks, so it must be alike in every node; where nodes differ, there is less to say. Plans
+that name one sender for a NIC that ranks share, or for ranks that are not linked across, came first nowhere.
 """
 
 from __future__ import annotations
@@ -81,12 +80,18 @@ class SketchShape:
     @cached_property
     def egress(self) -> tuple[Ranks, ...]:
         """Ranks that share a way out of their node, such as a NIC; each rank that has one is in one group."""
-        return self._sharing("src", "send")
+        import networkx as nx
 
-    @cached_property
-    def ingress(self) -> tuple[Ranks, ...]:
-        """Ranks that share a way into their node."""
-        return self._sharing("dst", "receive")
+        sharing = nx.Graph()
+        sharing.add_nodes_from(self.topology.links[e].src for e in self.topology.internode_links)
+        held: dict[int, set[int]] = defaultdict(set)
+        for hold in self.topology.holds:
+            if hold.side == "send" and self.topology.is_internode(hold.link):
+                held[hold.resource].add(self.topology.links[hold.link].src)
+        for ranks in held.values():
+            if len({self.topology.node_of_rank[r] for r in ranks}) == 1:
+                nx.add_path(sharing, ranks)
+        return self._in_every_node(nx.connected_components(sharing))
 
     @cached_property
     def joined(self) -> frozenset[tuple[int, int]]:
@@ -99,35 +104,6 @@ class SketchShape:
             count[local[link.src], local[link.dst]].add((node[link.src], node[link.dst]))
         pairs = topology.num_nodes * (topology.num_nodes - 1)
         return frozenset(ends for ends, found in count.items() if len(found) == pairs)
-
-    @cached_property
-    def apart_us_per_mb(self) -> dict[int, dict[int, Fraction]]:
-        """[s][r]: a megabyte's quickest path inside the first node, store and forward, where there is one."""
-        import networkx as nx
-
-        topology = self.topology
-        local = {rank: place for place, rank in enumerate(topology.ranks_of_node[0])}
-        node = nx.MultiDiGraph()
-        node.add_nodes_from(local.values())
-        for link in topology.links if topology.num_nodes > 1 else ():
-            if link.src in local and link.dst in local:
-                node.add_edge(local[link.src], local[link.dst], weight=link.alpha_us + link.beta_us_per_mb)
-        return dict(nx.all_pairs_dijkstra_path_length(node))
-
-    def _sharing(self, end: str, side: str) -> tuple[Ranks, ...]:
-        """Local ranks whose links between nodes share a resource at the sending or the receiving end."""
-        import networkx as nx
-
-        sharing = nx.Graph()
-        sharing.add_nodes_from(getattr(self.topology.links[e], end) for e in self.topology.internode_links)
-        held: dict[int, set[int]] = defaultdict(set)
-        for hold in self.topology.holds:
-            if hold.side == side and self.topology.is_internode(hold.link):
-                held[hold.resource].add(getattr(self.topology.links[hold.link], end))
-        for ranks in held.values():
-            if len({self.topology.node_of_rank[r] for r in ranks}) == 1:
-                nx.add_path(sharing, ranks)
-        return self._in_every_node(nx.connected_components(sharing))
 
     def _in_every_node(self, sets: Iterable[Iterable[int]]) -> tuple[Ranks, ...]:
         """Sets of ranks of one node, in local ranks, that are found in every node."""
@@ -175,8 +151,7 @@ def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     if shape.topology.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so nobody relays")
         return
-    local = range(shape.ranks_per_node)
-    count = len(shape.egress)
+    local, count = range(shape.ranks_per_node), len(shape.egress)
     busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
     if all((r, r) in shape.joined for r in local):
         same_number = {"connections": ("direct-map", "Local rank i to local rank i of every other node.")}
@@ -189,62 +164,8 @@ def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
         )
         why = f"every rank sends to the rank with its number, whosever chunk it is: {busy}"
         yield InternodePlan("same-number", why, same_number)
-    if any(len(group) > 1 for group in shape.egress):
-        yield from _one_for_each_nic(shape, busy)
-    elif count < shape.ranks_per_node:
-        yield from _nearest_sender(shape)
     why = "any rank may send any chunk over any link; the search decides which NICs are used"
     yield InternodePlan("free", why)
-
-
-def _one_for_each_nic(shape: SketchShape, busy: str) -> Iterator[InternodePlan]:
-    """One sender and one receiver for every NIC, so that a rank's links carry one direction each."""
-    if not set(shape.egress) <= set(shape.ingress):
-        return
-    apart = shape.apart_us_per_mb
-    connections, relays = {}, {}
-    for group in shape.egress:
-        pairs = [(s, r) for s in group for r in group if s != r and (s, r) in shape.joined]
-        if not pairs or any(s not in apart[r] for r in group for s in group):
-            return
-        # The sender that the others reach soonest, and the receiver nearest to it.
-        sender, receiver = min(
-            pairs, key=lambda pair: (max(apart[r][pair[0]] for r in group), -pair[0], apart[pair[0]][pair[1]])
-        )
-        connections[sender], relays[sender] = (receiver,), group
-    yield InternodePlan(
-        "relays",
-        f"{len(shape.egress[0])} ranks share a NIC: one of them sends for all and another receives, so that "
-        f"neither end's links carry both directions, and {busy}",
-        {
-            "connections": (connections, "Of the ranks that share a NIC one sends, and another receives."),
-            "relays": (relays, "A sender carries the chunks of all ranks at its NIC off the node."),
-        },
-    )
-
-
-def _nearest_sender(shape: SketchShape) -> Iterator[InternodePlan]:
-    """Only some ranks are linked across: each of the others has its chunks carried by the nearest."""
-    senders = sorted({sender for sender, _ in shape.joined})
-    carried: dict[int, list[int]] = defaultdict(list)
-    for rank in range(shape.ranks_per_node):
-        apart = shape.apart_us_per_mb[rank]
-        reachable = [s for s in senders if s in apart]
-        if not reachable:
-            return
-        nearest = min(reachable, key=lambda s: (apart[s], len(carried[s]), abs(s - rank), s))
-        carried[nearest].append(rank)
-    connections = {s: tuple(sorted(r for sender, r in shape.joined if sender == s)) for s in senders}
-    relays = {s: tuple(carried[s]) for s in senders if carried[s]}
-    yield InternodePlan(
-        "relays",
-        f"not all ranks are linked across nodes ({len(senders)} of {shape.ranks_per_node}): each of these "
-        "carries its own chunks and those of the ranks nearest to it",
-        {
-            "connections": (connections, "The ranks that are linked to other nodes."),
-            "relays": (relays, "Every rank's chunks leave the node at the sender nearest to it."),
-        },
-    )
 
 
 def find_shifts(topology: Topology, *, deadline: Deadline = NEVER) -> tuple[Shift, ...]:
