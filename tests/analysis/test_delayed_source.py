@@ -73,6 +73,21 @@ def test_few_chunks_spread_in_rounds() -> None:
     assert best_us(h100("broadcast", chunks=4)) == 40 + PORT_US
 
 
+def test_where_little_time_is_left_for_what_comes_by_other_ranks() -> None:
+    """Each rank gets 16 chunks of the other node, over a NIC of its own and a port that brings them later.
+
+    A NIC brings a chunk at 11 us and then one each us; by the other rank's NIC and then a port, which takes 6 us,
+    they come from 17 us on. By T there are (T - 10) + (T - 16) of them: 16 at 21 us.
+    """
+    builder = TopologyBuilder("late ports", [0, 0, 1, 1], alpha_meaning="pipelined")
+    for a, b in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=5 if b == a + 1 else 10, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.allgather(4, chunks_per_rank=8))
+    assert best_us(problem) == 21
+    assert lower_bound(problem).bound == 21 and lower_bound(problem).check()
+
+
 @pytest.mark.slow
 def test_merged_chunks_enter_no_sooner() -> None:
     """Sends that start before 20 us may carry more, but hold the NIC they enter by for it: still 32 before 60 us.

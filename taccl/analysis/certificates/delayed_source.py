@@ -228,10 +228,12 @@ def _bound(
     if not late.total or not all(each.hold.all() for each in gates):  # some gate lets all pass at once
         return None
     best: tuple[int, int, int, DelayedSource] | None = None
-    missed, since, longest = 0, FOREVER, late.rest(late.total, 0)
-    for _ in range(_MOST_SINCE):
+    longest = late.rest(late.total, 0)
+    for turn in range(1 + _MOST_SINCE):
         if best is not None and deadline.has_passed:
             break
+        if turn < 2:  # the last moment at which all are missing, then the last ones at which any are
+            missed, since = (late.total - 1, 0)[turn], FOREVER
         since = first_tick(lambda s: late.missing(s)[0] <= missed, since) - 1  # noqa: B023  used at once
         if since < 0 or (best is not None and since + longest <= best[0]):
             break
