@@ -12,6 +12,7 @@ from taccl.analysis.certificates.witnesses import (
     DelayedSource,
     Dissemination,
     FlowDual,
+    Gossip,
     PairCounting,
     Path,
     SetCharge,
@@ -30,12 +31,14 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
     kind = rng.choice(
-        ("path", "border", "late", "spread", "known", "pairs", "single machine", "sets", "paths")
+        ("path", "border", "gossip", "late", "spread", "known", "pairs", "single machine", "sets", "paths")
     )
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
     if kind == "border":
         return Border(_some(rng, num_ranks), rng.random() < 0.5)
+    if kind == "gossip":
+        return Gossip(_some(rng, num_ranks))
     if kind == "late":
         number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
         sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
@@ -84,7 +87,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             sets = [ranks ^ {rng.randrange(num_ranks)} for ranks in witness.sets]
             return replace(witness, sets=tuple(sets[: rng.randint(0, len(sets))]))
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
-    if isinstance(witness, Dissemination | PairCounting):
+    if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
     if isinstance(witness, DelayedSource):
         return _changed_delayed(witness, num_ranks, rng)

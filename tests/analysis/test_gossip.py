@@ -15,12 +15,14 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.witnesses import Gossip
 from taccl.collective import Chunk, Collective
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
+    from taccl.topology.topology import Topology
 
 
 def claims(problem: Problem) -> list[Fraction]:
@@ -81,6 +83,40 @@ def test_sums_that_one_rank_of_a_node_adds_to_need_no_head() -> None:
     assert claims(problem)[1:] == [12, 14]
 
 
+def gated(per_node: int, gates: int, **costs: int) -> tuple[Topology, dict[str, frozenset[int]]]:
+    """Two levels, and a clause: the first so many ranks of a node alone talk to other nodes."""
+    topology = two_levels(per_node, **costs)
+    far = (e for e in topology.internode_links)
+    shut = {
+        e for e in far if max(topology.links[e].src % per_node, topology.links[e].dst % per_node) >= gates
+    }
+    return topology, {"links_allowed": frozenset(range(len(topology.links))) - shut}
+
+
+def test_ranks_of_a_node_that_others_cannot_reach_share_sums_through_those_that_can() -> None:
+    """Of 3 ranks two need 4 sends of each sum there: 24 for 6 sums, through 3 ports, take 8 us."""
+    topology, clauses = gated(3, 1, local=1, nic=1)
+    problem = problem_of(topology, collectives.allreduce(6), **clauses)
+    found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
+    assert found[Gossip(frozenset((0, 1, 2)))] == 8 * problem.costs.ticks_per_us
+    bound = replace(lower_bound(problem), bound=Fraction(8), witness=Gossip(frozenset((3, 4, 5))))
+    assert bound.check()
+    assert not replace(bound, bound=bound.bound + Fraction(1, problem.costs.ticks_per_us)).check()
+    assert not replace(bound, witness=Gossip(frozenset((0, 1, 3)))).check()
+
+
+def test_ranks_that_others_reach_need_no_sends_among_themselves() -> None:
+    """Two of 3 ranks are one with those outside: the third, with a port each way, has 2 sends of each sum."""
+    topology, clauses = gated(3, 2, local=1, nic=1)
+    problem = problem_of(topology, collectives.allreduce(6), **clauses)
+    found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
+    assert found[Gossip(frozenset((0, 1, 2)))] == 6 * problem.costs.ticks_per_us
+    open_to_all = problem_of(gated(3, 3, local=1, nic=1)[0], collectives.allreduce(6))
+    assert {
+        claim.witness for claim in gossip(NeededSends(open_to_all)) if isinstance(claim.witness, Gossip)
+    } == {Gossip(frozenset(range(6)))}
+
+
 @pytest.mark.parametrize("chunk_bytes", [(10**6,) * 3 + (2 * 10**6,)])
 def test_chunks_of_two_sizes_are_only_counted(chunk_bytes: tuple[int, ...]) -> None:
     """As there is no one time that a send takes."""
@@ -107,8 +143,9 @@ def test_no_schedule_beats_the_claim() -> None:
         per_node, num_nodes = rng.choice(((2, 2), (3, 2), (1, 3), (2, 3), (1, 4)))
         nic = rng.choice((1, 2, 3))
         alpha = rng.choice((0, 1, 5, 20))
-        topology = two_levels(
+        topology, gates = gated(
             per_node,
+            rng.randint(1, per_node),
             local=rng.choice((1, 2, 3)),
             nic=nic,
             num_nodes=num_nodes,
@@ -120,7 +157,9 @@ def test_no_schedule_beats_the_claim() -> None:
         merges = (
             {"max_merge": 2, "merging": frozenset(topology.internode_links)} if rng.random() < 0.5 else {}
         )
-        problem = problem_of(topology, Collective("sums", n, tuple(chunks), combining=True), **merges)
+        problem = problem_of(
+            topology, Collective("sums", n, tuple(chunks), combining=True), **merges, **gates
+        )
         best = taccl.synthesize(problem, time_limit_s=1.0, sketch="none").schedule.finish
         for ticks, limits, witness in gossip(NeededSends(problem)):
             bound = Fraction(ticks, problem.costs.ticks_per_us)

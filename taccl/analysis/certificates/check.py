@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.analysis.certificates.check_borders import batches, crosses, latency
+from taccl.analysis.certificates.check_borders import batches, crosses, gossips, latency
 from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
@@ -28,6 +28,7 @@ from taccl.analysis.certificates.witnesses import (
     DelayedSource,
     Dissemination,
     FlowDual,
+    Gossip,
     Late,
     PairCounting,
     Path,
@@ -76,6 +77,8 @@ def check_certificate(certificate: Certificate) -> bool:
     facts = Facts(problem, divisible=divisible, in_network=certificate.in_network)
     if isinstance(witness, Border):
         return crosses(facts, witness, ticks)
+    if isinstance(witness, Gossip):
+        return gossips(facts, witness.ranks, ticks)
     if isinstance(witness, DelayedSource):
         return source_delayed(facts, witness, ticks)
     if isinstance(witness, PairCounting):
@@ -92,7 +95,7 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
     match witness:
         case Path():
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
-        case Border() | Dissemination() | PairCounting():
+        case Border() | Gossip() | Dissemination() | PairCounting():
             return witness.ranks <= ranks
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks

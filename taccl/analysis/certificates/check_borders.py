@@ -18,6 +18,7 @@ from taccl.analysis.certificates.check_gates import GatePassage, passages, passa
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
 from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
+from taccl.collective import Chunk
 from taccl.schedule.combine import reduction_half
 
 
@@ -38,23 +39,16 @@ def latency(facts: Facts, path: Path) -> int:
 def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     """Whether what must cross the border cannot do so in less."""
     everyone = frozenset(range(facts.topology.num_ranks))
-    if border.ranks == everyone:
+    if border.ranks == everyone and not border.entering:
         if facts.multi or facts.in_network or not facts.sums:
             return False
-        part_of: Sequence[int] = range(facts.topology.num_ranks)
-        links = facts.allowed
-        if not border.entering:
-            part_of = facts.topology.node_of_rank
-            links = [e for e in links if facts.topology.is_internode(e)]
-        sends: Counter[int] = Counter()
-        sharing = []
-        for data, units in zip(facts.collective.chunks, facts.units, strict=True):
-            parts = {part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations}
-            sends[units] += max(0, 2 * (len(parts) - 1))
-            sharing.append(len(parts))
-        if _fills(facts, sends, links, ticks):
-            return True
-        return not border.entering and _fills_between_ends(facts, sharing, links, ticks)
+        node = facts.topology.node_of_rank
+        links = [e for e in facts.allowed if facts.topology.is_internode(e)]
+        sharing = [_num_sharing(data, node) for data in facts.collective.chunks]
+        sends = Counter[int]()
+        for num, units in zip(sharing, facts.units, strict=True):
+            sends[units] += max(0, 2 * (num - 1))
+        return _fills(facts, sends, links, ticks) or _fills_between_ends(facts, sharing, links, ticks)
     if facts.multi:
         return False
     jobs = list(_jobs(facts, border.ranks, entering=border.entering))
@@ -63,6 +57,32 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
     links = sorted({e for job in jobs for e in job.links})
     return _fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
+
+
+def gossips(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
+    """Whether links among some ranks cannot pass in less what they must send one another for sums.
+
+    Of each sum all other ranks are one of those that share it, and so are the ranks where it can come from
+    them, or go there.
+    """
+    if facts.multi or facts.in_network or not facts.sums:
+        return False
+    sends, over = Counter[int](), set[int]()
+    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
+        links, part_of = facts.carried(c), {r: r for r in ranks}
+        for e in links:
+            if (facts.src[e] in ranks) != (facts.dst[e] in ranks):
+                part_of.pop(facts.src[e], None)
+                part_of.pop(facts.dst[e], None)
+        rest = [part_of.get(r, -1) for r in range(facts.topology.num_ranks)]
+        sends[units] += max(0, 2 * (_num_sharing(data, rest) - 1))
+        over |= {e for e in links if rest[facts.src[e]] != rest[facts.dst[e]]}
+    return _fills(facts, sends, sorted(over), ticks)
+
+
+def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
+    """How many parts of the ranks have something of a sum, and want it."""
+    return len({part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations})
 
 
 def _fills(

@@ -1,4 +1,4 @@
-"""Gossip: the sends that ranks, or nodes, need for sums that they share.
+"""Gossip: the sends that ranks, those of a node, or nodes need for sums that they share.
 
 A send between nodes that starts before any rank can hold all contributions of its node, or ends after the
 last moment at which one copy could still spread in a node, does only part of what one must do: it counts
@@ -23,7 +23,9 @@ from taccl.analysis.certificates.gates import (
     passed_by,
     waking,
 )
-from taccl.analysis.certificates.witnesses import Border, Claim
+from taccl.analysis.certificates.witnesses import Border, Claim, Gossip
+from taccl.caching import cached
+from taccl.costs import link_ends
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
@@ -34,17 +36,18 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
     """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
 
     Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
-    sends have been made at least, and each of the n - 1 others then still needs one.
+    sends have been made at least, and each of the n - 1 others then still needs one. Of a node those ranks
+    that links join to others count as one, together with all outside.
     """
     topology = demand.topology
-    everyone = frozenset(range(topology.num_ranks))
-    for name, part_of, links in (
-        ("ranks", tuple(everyone), demand.allowed),
-        ("nodes", topology.node_of_rank, demand.allowed.intersection(topology.internode_links)),
-    ):
-        sends: Counter[int] = Counter()
+    everyone, nodes = frozenset(range(topology.num_ranks)), demand.families[1:]
+    some = (everyone, *(each for _, sets in nodes for each in demand.different(sets)))
+    witnesses: list[Border | Gossip] = [*map(Gossip, some), Border(everyone, False)]
+    for witness in witnesses:
+        sends, links = Counter[int](), set[int]()
         adding, wanting = topology.num_ranks, topology.num_ranks
         for kind, count in demand.classes.items():
+            part_of, over = _parts(demand, witness, demand.carried(demand.example[kind]))
             starts, ends = (
                 Counter(part_of[r] for r in at) for at in (kind.data.origins, kind.data.destinations)
             )
@@ -53,12 +56,15 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 sends[kind.units] += 2 * (len(parts) - 1) * count
                 adding = min(adding, *(starts[part] for part in parts))
                 wanting = min(wanting, *(ends[part] for part in parts))
+                links |= over
         if sends and links:
             ticks, resources = passed_by(demand.problem, sends, links)
-            what = f"{sends.total()} sends that are needed between all {name} together, through {resources}"
-            witness = Border(everyone, name == "ranks")
+            name = f"all {'ranks' if isinstance(witness, Gossip) else 'nodes'} together"
+            if witness.ranks != everyone:
+                name = f"ranks of node {topology.node_of_rank[min(witness.ranks)]}"
+            what = f"{sends.total()} sends that are needed between {name}, through {resources}"
             yield Claim(ticks, what, witness)
-            if name == "nodes" and demand.spreads_alike(in_network=False):
+            if isinstance(witness, Border) and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
                 turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
@@ -68,6 +74,20 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 if later > ticks:
                     more = f"{what}, after the first sums there and before the last copies"
                     yield Claim(later, more, witness)
+
+
+@cached
+def _parts(demand: NeededSends, witness: Border | Gossip, number: int) -> tuple[list[int], frozenset[int]]:
+    """The part of every rank, and the links of a set between parts: nodes, or single ranks and all others."""
+    node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
+    if isinstance(witness, Border):
+        return list(node), demand.allowed.intersection(demand.topology.internode_links)
+    links = np.array(demand.distances.links(number), dtype=np.int64)
+    src, dst = (ends[links] for ends in link_ends(demand.topology))
+    part = np.where(np.isin(ranks, list(witness.ranks)), ranks, -1)
+    border = (part[src] < 0) != (part[dst] < 0)
+    part[np.concatenate((src[border], dst[border]))] = -1
+    return part.tolist(), frozenset(links[part[src] != part[dst]].tolist())
 
 
 def _passed(costs: GateCosts, e: Ints, ends: tuple[int, int], sends: int) -> int:

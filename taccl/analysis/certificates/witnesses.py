@@ -119,15 +119,19 @@ class Path(Witness):
 
 @dataclass(frozen=True, slots=True)
 class Border(Witness):
-    """What must enter (or leave) a set of ranks.
-
-    Of sums that many need `ranks` may be all: then what ranks must send one another, or, where `entering` is
-    False, what nodes must.
-    """
+    """What must enter (or leave) a set of ranks; of all ranks, what nodes must send one another for sums."""
 
     kind, proves = "border", "cut counting"
     ranks: frozenset[int]
     entering: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip(Witness):
+    """What all ranks, or those of a node, must send one another for sums that they share."""
+
+    kind, proves = "gossip", "cut counting"
+    ranks: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
