@@ -69,6 +69,7 @@ class Fabric(NamedTuple):
     group_lead: Ints
     component: Ints  # by class and rank: who share a number reach one another over links of faster classes
     fast_rate: Floats  # chunks of typical size that a rank can receive in a tick over links of faster classes
+    fast_lag: Ints  # and by how much the quickest of these takes longer than until it is free again
 
     @property
     def num_slots(self) -> int:
@@ -129,6 +130,8 @@ def make_fabric(problem: Problem) -> Fabric:
     src, dst, speed = srcs[link], dsts[link], speed[link]
     holds = _by_slot(everything, link)
     component = components(src, dst, speed, topology.num_ranks)
+    lag = costs.link_alpha[link] + units * costs.link_beta[link] - holds.own_alpha - units * holds.own_beta
+    fast_rate, fast_lag = _fast_rates(holds, src, dst, speed, units, component, lag)
     return Fabric(
         num_ranks=topology.num_ranks,
         link=link,
@@ -149,7 +152,8 @@ def make_fabric(problem: Problem) -> Fabric:
         hold_receives=holds.receives,
         num_resources=holds.num_resources,
         component=component,
-        fast_rate=_fast_rates(holds, src, dst, speed, units, component),
+        fast_rate=fast_rate,
+        fast_lag=fast_lag,
         **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
     )
 
@@ -321,12 +325,14 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
     return component
 
 
-def _fast_rates(holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints) -> Floats:
-    """Chunks a tick into every rank over links of faster classes, from its own component.
+def _fast_rates(
+    holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
+) -> tuple[Floats, Ints]:
+    """Chunks a tick into every rank over links of faster classes, from its own component; their least lag.
 
     A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
     """
-    rates = np.zeros(component.shape)
+    rates, lags = np.zeros(component.shape), np.full(component.shape, np.iinfo(np.int64).max // 2)
     alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)
     for k in range(1, len(component)):
         fast = (speed < k) & (component[k][src] == component[k][dst])
@@ -338,4 +344,5 @@ def _fast_rates(holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, co
         crowd = np.ones(len(src))
         np.maximum.at(crowd, holds.slot[rows], demanded[holds.resource[rows]])
         rates[k] = np.bincount(dst[fast], weights=(alone / crowd)[fast], minlength=component.shape[1])
-    return rates
+        np.minimum.at(lags[k], dst[fast], lag[fast])
+    return rates, lags

@@ -71,8 +71,8 @@ def spread_chunks(
     """Spread every chunk to the ranks that want it; the finish in ticks, or why there is none.
 
     - `in_turn`: Whether a rank asks the links into it in turn, or first those with the fewest to offer.
-    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is more than theta
-      slow sends behind its component.
+    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is behind it by more
+      than fast links bring during theta slow sends.
     - `limit`: Give up once time passes it.
     """
     num_ranks = len(fabric.into) - 1
@@ -106,7 +106,7 @@ def spread_chunks(
                     asked = _ask(fabric, s, now, begin, end, in_turn, time, forced or sweep == 1)
                     for j in range(asked):
                         e = s.queue[j]
-                        if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta):
+                        if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta, time):
                             continue
                         c = _find(fabric, s, e, d, k, sweep == 0 and k > 0 and not forced)
                         if c >= 0 and events.is_free(fabric, now, e, s.units[c], time):
@@ -215,13 +215,17 @@ def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
 
 
 @inner
-def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float) -> bool:
-    """Whether a slow link may bring a rank what its component has: fast links would take too long for it."""
+def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
+    """Whether a slow link may bring a rank what its component has: fast links would take too long for it.
+
+    Until something has come over slow links, fast ones have little to bring.
+    """
     claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
     behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
     took = fabric.alpha[e] + s.units[0] * fabric.beta[e]
+    busy = time + fabric.own_alpha[e] + s.units[0] * fabric.own_beta[e] - fabric.fast_lag[k, d]
     rate = fabric.fast_rate[k, d]
-    return bool(rate <= 0 or behind > theta * took * rate)
+    return bool(rate <= 0 or behind > theta * min(took, max(busy, 0)) * rate)
 
 
 @inner

@@ -329,6 +329,31 @@ def test_fabric_tells_fast_links_from_slow():
     assert fabric.fast_rate[1].tolist() == [1, 1, 1, 1]
 
 
+def late_ports():
+    """Two pairs that exchange 8 chunks a rank over rails of 10 + 1 us, and links inside of 5 + 1, free after 1."""
+    builder = TopologyBuilder("late ports", [0, 0, 1, 1], alpha_meaning="pipelined")
+    for a, b in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=5 if b == a + 1 else 10, beta_us_per_mb=1)
+    return problem_of(builder.build(), collectives.allgather(4, chunks_per_rank=8))
+
+
+def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
+    """A link inside is free after 1 of 6 us."""
+    problem = late_ports()
+    fabric = make_fabric(problem)
+    assert (fabric.fast_lag[1] / problem.costs.ticks_per_us).tolist() == [5, 5, 5, 5]
+
+
+def test_slow_links_repeat_what_fast_ones_get_late():
+    """Where each chunk crosses once, 8 on each rail, the last is at the neighbour at 10 + 8 + 5 + 1 = 24 us.
+
+    By 22 us a rail brings 12 chunks, and the link inside has to bring only 4 after the first of these, at 17 us.
+    """
+    schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
+    assert schedule.finish_us == 22
+
+
 def test_slow_links_bring_a_node_every_chunk_once():
     """Nodes of three joined by slow rails: each chunk crosses once, and spreads inside."""
     builder = TopologyBuilder("rails", [0, 0, 0, 1, 1, 1])
