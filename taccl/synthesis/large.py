@@ -18,13 +18,19 @@ import numpy as np
 from taccl.analysis.verification.verify import verify
 from taccl.collectives import make
 from taccl.costs import hold_columns, wide_links
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.halves import Half, join, split
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
-from taccl.synthesis.heuristic.fabric import Demand, Fabric, most_merged, problem_arrays
+from taccl.synthesis.heuristic.fabric import (
+    Demand,
+    Fabric,
+    most_merged,
+    problem_arrays,
+    sharing_latency,
+)
 from taccl.synthesis.heuristic.improvement import (
     compile_improvement,
     improve_schedule,
@@ -39,7 +45,7 @@ from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from taccl.problem import Problem
 
@@ -152,7 +158,9 @@ def _schedule_half(
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread
         found = search(fabric, demand, limits)
-        schedule = _merged(problem, fabric, demand, found, limits) if merges else _compact(problem, found)
+        schedule: Schedule | CompactSchedule = _compact(problem, found)
+        if merges:
+            schedule = _merged(problem, fabric, demand, found, search, limits)
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
         is_over = deadline.has_passed or demand.target is not None
         if is_masked or not is_open or is_over or not suits_improvement(problem):
@@ -175,13 +183,34 @@ def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
     return arrivals <= large.most_merged and bool((most_merged(problem, large.merging_share) > 1).any())
 
 
-def _merged(problem: Problem, fabric: Fabric, demand: Demand, found: Sends, limits: Limits) -> Schedule:
-    """The sends with those that wait for one link merged, where that makes them finish sooner."""
+def _merged(
+    problem: Problem,
+    fabric: Fabric,
+    demand: Demand,
+    found: Sends,
+    search: Callable[[Fabric, Demand, Limits], Sends],
+    limits: Limits,
+) -> Schedule:
+    """The sends with those that wait for one link merged, where that makes them finish sooner.
+
+    So are those of a further search, to which a chunk costs its part of the latency of a full send.
+    """
     most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
-    routes, first = routes_of(fabric, demand.num_chunks, found)
-    urgent = urgent_hops(problem, fabric, demand, routes)
-    together = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
-    if together is None or together.finish_ticks >= found.finish_ticks:
+    best, together, among = found, None, found
+    while True:
+        routes, first = routes_of(fabric, demand.num_chunks, among)
+        urgent = urgent_hops(problem, fabric, demand, routes)
+        merged = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
+        if merged is not None and merged.finish_ticks < best.finish_ticks:
+            best = together = merged
+        is_over = (limits.until or limits.deadline).has_passed or best.finish_ticks <= limits.target_ticks
+        if among is not found or is_over:
+            break
+        try:
+            among = search(sharing_latency(fabric, most), demand, limits)
+        except OutOfTime:
+            break
+    if together is None:
         return _compact(problem, found).expand()
     _, group = np.unique([together.link, together.start], axis=1, return_inverse=True)
     units = np.bincount(group, weights=demand.units[together.chunk]).astype(np.int64)

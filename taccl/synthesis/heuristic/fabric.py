@@ -174,6 +174,13 @@ def most_merged(problem: Problem, least_share: float) -> Ints:
     return most
 
 
+def sharing_latency(fabric: Fabric, most_merged: Ints) -> Fabric:
+    """The fabric as it is for chunks of full sends: each holds what it passes for its part of the latency."""
+    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.hold_of))
+    own, hold = -(-fabric.own_alpha // most_merged), -(-fabric.hold_alpha // most_merged[slot])
+    return fabric._replace(own_alpha=own, hold_alpha=hold)
+
+
 def make_demand(collective: Collective, costs: Costs) -> Demand:
     """The arrays of a collective in which nothing is combined.
 

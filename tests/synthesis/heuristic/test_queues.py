@@ -326,6 +326,24 @@ def test_chunks_that_wait_for_a_link_are_merged():
     assert verify(together).ok
 
 
+def test_chunks_take_the_routes_that_merging_makes_short():
+    """Of 4 chunks the link takes two, in one send of 8 + 2 us, and each detour of two links of 5 us one: 10 us.
+
+    One by one they take 9 us each over the link, so that a detour takes two of them, in 15 us.
+    """
+    builder = TopologyBuilder("detours", [0] * 4)
+    link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
+    for src, dst in ((0, 2), (2, 1), (0, 3), (3, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5)
+    some = range(4)
+    four = collectives.custom(4, precondition={c: [0] for c in some}, postcondition={c: [1] for c in some})
+    clauses = Clauses(max_merge=4, merging=frozenset([link]))
+    problem = make_problem(builder.build(), four, chunk_bytes=MB, clauses=clauses)
+    alone, together = (schedule_large(problem, merges=merges) for merges in (False, True))
+    assert (alone.finish_us, together.finish_us) == (15, 10)
+    assert verify(together).ok
+
+
 def test_nothing_merges_where_latency_is_a_small_part():
     """With 1 us of latency for a chunk of 1 GB nothing is gained, and the schedule stays compact."""
     topology = through_rank_1(5)
