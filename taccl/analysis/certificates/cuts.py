@@ -221,9 +221,10 @@ class _Program:
         share = Fraction(1)
         entered = np.sum([count for _, _, count, _ in charged], axis=0) > 0
         for row in np.flatnonzero(entered).tolist():
-            asked = sum(z * Fraction(round(count[row] * size[row]), size[row]) for _, _, count, z in charged)
+            links = ((round(count[row] * size[row]), z) for _, _, count, z in charged if count[row])
+            asked = sum(number * z for number, z in links)
             if asked:
-                share = min(share, pays[row] / asked)
+                share = min(share, pays[row] * size[row] / asked)
         needed = share * sum(needed * z for _, needed, _, z in charged)
         # Sends that no set charges pay for nothing.
         idle = self.volume.heads_tails.idle(
