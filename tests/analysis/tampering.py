@@ -13,6 +13,7 @@ from taccl.analysis.certificates.witnesses import (
     Dissemination,
     FlowDual,
     Gossip,
+    MovingCut,
     PairCounting,
     Path,
     SetCharge,
@@ -31,7 +32,19 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
     """A witness of any kind that names only what the problem has."""
     num_ranks, num_resources = problem.topology.num_ranks, len(problem.topology.resources)
     kind = rng.choice(
-        ("path", "border", "gossip", "late", "spread", "known", "pairs", "single machine", "sets", "paths")
+        (
+            "path",
+            "border",
+            "gossip",
+            "moving",
+            "late",
+            "spread",
+            "known",
+            "pairs",
+            "single machine",
+            "sets",
+            "paths",
+        )
     )
     if kind == "path":
         return Path(rng.randrange(problem.collective.num_chunks), rng.randrange(num_ranks))
@@ -39,6 +52,9 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return Border(_some(rng, num_ranks), rng.random() < 0.5)
     if kind == "gossip":
         return Gossip(_some(rng, num_ranks))
+    if kind == "moving":
+        moments = tuple(rng.randrange(-1, 9) for _ in range(num_ranks))
+        return MovingCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
     if kind == "late":
         number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
         sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
@@ -89,6 +105,10 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+    if isinstance(witness, MovingCut):
+        moments = list(witness.moments)
+        moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
+        return replace(witness, moments=tuple(moments))
     if isinstance(witness, DelayedSource):
         return _changed_delayed(witness, num_ranks, rng)
     if isinstance(witness, FlowDual) or rng.random() < 0.4:

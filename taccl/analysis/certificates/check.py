@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.analysis.certificates.check_borders import batches, crosses, gossips, latency
+from taccl.analysis.certificates.check_borders import batches, crosses, crosses_moving, gossips, latency
 from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
@@ -30,6 +30,7 @@ from taccl.analysis.certificates.witnesses import (
     FlowDual,
     Gossip,
     Late,
+    MovingCut,
     PairCounting,
     Path,
     SingleMachine,
@@ -70,13 +71,15 @@ def check_certificate(certificate: Certificate) -> bool:
     if not says_enough or not _is_of(certificate.problem, witness):
         return False
     reading = as_spreading(certificate.problem)
-    is_turned = isinstance(witness, DelayedSource) and witness.backwards
+    is_turned = isinstance(witness, DelayedSource | MovingCut) and witness.backwards
     problem = turned_round(reading) if is_turned else reading
     if problem is None:
         return False
     facts = Facts(problem, divisible=divisible, in_network=certificate.in_network)
     if isinstance(witness, Border):
         return crosses(facts, witness, ticks)
+    if isinstance(witness, MovingCut):
+        return crosses_moving(facts, witness, ticks)
     if isinstance(witness, Gossip):
         return gossips(facts, witness.ranks, ticks)
     if isinstance(witness, DelayedSource):
@@ -97,6 +100,8 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
         case Border() | Gossip() | Dissemination() | PairCounting():
             return witness.ranks <= ranks
+        case MovingCut():
+            return witness.target in ranks and len(witness.moments) == len(ranks)
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks
         case DelayedSource():

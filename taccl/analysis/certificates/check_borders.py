@@ -17,7 +17,7 @@ from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import GatePassage, passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
-from taccl.analysis.certificates.witnesses import Border, Path, SingleMachine
+from taccl.analysis.certificates.witnesses import Border, MovingCut, Path, SingleMachine
 from taccl.collective import Chunk
 from taccl.schedule.combine import reduction_half
 
@@ -57,6 +57,26 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
     links = sorted({e for job in jobs for e in job.links})
     return _fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
+
+
+def crosses_moving(facts: Facts, cut: MovingCut, ticks: Fraction) -> bool:
+    """Whether what the target wants, and starts on this side of a moving border, cannot cross it in less."""
+    if facts.sums or not facts.spreads_alike:
+        return False
+    last, since = math.ceil(ticks) - 1, list(cut.moments)
+    since[cut.target] = last + 1
+    until = [min(last, moment - 1) for moment in since]
+    some = [
+        c
+        for c, others in facts.outside(frozenset((cut.target,)))
+        if cut.target in facts.collective.chunks[c].destinations and all(since[r] <= 0 for r in others)
+    ]
+    links = {e for c in some for e in facts.carried(c)}
+    release = {e: since[facts.src[e]] for e in links if since[facts.src[e]] <= until[facts.dst[e]]}
+    ways = [
+        (way, until[r]) for r, each in passages_of(facts, release, facts.dst, release).items() for way in each
+    ]
+    return all(way.hold for way, _ in ways) and sum(way.between(0, end) for way, end in ways) < len(some)
 
 
 def gossips(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:

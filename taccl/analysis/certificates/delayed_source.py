@@ -33,7 +33,6 @@ from taccl.analysis.certificates.gates import (
     waking,
 )
 from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.spread_tail import TailSpread
 from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, DelayedSource
@@ -58,12 +57,8 @@ def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[
     if not demand.spreads_alike(in_network=in_network):
         return
     yield from _bounds(demand, backwards=False)
-    chunks = demand.problem.collective.chunks
-    starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
-    turned = turned_round(demand.problem) if len(starts) < len(ends) else None
-    if turned is not None:
-        backwards = NeededSends(turned)
-        backwards.deadline = demand.deadline
+    backwards = demand.turned
+    if backwards is not None:
         yield from _bounds(backwards, backwards=True)
 
 

@@ -83,7 +83,7 @@ class Gates:
         """The least ticks for which a send holds each gate."""
         return self.alpha + self.beta
 
-    def within(self, start: Ints | int, end: int) -> Ints:
+    def within(self, start: Ints | int, end: Ints | int) -> Ints:
         """How many in sends that start at one moment at the earliest, and end at another at the latest."""
         time = end - np.maximum(self.release, start) - self.offset
         shape = (len(self.rest),) + (1,) * (time.ndim - 1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from taccl.analysis.certificates.distances import Distances
 from taccl.analysis.certificates.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.readings import turned_round
 from taccl.analysis.certificates.single_machine import BorderJob
 from taccl.analysis.certificates.volume import crossing_links
 from taccl.caching import cached
@@ -84,6 +85,7 @@ class NeededSends:
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
+        self._backwards: NeededSends | None = None
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
@@ -105,6 +107,18 @@ class NeededSends:
         """
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
+
+    @property
+    def turned(self) -> NeededSends | None:
+        """What is needed with time turned round, where fewer ranks have chunks at first than want some."""
+        chunks = self.problem.collective.chunks
+        starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
+        if self._backwards is None and len(starts) < len(ends):
+            turned = turned_round(self.problem)
+            self._backwards = None if turned is None else NeededSends(turned)
+        if self._backwards is not None:
+            self._backwards.deadline = self.deadline
+        return self._backwards
 
     @cached_property
     def costs(self) -> GateCosts:

@@ -3,7 +3,8 @@
 latency
     A chunk and a destination: the shortest path there.
 cut counting
-    A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass.
+    A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass. Or a
+    border that moves, on the way to one rank.
 delayed source
     Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
     when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
@@ -132,6 +133,20 @@ class Gossip(Witness):
 
     kind, proves = "gossip", "cut counting"
     ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MovingCut(Witness):
+    """Chunks that must reach a rank, from ranks that are on this side of a border at 0.
+
+    - `moments`: Of every rank, in ticks, since when it is; the target never is.
+    - `backwards`: Whether all is read backwards in time.
+    """
+
+    kind, proves = "moving cut", "cut counting"
+    target: int
+    moments: tuple[int, ...]
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)

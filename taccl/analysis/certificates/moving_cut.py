@@ -1,0 +1,114 @@
+"""Moving cuts: chunks that must reach a rank, and cross a border that moves there from where they start.
+
+Every rank is beyond the border until some moment. What comes to the target, which stays there, has crossed it
+by a send that starts on this side and ends beyond. The best moments are the labels of a quickest flow.
+Source: Ford and Fulkerson, "Constructing maximal dynamic flows from static flows", Oper. Res. (1958).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.analysis.certificates.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
+from taccl.analysis.certificates.witnesses import Claim, MovingCut
+
+if TYPE_CHECKING:
+    from taccl.analysis.certificates.needed_sends import ChunkKind, NeededSends
+
+#: So many ranks that chunks must reach are looked at, and so many borders for each.
+_MOST_TARGETS, _MOST_BORDERS = 8, 32
+#: Of a chunk in a tick, in which rates are counted.
+_RATE_SCALE = 2**32
+
+
+def moving_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+    """Of ranks that lack chunks, those that start in one node, on the quickest ways there.
+
+    Where fewer ranks have chunks at first than want some, they are read backwards, too.
+    """
+    if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
+        return
+    yield from _bounds(demand, backwards=False)
+    backwards = demand.turned
+    if backwards is not None:
+        yield from _bounds(backwards, backwards=True)
+
+
+def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
+    node, verb = demand.topology.node_of_rank, "come from" if backwards else "get to"
+    sets = [frozenset((r,)) for r in range(demand.topology.num_ranks)]
+    for (target,) in demand.different(sets)[:_MOST_TARGETS]:
+        together: dict[int, list[ChunkKind]] = defaultdict(list)
+        for kind in demand.outside(frozenset((target,))):
+            if target in kind.data.destinations:
+                together[node[kind.data.origins[0]]].append(kind)
+        for kinds in together.values():
+            number = sum(demand.classes[kind] for kind in kinds)
+            if number == 1:  # the shortest path says it
+                continue
+            demand.deadline.check()
+            starts = sorted({r for kind in kinds for r in kind.data.origins})
+            links = np.flatnonzero(demand.first_uses({kind: starts for kind in kinds}) < FOREVER)
+            ticks, moments = _best(demand.costs, links, starts, target, number)
+            what = f"{number} chunks must {verb} rank {target} over a border that moves there"
+            yield Claim(ticks, what, MovingCut(target, tuple(moments), backwards))
+
+
+def _best(
+    costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
+) -> tuple[int, list[int]]:
+    """(ticks, moments of ranks) of the best border."""
+    best, moments = 0, [0] * costs.num_ranks
+    took = costs.link_alpha + costs.link_beta
+    for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):
+        since = label.copy()
+        since[target] = FOREVER
+        crossing = links[since[costs.dst[links]] - since[costs.src[links]] > took[links]]
+        gates = gates_of(costs, crossing, costs.dst, since[costs.src])
+        ends = since[gates.of_set] - 1
+        if gates.hold.all():
+            ticks = first_tick(lambda t: gates.within(0, np.minimum(ends, t)).sum() >= number)  # noqa: B023
+            if ticks > best:
+                best, moments = ticks, np.minimum(since, ticks).tolist()
+    return best, moments
+
+
+def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -> Iterator[Ints]:
+    """How far ranks are from where chunks start: at first, and with each shortest way to the target full."""
+    most = np.where(costs.merges, costs.max_merge, 1)
+    held = np.ones(len(most), dtype=np.int64)
+    np.maximum.at(held, costs.link, costs.alpha // most[costs.link] + costs.beta)
+    src, dst, took = costs.src[links], costs.dst[links], (costs.link_alpha + costs.link_beta)[links]
+    # Of ways as short as one another those over the fewest links count, so that none goes to and fro.
+    tail, head, length = (
+        np.append(src, dst),
+        np.append(dst, src),
+        np.append(took, -took) * costs.num_ranks + 1,
+    )
+    room = np.append(_RATE_SCALE * 2**20 // held[links], np.zeros(len(links), dtype=np.int64))
+    while True:
+        label = np.full(costs.num_ranks, FOREVER)
+        label[list(starts)] = 0
+        better = True
+        while better:
+            at = np.flatnonzero((room > 0) & (label[tail] < FOREVER))
+            before = label.copy()
+            np.minimum.at(label, head[at], label[tail[at]] + length[at])
+            better = not np.array_equal(before, label)
+        if label[target] == FOREVER:
+            return
+        yield np.where(label < FOREVER, label // costs.num_ranks, FOREVER)
+        rank, way = target, []
+        while rank not in starts:
+            way.append(
+                int(np.flatnonzero((head == rank) & (room > 0) & (label[tail] + length == label[rank]))[0])
+            )
+            rank = int(tail[way[-1]])
+        most_now = room[way].min()
+        room[way] -= most_now
+        room[(np.array(way) + len(links)) % len(tail)] += most_now
