@@ -22,6 +22,7 @@ from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
+from taccl.synthesis.heuristic.fabric import most_merged
 from taccl.synthesis.large import schedule_large, suits
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import Options, Search
@@ -92,9 +93,9 @@ def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]])
 
 
 def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline], Result]) -> None:
-    """Offer what is found in one chunk a rank, in a part of the time, where all may travel together."""
-    found = fused(search.problem)
-    if found is None:
+    """Offer what is found in one chunk a rank, in a part of the time, where merging all of them pays."""
+    found, least_share = fused(search.problem), search.parameters.large.merging_share
+    if found is None or not (most_merged(search.problem, least_share) > 1).any():
         return
     since, (whole, parts), options = time.monotonic(), found, search.options
     limit = search.deadline.sooner(search.parameters.portfolio.fused_share * search.deadline.left_s)

@@ -73,3 +73,13 @@ def test_small_sums_in_many_chunks_finish_as_in_one():
         for k in (1, 16)
     ]
     assert finishes[1] <= 1.3 * finishes[0]
+
+
+def test_large_chunks_are_not_searched_as_one():
+    """Where latency is a small part of what a send takes, the chunks of one only wait for each other."""
+    ring = taccl.topologies.ring(4)
+    some = Clauses(max_merge=16, merging=frozenset(range(len(ring.links))))
+    for size, is_searched in (("16KB", True), ("1GB", False)):
+        problem = sums(ring, "allreduce", per_rank=4, size=size, clauses=some)
+        found = taccl.synthesize(problem, time_limit_s=1, threads=1, sketch="none")
+        assert ("in one chunk a rank" in [stage.name for stage in found.stages]) == is_searched
