@@ -285,7 +285,8 @@ class Search:
         """A lower bound in the part of the time that is meant for it, unless there is one."""
         if self.bound is None and not self.interrupted:
             since = time.monotonic()
-            self.prove(bound_within(self.problem, self.deadline, self.parameters.budget), since)
+            found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)
+            self.prove(found, since)
 
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep a bound that was found since then, and log it."""
@@ -357,7 +358,13 @@ class Search:
         return best.expand() if few else best, []
 
 
-def bound_within(problem: Problem, limit: Deadline, budget: BudgetParameters) -> Certificate:
-    """A lower bound in the part of the time until a limit that is meant for it."""
-    limit_s = max(budget.least_bound_s, budget.most_bound_share * limit.left_s)
-    return lower_bound(problem, budget_s=budget.bound_share * limit.left_s, limit_s=limit_s)
+def bound_within(
+    problem: Problem, limit: Deadline, budget: BudgetParameters, *, kept_s: float = 0.0
+) -> Certificate:
+    """A lower bound in the part of the time until a limit that is meant for it.
+
+    It serves what other time is kept for, too, and so has as large a part of both in any case.
+    """
+    left_s, share = limit.left_s, budget.bound_share
+    limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
+    return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s)

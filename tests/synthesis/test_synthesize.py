@@ -34,6 +34,7 @@ from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.heuristic.improvement import compile_improvement
 from taccl.synthesis.paper import jobshop
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.topology import TopologyBuilder
@@ -920,3 +921,16 @@ def one_way(topology):
     """One chunk from rank 0 to a neighbour: what a step takes."""
     neighbour = min(link.dst for link in topology.links if link.src == 0)
     return collectives.custom(topology.num_ranks, precondition={0: [0]}, postcondition={0: [neighbour]})
+
+
+def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
+    """Improvement that follows a short search has the bound that a longer one would have."""
+    limits = []
+    monkeypatch.setattr(
+        searching, "lower_bound", lambda problem, *, budget_s, limit_s: limits.append(limit_s)
+    )
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4)
+    until, budget = Deadline(time.monotonic() + 100), DEFAULTS.budget
+    searching.bound_within(problem, until, budget)
+    searching.bound_within(problem, until, budget, kept_s=900)
+    assert 49 < limits[0] <= 50 < 199 < limits[1] <= 200
