@@ -20,8 +20,8 @@ from taccl.analysis.certificates.witnesses import Claim, MovingCut
 if TYPE_CHECKING:
     from taccl.analysis.certificates.needed_sends import ChunkKind, NeededSends
 
-#: So many ranks that chunks must reach are looked at, and so many borders for each.
-_MOST_TARGETS, _MOST_BORDERS = 8, 32
+#: So many ranks that chunks must reach are looked at, chunks of so many nodes, and so many borders for each.
+_MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
 #: Of a chunk in a tick, in which rates are counted.
 _RATE_SCALE = 2**32
 
@@ -47,7 +47,8 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         for kind in demand.outside(frozenset((target,))):
             if target in kind.data.destinations:
                 together[node[kind.data.origins[0]]].append(kind)
-        for kinds in together.values():
+        nodes = sorted(together, key=lambda each: (each != node[target], -len(together[each])))  # noqa: B023
+        for kinds in map(together.__getitem__, nodes[:_MOST_NODES]):
             number = sum(demand.classes[kind] for kind in kinds)
             if number == 1:  # the shortest path says it
                 continue
