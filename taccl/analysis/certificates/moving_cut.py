@@ -56,7 +56,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
             starts = sorted({r for kind in kinds for r in kind.data.origins})
             links = np.flatnonzero(demand.first_uses({kind: starts for kind in kinds}) < FOREVER)
             ticks, moments = _best(demand.costs, links, starts, target, number)
-            what = f"{number} chunks must {verb} rank {target} over a border that moves there"
+            what = f"{number} chunks that must {verb} rank {target}, over a border that moves there"
             yield Claim(ticks, what, MovingCut(target, tuple(moments), backwards))
 
 
