@@ -156,6 +156,16 @@ class Problem:
         return tuple(every) if allowed is None else tuple(e for e in every if e in allowed)
 
     @cached_property
+    def own_first(self) -> frozenset[int]:
+        """Links on which own chunks go first, without those whose sender never has own and other chunks."""
+        links = self.clauses.own_first
+        if not links or self.collective.combining:
+            return links
+        own = Counter(rank for chunk in self.collective.chunks for rank in chunk.origins)
+        both = {rank for rank, count in own.items() if count < self.collective.num_chunks}
+        return frozenset(e for e in links if not both.isdisjoint(self.topology.links[e].srcs))
+
+    @cached_property
     def _ranks_of_group(self) -> tuple[frozenset[int], ...]:
         """Ranks that may ever hold chunks of each process group: its members, and the relays."""
         relays = self.clauses.relays or frozenset()

@@ -177,10 +177,11 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
 
     def decorate(read: Reader) -> Reader:
         @wraps(read)
-        def told(path: str | os.PathLike[str], *args: Any, **options: Any) -> Any:
+        def told(*args: Any, **named: Any) -> Any:
             try:
-                return read(path, *args, **options)
+                return read(*args, **named)
             except InputError as error:
+                path = next(iter((*args, *named.values())))
                 found = kinds_of(path)
                 if not found or set(found) & set(wanted):
                     raise

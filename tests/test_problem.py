@@ -101,6 +101,18 @@ def test_reducing_chunks_obey_their_own_relays() -> None:
     assert [problem.may_carry(6, c) for c in range(4)] == [False, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "links"), [("broadcast", ()), ("allgather", (0, 1, 2)), ("reduce", (0, 1, 2))]
+)
+def test_own_chunks_go_first_only_where_a_sender_has_others(name: str, links: tuple[int, ...]) -> None:
+    """A root has all chunks, and others none of their own; of sums the clause is left as it is."""
+    collective = collectives.make(name, 3, chunks_per_rank=2)
+    problem = make_problem(
+        ring(3), collective, chunk_bytes=1, clauses=Clauses(own_first=frozenset({0, 1, 2}))
+    )
+    assert problem.own_first == set(links)
+
+
 def test_direct_crossing_admits_only_straight_ways() -> None:
     """Node 0's chunk crosses to node 1 and never back; what node 1 does not need never goes there."""
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([0], [1])]), direct_crossing=True)

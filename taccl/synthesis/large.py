@@ -74,7 +74,7 @@ def _own_first_holds(problem: Problem) -> bool:
     costs, holds = problem.costs, hold_columns(problem.topology)
     same = costs.hold_alpha == costs.link_alpha[holds.link]
     same &= costs.hold_beta == costs.link_beta[holds.link]
-    return problem.clauses.own_first <= set(holds.link[same].tolist())
+    return problem.own_first <= set(holds.link[same].tolist())
 
 
 def effort(problem: Problem) -> int:

@@ -22,7 +22,7 @@ from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, expand, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule, is_quick
 from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.large_search import offer_compiled
+from taccl.synthesis.large_search import have_compiled, offer_compiled
 from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
 from taccl.synthesis.paper.quotient import Quotient
@@ -182,6 +182,7 @@ def ruin_and_recreate(search: Search) -> None:
         known = [replace(each, problem=search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
+    have_compiled(search)
     since, num_transfers = time.monotonic(), known[0].num_transfers
     if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
         said = f"too little time to read {num_transfers} transfers"

@@ -124,12 +124,13 @@ def random_fabric(rng: random.Random) -> Topology:
 
 
 def random_chunks(rng: random.Random, num_ranks: int) -> Collective:
-    """Sums to which some ranks contribute nothing, whose root may be anywhere or nowhere; or copies."""
+    """Sums to which some ranks contribute nothing, whose root may be anywhere; or copies."""
     combining, everyone, chunks = rng.random() < 0.75, range(num_ranks), []
     for _ in range(rng.choice((1, 1, 2, 3))):
         origins = tuple(sorted(rng.sample(everyone, rng.randint(1, num_ranks))))
         ends = tuple(sorted(rng.sample(everyone, rng.randint(1, num_ranks))))
-        root = rng.choice((ends[0], ends[0], rng.randrange(num_ranks), None)) if combining else None
+        roots = (ends[0], ends[0], rng.randrange(num_ranks), None if len(origins) == 1 else ends[-1])
+        root = rng.choice(roots) if combining else None
         chunks.append(Chunk(origins, ends, root))
     return Collective("random", num_ranks, tuple(chunks), combining)
 

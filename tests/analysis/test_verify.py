@@ -342,15 +342,21 @@ class TestPhaseOfASum:
         assert found == kinds
 
     @pytest.mark.parametrize(("carries", "kinds"), [({0}, ["carries-to"]), ({2}, [])])
-    @pytest.mark.parametrize("first", [[0, 1], [1]], ids=["sum of two", "one contributor"])
-    def test_whole_sum_on_its_way_to_a_root_without_a_part(self, first, carries, kinds):
+    def test_whole_sum_on_its_way_to_a_root_without_a_part(self, carries, kinds):
         """Rank 1 has the whole sum, but root 2, which spreads it, has not seen it yet."""
-        rows = [(1, "reduce"), (2, "copy")]
         found = self.kinds(
-            [(0, 1), (1, 2), (2, 3)], first, [2, 3], [(0, "reduce"), *rows] if len(first) > 1 else rows,
+            [(0, 1), (1, 2), (2, 3)], [0, 1], [2, 3], [(0, "reduce"), (1, "reduce"), (2, "copy")],
             carries_to={1: frozenset(carries)}, carries_from={1: frozenset({1}), 2: frozenset({2})},
         )  # fmt: skip
         assert found == kinds
+
+    def test_sum_of_one_contributor_starts_whole(self):
+        """What rank 1 alone contributes to spreads from there, whatever root was named: link 2 is not for it."""
+        found = self.kinds(
+            [(0, 1), (1, 2), (2, 3)], [1], [2, 3], [(1, "copy"), (2, "copy")],
+            carries_to={1: frozenset({0})}, carries_from={1: frozenset({1}), 2: frozenset({2})},
+        )  # fmt: skip
+        assert found == ["carries-from"]
 
     @pytest.mark.parametrize("what", ["copy", "reduce"])
     def test_one_contributor_at_the_root(self, what):

@@ -422,7 +422,7 @@ class TestFallbacks:
         """The portfolio goes on without the routing."""
         drilled("highs", "abort")
         problem = small()
-        result = taccl.synthesize(problem, time_limit_s=1)
+        result = taccl.synthesize(problem, time_limit_s=3)
         assert_sound(result, problem)
         assert stage(result, "routing").status == "crashed"
         assert "improve" in stage_names(result)

@@ -80,9 +80,9 @@ def _on_fewest_links(
 
 def urgent_hops(problem: Problem, fabric: Fabric, demand: Demand, routes: Routes) -> NDArray[np.bool_] | None:
     """Hops of a link's own chunks, where the sketch has these go first."""
-    if not problem.clauses.own_first:
+    if not problem.own_first:
         return None
-    first = np.isin(fabric.link[routes.slot], sorted(problem.clauses.own_first))
+    first = np.isin(fabric.link[routes.slot], sorted(problem.own_first))
     chunk = np.repeat(np.arange(demand.num_chunks), np.diff(demand.origin_of))
     is_own: NDArray[np.bool_] = np.isin(
         routes.chunk * fabric.num_ranks + fabric.src[routes.slot], chunk * fabric.num_ranks + demand.origin

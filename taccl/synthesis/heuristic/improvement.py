@@ -43,7 +43,7 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
     routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
     return (
         not collective.derivations
-        and not clauses.own_first
+        and not problem.own_first
         and clauses.path_limit is None
         and routes <= most_routes
         and bool((problem.costs.link_alpha + problem.costs.link_beta > 0).all())
