@@ -78,22 +78,6 @@ class SketchShape:
         return self._in_every_node(ranks for ranks, count in ports.items() if count >= len(ranks))
 
     @cached_property
-    def egress(self) -> tuple[Ranks, ...]:
-        """Ranks that share a way out of their node, such as a NIC; each rank that has one is in one group."""
-        import networkx as nx
-
-        sharing = nx.Graph()
-        sharing.add_nodes_from(self.topology.links[e].src for e in self.topology.internode_links)
-        held: dict[int, set[int]] = defaultdict(set)
-        for hold in self.topology.holds:
-            if hold.side == "send" and self.topology.is_internode(hold.link):
-                held[hold.resource].add(self.topology.links[hold.link].src)
-        for ranks in held.values():
-            if len({self.topology.node_of_rank[r] for r in ranks}) == 1:
-                nx.add_path(sharing, ranks)
-        return self._in_every_node(nx.connected_components(sharing))
-
-    @cached_property
     def joined(self) -> frozenset[tuple[int, int]]:
         """Local ranks that are linked across every ordered pair of nodes."""
         count: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
@@ -151,18 +135,17 @@ def relay_plans(shape: SketchShape) -> Iterator[InternodePlan]:
     if shape.topology.num_nodes == 1:
         yield InternodePlan("one-node", "there is one node, so nobody relays")
         return
-    local, count = range(shape.ranks_per_node), len(shape.egress)
-    busy = f"all {count} NICs of a node are in use" if count > 1 else "the NIC of a node is in use"
+    local = range(shape.ranks_per_node)
     if all((r, r) in shape.joined for r in local):
         same_number = {"connections": ("direct-map", "Local rank i to local rank i of every other node.")}
         nobody = {r: (r,) for r in local}, "Nobody relays: a sender carries no chunks but its own."
         yield InternodePlan(
             "own-chunks",
             "every rank sends its own chunks to the rank with its number, once for each node: "
-            f"{busy}, and no chunk crosses twice",
+            "every NIC is in use, and no chunk crosses twice",
             {**same_number, "relays": nobody},
         )
-        why = f"every rank sends to the rank with its number, whosever chunk it is: {busy}"
+        why = "every rank sends to the rank with its number, whosever chunk it is: every NIC is in use"
         yield InternodePlan("same-number", why, same_number)
     why = "any rank may send any chunk over any link; the search decides which NICs are used"
     yield InternodePlan("free", why)

@@ -58,12 +58,6 @@ def test_shifts_of_dgx2_keep_pairs_at_their_nics():
     assert Shift(16, 1) not in shifts
 
 
-def test_who_shares_a_nic():
-    """DGX-2 has a NIC for every pair of ranks; NDv2 has one for all eight."""
-    assert find_shape(taccl.topologies.dgx2(nodes=2)).egress[:2] == ((0, 1), (2, 3))
-    assert find_shape(taccl.topologies.ndv2(nodes=2)).egress == (tuple(range(8)),)
-
-
 def test_switches_are_found_where_none_is_declared():
     """Ranks with ports that all reach each other are behind a switch, said or not."""
     machine = taccl.topologies.dgx_a100(profile="nominal")
