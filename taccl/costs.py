@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import attrgetter
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from taccl.caching import TURNED, cached
-from taccl.errors import NumericsWarning, TopologyError
+from taccl.errors import NumericsWarning, TopologyError, warn
 from taccl.units import BYTES_PER_MB, format_size
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def _warn_of_rounding(topology: Topology) -> None:
         "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "
         "verifier share; costs or chunk sizes that are rounder have exact times"
     )
-    warnings.warn(text, NumericsWarning, stacklevel=4)
+    warn(text, NumericsWarning)
 
 
 def _read_only(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
@@ -21,7 +20,7 @@ import numba
 from numba.core import caching
 from numba.core.types import unliteral
 
-from taccl.errors import CacheWarning
+from taccl.errors import CacheWarning, warn
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
@@ -76,7 +75,7 @@ def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
 def _warn(what: str) -> None:
     """Warn once in this process, however many kernels it concerns."""
     advice = "name a folder that can be written in NUMBA_CACHE_DIR"
-    warnings.warn(f"{what}; {advice}", CacheWarning, stacklevel=3)
+    warn(f"{what}; {advice}", CacheWarning)
 
 
 class _UserWideLocator(caching.UserWideCacheLocator):

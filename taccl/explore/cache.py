@@ -18,7 +18,6 @@ import json
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import checked
-from taccl.errors import CacheWarning, InputError, TacclError
+from taccl.errors import CacheWarning, InputError, TacclError, warn
 from taccl.explore.rows import is_of, new_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
@@ -120,7 +119,7 @@ class Cache:
             write_whole(path, text, overwrite=True, keep_mode=False)
         except (OSError, InputError) as error:
             reason = getattr(error, "strerror", None) or error
-            warnings.warn(f"{self.folder}: results cannot be stored ({reason})", CacheWarning, stacklevel=3)
+            warn(f"{self.folder}: results cannot be stored ({reason})", CacheWarning)
             return False
         return True
 
@@ -175,11 +174,11 @@ class Cache:
         return f"Cache({str(self.folder)!r})"
 
 
-def warn_of_damage(sentences: Sequence[str], *, stacklevel: int) -> None:
+def warn_of_damage(sentences: Sequence[str]) -> None:
     """One `CacheWarning` for all entries that cannot be used."""
     if sentences:
         more = f", and {len(sentences) - 1} more like it" if len(sentences) > 1 else ""
-        warnings.warn(sentences[0] + more, CacheWarning, stacklevel=stacklevel)
+        warn(sentences[0] + more, CacheWarning)
 
 
 def cache_folder() -> Path:

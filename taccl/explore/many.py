@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from taccl.deadline import signals_to
-from taccl.errors import InputError, TacclError, TacclWarning
+from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
 from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
@@ -73,7 +73,7 @@ def table_of(
         left = sum(row["status"] == "not run" for row in rows)
         onward = "run the same again" + ("" if chosen is None else " to resume")
         said = f"{why}; {left} of {len(rows)} runs are left: {onward}"
-        warnings.warn(said, TacclWarning, stacklevel=4)
+        warn(said, TacclWarning)
     return frame(with_best_bounds(rows))
 
 
@@ -98,7 +98,7 @@ def _rows(
         # What was worked out about the problem so far is not worth sending.
         run = RunRequest(replace(problem), row, this_process(), cache is not None)
         waiting.append((index, run))
-    warn_of_damage(damage, stacklevel=6)
+    warn_of_damage(damage)
     if not waiting:
         return
     with contextlib.closing(_answers(waiting, num_workers)) as answers:

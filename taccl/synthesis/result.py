@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -12,7 +11,7 @@ from taccl import html
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
-from taccl.errors import NumericsWarning
+from taccl.errors import NumericsWarning, warn
 from taccl.names import note_lines, table
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
@@ -32,7 +31,7 @@ def _tell_no_latency() -> None:
         "profile nominal counts no latency, so that times of small messages are bounds and no predictions; "
         "take a profile with latencies, such as nccl or one that `taccl fit` writes"
     )
-    warnings.warn(said, NumericsWarning, stacklevel=2)
+    warn(said, NumericsWarning)
 
 
 @dataclass(frozen=True, slots=True)

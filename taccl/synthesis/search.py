@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline
-from taccl.errors import FallbackWarning
+from taccl.errors import FallbackWarning, warn
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.schedule.schedule import Schedule
@@ -310,7 +309,7 @@ class Search:
             stopped = "time limit"
         options, (schedule, kept) = self.options, self._kept()
         for message in dict.fromkeys(self.fallbacks):
-            warnings.warn(message, FallbackWarning, stacklevel=4)
+            warn(message, FallbackWarning)
         seconds = time.monotonic() - self.options.began_s
         notes = tuple(dict.fromkeys((*faults, *self.problem.notes, *self.fallbacks, *self.notes, *kept)))
         trace = (*self.trace, TraceEntry(seconds, schedule.finish_us, bound.bound_us))
