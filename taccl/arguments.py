@@ -98,6 +98,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         names = [each.name for each in parameters if each.kind in by_place]
         rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         kinds: dict[str, Reader | None] = {}
 
         def read(name: str, value: Any) -> Any:
@@ -108,6 +109,11 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not kinds:  # what annotations name may be defined later than the function
                 kinds.update(kinds_of(function))
+            for name in () if takes_any else kwargs.keys() - kinds.keys():
+                near = did_you_mean(name, kinds)
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
+                )
             try:
                 named = zip(itertools.chain(names, itertools.repeat(rest)), args, strict=False)
                 args = tuple([read(name, value) for name, value in named])

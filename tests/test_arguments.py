@@ -100,10 +100,12 @@ def test_further_arguments_are_read_as_well():
         asked(1, 2, "x")
 
 
-def test_unknown_arguments_stay_pythons_error():
-    """A name that the function lacks is Python's to refuse."""
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        asked(speed=1)
+def test_an_unknown_argument_is_a_type_error_that_names_the_nearest():
+    """As of any function of Python's, and with what was likely meant."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'secnds'; did you mean 'seconds'"):
+        asked(secnds=1)
+    with pytest.raises(TypeError, match=r"make_problem\(\) got an .* 'size'; did you mean 'size_bytes'"):
+        taccl.make_problem(size="1MB")
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), 3.0])
