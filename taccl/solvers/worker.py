@@ -31,7 +31,7 @@ _LONGEST_WAIT_S = 3600.0  # at a time: channels know no wait of years
 # After Ctrl-C, before a task is killed: HiGHS 1.15, SCIP 10 and CBC 2.10 hear no interrupt within the first
 # relaxation of a MILP. HiGHS has reported its best point by then; of SCIP and CBC a point may be lost, if it
 # comes within a relaxation, or rounds of cuts, that take longer.
-_INTERRUPT_S = 0.5
+_INTERRUPT_S = 0.35
 _KILLED_S = 2.0  # until a killed process is gone
 #: After these a worker that was bounded may hold half a library.
 _FAILED = ("crashed", "out-of-memory", "unavailable")
@@ -68,8 +68,8 @@ def run_task(
 ) -> Outcome:
     """The outcome of a task, however long it takes.
 
-    On Ctrl-C the task is asked to stop and killed if it has not within half a second (at once, if its worker
-    is still loading); the outcome is then "interrupted", with its result or last progress, and the
+    On Ctrl-C the task is asked to stop and killed if it has not within a third of a second (at once, if its
+    worker is still loading); the outcome is then "interrupted", with its result or last progress, and the
     KeyboardInterrupt is not raised again.
 
     - `family`: Which worker: one of `taccl.solvers.process.FAMILIES`.

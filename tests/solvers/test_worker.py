@@ -228,7 +228,7 @@ def test_interrupt_of_a_worker_that_loads():
 
 @pytest.mark.slow
 def test_interrupt_of_highs():
-    """HiGHS may be deaf for long, and has told its best: it is killed after half a second."""
+    """HiGHS may be deaf for long, and has told its best: it is killed after a third of a second."""
     printed = run_script(INTERRUPTED_SOON % ("", "highs", 1))
     assert printed.splitlines() == ["interrupted True", "done"]
 
