@@ -130,6 +130,11 @@ def test_no_claim_of_any_family_is_above_the_optimum() -> None:
     assert compared > some(10, 40)
 
 
+def test_sums_that_need_no_send_bring_no_links() -> None:
+    """Of four sums two are not shared by two ranks: what may carry these alone passes nothing of the others."""
+    assert all(each.check() for each in every_claim(random_group_problem(315)))
+
+
 def links(*ends: tuple[int, int, int], buses: Sequence[tuple[str, Sequence[int]]] = ()) -> Topology:
     """Links of (source, destination, us for 1 MB); each bus is held, at the end, by some of them."""
     builder = TopologyBuilder("links", [0] * (1 + max(max(src, dst) for src, dst, _ in ends)))

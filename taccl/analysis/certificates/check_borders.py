@@ -95,8 +95,9 @@ def gossips(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
                 part_of.pop(facts.src[e], None)
                 part_of.pop(facts.dst[e], None)
         rest = [part_of.get(r, -1) for r in range(facts.topology.num_ranks)]
-        sends[units] += max(0, 2 * (_num_sharing(data, rest) - 1))
-        over |= {e for e in links if rest[facts.src[e]] != rest[facts.dst[e]]}
+        if (sharing := _num_sharing(data, rest)) > 1:
+            sends[units] += 2 * (sharing - 1)
+            over |= {e for e in links if rest[facts.src[e]] != rest[facts.dst[e]]}
     return _fills(facts, sends, sorted(over), ticks)
 
 
