@@ -56,10 +56,8 @@ def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[
     """
     if not demand.spreads_alike(in_network=in_network):
         return
-    yield from _bounds(demand, backwards=False)
-    backwards = demand.turned
-    if backwards is not None:
-        yield from _bounds(backwards, backwards=True)
+    for needed, backwards in demand.both_ways():
+        yield from _bounds(needed, backwards=backwards)
 
 
 def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:

@@ -33,10 +33,8 @@ def moving_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Clai
     """
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
-    yield from _bounds(demand, backwards=False)
-    backwards = demand.turned
-    if backwards is not None:
-        yield from _bounds(backwards, backwards=True)
+    for needed, backwards in demand.both_ways():
+        yield from _bounds(needed, backwards=backwards)
 
 
 def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:

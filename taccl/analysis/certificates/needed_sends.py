@@ -108,9 +108,9 @@ class NeededSends:
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
-    @property
-    def turned(self) -> NeededSends | None:
-        """What is needed with time turned round, where fewer ranks have chunks at first than want some."""
+    def both_ways(self) -> Iterator[tuple[NeededSends, bool]]:
+        """It, and, where fewer ranks have chunks at first than want some, the same with time turned round."""
+        yield self, False
         chunks = self.problem.collective.chunks
         starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
         if self._backwards is None and len(starts) < len(ends):
@@ -118,7 +118,7 @@ class NeededSends:
             self._backwards = None if turned is None else NeededSends(turned)
         if self._backwards is not None:
             self._backwards.deadline = self.deadline
-        return self._backwards
+            yield self._backwards, True
 
     @cached_property
     def costs(self) -> GateCosts:
