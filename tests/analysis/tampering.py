@@ -11,9 +11,9 @@ from taccl.analysis.certificates.witnesses import (
     CutDual,
     DelayedSource,
     Dissemination,
+    DynamicCut,
     FlowDual,
     Gossip,
-    MovingCut,
     PairCounting,
     Path,
     SetCharge,
@@ -54,7 +54,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return Gossip(_some(rng, num_ranks))
     if kind == "moving":
         moments = tuple(rng.randrange(-1, 9) for _ in range(num_ranks))
-        return MovingCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
+        return DynamicCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
     if kind == "late":
         number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
         sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
@@ -105,7 +105,7 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
-    if isinstance(witness, MovingCut):
+    if isinstance(witness, DynamicCut):
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
         return replace(witness, moments=tuple(moments))

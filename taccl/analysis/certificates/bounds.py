@@ -22,11 +22,11 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
 from taccl.analysis.certificates.dissemination import dissemination_bounds
+from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.analysis.certificates.gates import passed_by
 from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.level_sets import level_cut
-from taccl.analysis.certificates.moving_cut import moving_cut_bounds
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, moments
@@ -167,7 +167,7 @@ def _claims(
     elif not divisible:
         quick = (
             _counting, dissemination_bounds, pair_counting_bounds, delayed_source_bounds, spread_tail_bounds,
-            moving_cut_bounds,
+            dynamic_cut_bounds,
         )  # fmt: skip
         finders = [*(partial(find, demand, **within) for find in quick), partial(_single_machine, demand)]
         finders.insert(len(finders) if is_small else -1, prices)

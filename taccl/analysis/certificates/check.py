@@ -14,7 +14,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.analysis.certificates.check_borders import batches, crosses, crosses_moving, gossips, latency
+from taccl.analysis.certificates.check_borders import batches, crosses, crosses_dynamic, gossips, latency
 from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
@@ -27,10 +27,10 @@ from taccl.analysis.certificates.witnesses import (
     CutDual,
     DelayedSource,
     Dissemination,
+    DynamicCut,
     FlowDual,
     Gossip,
     Late,
-    MovingCut,
     PairCounting,
     Path,
     SingleMachine,
@@ -71,15 +71,15 @@ def check_certificate(certificate: Certificate) -> bool:
     if not says_enough or not _is_of(certificate.problem, witness):
         return False
     reading = as_spreading(certificate.problem)
-    is_turned = isinstance(witness, DelayedSource | MovingCut) and witness.backwards
+    is_turned = isinstance(witness, DelayedSource | DynamicCut) and witness.backwards
     problem = turned_round(reading) if is_turned else reading
     if problem is None:
         return False
     facts = Facts(problem, divisible=divisible, in_network=certificate.in_network)
     if isinstance(witness, Border):
         return crosses(facts, witness, ticks)
-    if isinstance(witness, MovingCut):
-        return crosses_moving(facts, witness, ticks)
+    if isinstance(witness, DynamicCut):
+        return crosses_dynamic(facts, witness, ticks)
     if isinstance(witness, Gossip):
         return gossips(facts, witness.ranks, ticks)
     if isinstance(witness, DelayedSource):
@@ -100,7 +100,7 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
         case Border() | Gossip() | Dissemination() | PairCounting():
             return witness.ranks <= ranks
-        case MovingCut():
+        case DynamicCut():
             return witness.target in ranks and len(witness.moments) == len(ranks)
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks

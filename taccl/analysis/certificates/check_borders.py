@@ -17,7 +17,7 @@ from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_gates import GatePassage, passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
-from taccl.analysis.certificates.witnesses import Border, MovingCut, Path, SingleMachine
+from taccl.analysis.certificates.witnesses import Border, DynamicCut, Path, SingleMachine
 from taccl.collective import Chunk
 from taccl.schedule.combine import reduction_half
 
@@ -59,7 +59,7 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
     return _fills(facts, Counter(job.units for job in jobs), links, ticks - late, since=early)
 
 
-def crosses_moving(facts: Facts, cut: MovingCut, ticks: Fraction) -> bool:
+def crosses_dynamic(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
     """Whether what the target wants, and starts on this side of a moving border, cannot cross it in less."""
     if facts.sums or not facts.spreads_alike:
         return False

@@ -136,14 +136,14 @@ class Gossip(Witness):
 
 
 @dataclass(frozen=True, slots=True)
-class MovingCut(Witness):
+class DynamicCut(Witness):
     """Chunks that must reach a rank, from ranks that are on this side of a border at 0.
 
     - `moments`: Of every rank, in ticks, since when it is; the target never is.
     - `backwards`: Whether all is read backwards in time.
     """
 
-    kind, proves = "moving cut", "cut counting"
+    kind, proves = "dynamic cut", "cut counting"
     target: int
     moments: tuple[int, ...]
     backwards: bool = False

@@ -1,4 +1,4 @@
-"""Moving cuts: chunks of few ranks that must reach one, over ways of different lengths; by hand and by brute force."""
+"""Dynamic cuts: chunks of few ranks that must reach one, over ways of different lengths; by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.moving_cut import moving_cut_bounds
+from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.witnesses import MovingCut
+from taccl.analysis.certificates.witnesses import DynamicCut
 from taccl.problem import make_problem
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.topology import TopologyBuilder
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def claims(problem: Problem) -> list[Certificate]:
     """A certificate of every claim."""
-    found = moving_cut_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    found = dynamic_cut_bounds(NeededSends(as_spreading(problem)), in_network=False)
     us = problem.costs.ticks_per_us
     return [Certificate(problem, Fraction(c.ticks, us), c.kind, c.limits, c.witness) for c in found]
 
@@ -76,7 +76,7 @@ def test_a_node_of_an_ndv2_broadcasts_two_chunks(name: str) -> None:
     problem = make_problem(ndv2(1), collectives.make(name, 8, chunks_per_rank=2), chunk_bytes=128_000)
     quick, slow = Fraction(3244, 1000), Fraction(6188, 1000)
     bound = lower_bound(problem)
-    assert isinstance(bound.witness, MovingCut) and bound.check()
+    assert isinstance(bound.witness, DynamicCut) and bound.check()
     assert max(3 * quick, quick + slow) < bound.bound <= 2 * slow
 
 
@@ -84,11 +84,11 @@ def test_moments_that_are_made_up_prove_no_more() -> None:
     """Each rank's moment may be any; that of the target is not asked."""
     problem = two_ways(3)
     bound = lower_bound(problem)
-    assert not replace(bound, witness=MovingCut(2, (1, 2, 0))).check()
-    assert not replace(bound, witness=MovingCut(2, (0, 2))).check()
-    assert not replace(bound, witness=MovingCut(1, (0, 2, 6))).check()
-    assert replace(bound, witness=MovingCut(2, (0, 2, 77))).check()
-    assert not replace(bound, witness=MovingCut(2, (0, 0, 6))).check()
+    assert not replace(bound, witness=DynamicCut(2, (1, 2, 0))).check()
+    assert not replace(bound, witness=DynamicCut(2, (0, 2))).check()
+    assert not replace(bound, witness=DynamicCut(1, (0, 2, 6))).check()
+    assert replace(bound, witness=DynamicCut(2, (0, 2, 77))).check()
+    assert not replace(bound, witness=DynamicCut(2, (0, 0, 6))).check()
 
 
 @pytest.mark.slow

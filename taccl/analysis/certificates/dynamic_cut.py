@@ -1,4 +1,4 @@
-"""Moving cuts: chunks that must reach a rank, and cross a border that moves there from where they start.
+"""Dynamic cuts: chunks that must reach a rank, and cross a border that moves there from where they start.
 
 Every rank is beyond the border until some moment. What comes to the target, which stays there, has crossed it
 by a send that starts on this side and ends beyond. The best moments are the labels of a quickest flow.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.analysis.certificates.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
-from taccl.analysis.certificates.witnesses import Claim, MovingCut
+from taccl.analysis.certificates.witnesses import Claim, DynamicCut
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.needed_sends import ChunkKind, NeededSends
@@ -26,7 +26,7 @@ _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
 _RATE_SCALE = 2**32
 
 
-def moving_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
+def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Of ranks that lack chunks, those that start in one node, on the quickest ways there.
 
     Where fewer ranks have chunks at first than want some, they are read backwards, too.
@@ -55,7 +55,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
             links = np.flatnonzero(demand.first_uses({kind: starts for kind in kinds}) < FOREVER)
             ticks, moments = _best(demand.costs, links, starts, target, number)
             what = f"{number} chunks that must {verb} rank {target}, over a border that moves there"
-            yield Claim(ticks, what, MovingCut(target, tuple(moments), backwards))
+            yield Claim(ticks, what, DynamicCut(target, tuple(moments), backwards))
 
 
 def _best(
