@@ -1,12 +1,14 @@
-"""Fixed point: real numbers as whole ones, for switches that add nothing else.
+"""Fixed point: real numbers as whole numbers, for switches that add nothing else.
 
-Each number x is sent as q = round(x * scale), which is off by at most 1 / 2; so the sum of n of them, over
-scale, is off by at most n / (2 * scale).
+A number x is sent as q, the whole number nearest to x * scale: in exact arithmetic off by at most 1 / 2.
+The sum of n such numbers, over scale, is therefore off by at most n / (2 * scale).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,14 +37,23 @@ def largest_scale(most: float, ranks: Count) -> float:
     if scale <= 0:
         raise InputError(f"found {ranks} ranks; no sum of so many fits into 32 bits", where="ranks")
     while ranks * (float(most) * scale + 0.5) > _MOST:
-        scale = float(np.nextafter(scale, 0))
+        scale = math.nextafter(scale, 0)
     return scale
 
 
 @checked
 def error_bound(ranks: Count, scale: float) -> float:
-    """How far a sum of `ranks` numbers in fixed point may be from the sum of the numbers: n / (2 * scale)."""
-    return ranks / (2 * _positive(scale))
+    """Largest error of a sum of `ranks` numbers in fixed point: n / (2 * scale), rounded up to a float64.
+
+    The bound is for the whole sum over `scale`, against the exact sum of the numbers. `dequantise` rounds
+    that quotient once more, to the nearest float64.
+    """
+    exact = Fraction(ranks) / (2 * Fraction(_positive(scale)))
+    try:
+        bound = float(exact)
+    except OverflowError:
+        return math.inf
+    return math.nextafter(bound, math.inf) if bound < exact else bound
 
 
 @checked
@@ -82,17 +93,29 @@ def quantise(
             f"most {largest_scale(most, ranks)!r}",
             where="scale",
         )
-    product = real * scale
+    product, error = _product(real, scale)
     whole = np.rint(product)
-    # What the product itself was rounded by may decide which whole number is nearest.
-    rest = (product - whole) + _error_of_product(real, scale, product)
-    return np.asarray(whole + (rest > 0.5) - (rest < -0.5)).astype(np.int32)
+    # The difference is exact, and the error is at most half an ulp of the product. So the error decides only
+    # where the difference is 1/2. Their sum, rounded, would lose a small error.
+    rest = product - whole
+    up, down = (rest == 0.5) & (error > 0), (rest == -0.5) & (error < 0)
+    return np.asarray(whole + up - down).astype(np.int32)
 
 
 @checked
 def dequantise(sums: ArrayLike, scale: float) -> NDArray[np.float64]:
-    """The real numbers that sums in fixed point stand for."""
-    return np.asarray(_numbers(sums, "sums") / _positive(scale))
+    """The real numbers that sums in fixed point stand for: each quotient rounded to the nearest float64.
+
+    Raises `InputError` if one is too large for a float64.
+    """
+    whole, scale = _numbers(sums, "sums"), _positive(scale)
+    with np.errstate(over="ignore"):
+        real = np.asarray(whole / scale)
+    if (np.isinf(real) & np.isfinite(whole)).any():
+        most = float(np.abs(whole).max())
+        said = f"found {scale:g}, at which a sum of {most:g} stands for more than float64 holds"
+        raise InputError(f"{said}; give the scale of quantise", where="scale")
+    return real
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
@@ -105,7 +128,8 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
     try:
-        return np.asarray(values, dtype=np.float64)
+        with np.errstate(over="ignore"):  # wider floats become infinite, which is refused
+            return np.asarray(values, dtype=np.float64)
     except (OverflowError, TypeError, ValueError):
         raise InputError(f"found {quoted(values)}; expected an array of numbers", where=where) from None
 
@@ -116,12 +140,23 @@ def _positive(scale: float) -> float:
     return float(scale)
 
 
-def _error_of_product(
-    real: NDArray[np.float64], scale: float, product: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """What was rounded off products, exactly (Dekker, "A floating-point technique ...", 1971)."""
-    high = _SPLITTER * real - (_SPLITTER * real - real)
-    low = real - high
-    scale_high = _SPLITTER * scale - (_SPLITTER * scale - scale)
-    scale_low = scale - scale_high
-    return ((high * scale_high - product) + high * scale_low + low * scale_high) + low * scale_low
+def _product(real: NDArray[np.float64], scale: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Products rounded to float64, and their rounding errors relative to a power of two for each.
+
+    Errors are exact (Dekker, "A floating-point technique for extending the available precision", 1971), as
+    mantissas neither overflow nor underflow.
+    """
+    mantissa, exponent = np.frexp(real)
+    factor, places = math.frexp(scale)
+    high, low = _halves(mantissa)
+    factor_high, factor_low = _halves(np.float64(factor))
+    product = mantissa * factor
+    error = ((high * factor_high - product) + high * factor_low + low * factor_high) + low * factor_low
+    with np.errstate(under="ignore"):
+        return np.ldexp(product, exponent + places), error
+
+
+def _halves(mantissa: Any) -> tuple[Any, Any]:
+    """Two floats of 26 bits each that add up to a mantissa."""
+    high = _SPLITTER * mantissa - (_SPLITTER * mantissa - mantissa)
+    return high, mantissa - high

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import warnings
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from taccl.aggregation import dequantise, error_bound, largest_scale, quantise
@@ -30,6 +33,65 @@ def test_a_sum_is_within_its_bound(rows, scale):
         assert abs(Fraction(int(sums[i])) / Fraction(scale) - exact) <= Fraction(ranks) / (
             2 * Fraction(scale)
         )
+
+
+@pytest.mark.slow
+@fuzzed(few=60, many=6000)
+@given(
+    whole=st.integers(0, 2**31 - 2),
+    mantissa=st.integers(2**52, 2**53 - 1),
+    exponent=st.integers(-1070, 960),
+    ulps=st.integers(-2, 2),
+    sign=st.sampled_from([-1, 1]),
+)
+def test_near_ties_go_to_the_nearest_whole_number(whole, mantissa, exponent, ulps, sign):
+    """(k + 1/2) / scale and its neighbours, at scales from subnormal to huge: off by 1/2 at most, exactly."""
+    scale = math.ldexp(mantissa, exponent)
+    try:
+        value = float((whole + Fraction(1, 2)) / Fraction(scale))
+    except OverflowError:
+        value = sys.float_info.max
+    for _ in range(abs(ulps)):
+        value = math.nextafter(value, math.copysign(math.inf, ulps))
+    assume(math.isfinite(value) and abs(value * scale) < 2**31 - 2)
+    found = int(quantise([sign * value], scale, ranks=1)[0])
+    assert abs(sign * Fraction(value) * Fraction(scale) - found) <= Fraction(1, 2)
+
+
+def test_a_tie_of_the_product_is_decided_by_a_rounding_error_of_any_size():
+    """Numbers next to (k + 1/2) / scale, whose products round to k + 1/2; an error added to 1/2 would be lost."""
+    for scale in (3 + 2**-51, 3 - 2**-51, 49.0, 1e9 / 7):
+        for odd in range(1, 400, 2):
+            value = odd / 2 / scale
+            found = int(quantise([value], scale, ranks=1)[0])
+            assert abs(Fraction(value) * Fraction(scale) - found) <= Fraction(1, 2)
+
+
+@pytest.mark.parametrize("scale", [1e300, 1.7e308, 5e-324, 3.0, 1e-308])
+@pytest.mark.parametrize("ranks", [1, 3, 7])
+def test_the_bound_as_a_number_is_never_below_the_bound(scale, ranks):
+    """Rounded up, and infinite where no float64 holds it; 2 * scale does not overflow to a bound of 0."""
+    bound, exact = error_bound(ranks, scale), Fraction(ranks) / (2 * Fraction(scale))
+    assert bound == math.inf or exact <= Fraction(bound) <= exact * (1 + Fraction(2, 2**52))
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ([1e300, 1e305], 1e-300),
+        ([1e308], 2e-300),
+        ([1e-310, 3e-310], 1e308),
+        ([5e-324], 5e-324),
+        ([0.0], 1e300),
+    ],
+)
+def test_extreme_numbers_are_quantised_without_a_warning(values, scale):
+    """The whole number is the nearest in fractions; numpy has nothing to warn of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = quantise(values, scale, ranks=1).tolist()
+    exact = [Fraction(value) * Fraction(scale) for value in values]
+    assert all(abs(one - two) <= Fraction(1, 2) for one, two in zip(exact, found, strict=True))
 
 
 @pytest.mark.slow
@@ -93,6 +155,9 @@ def test_bits_of_bfloat16_are_numbers():
         (lambda: quantise([1.0], 1.0, ranks=0), "ranks: found 0"),
         (lambda: largest_scale(0.0, 2), "most: found 0.0"),
         (lambda: largest_scale(1.0, 2**32), "ranks"),
+        (lambda: quantise([1e308], 1e308, ranks=1), "scale: found 1e\\+308, at which a sum of 1 numbers"),
+        (lambda: quantise([np.longdouble("1e400")], 1.0, ranks=1), "values that are infinite"),
+        (lambda: dequantise([10], 1e-308), "scale: found 1e-308, at which a sum of 10 stands for more"),
         (lambda: from_bfloat16(np.array([1.0])), "bits: found float64; expected uint16"),
     ],
 )
