@@ -37,7 +37,7 @@ class Shards:
     cards : tuple of str
         The network card of every chunk, as the topology names it.
     method : str
-        How they were placed: ``"LPT"``, the largest chunk first, each to the card that is free soonest.
+        How they were placed: ``"LPT"``, the largest chunk first, each to the card that finishes it soonest.
     card_us : mapping of str to float
         For how long each card is busy with what it gets, once from every worker's share.
     """
@@ -75,8 +75,9 @@ def place_shards(
 ) -> Shards:
     """Layers cut into chunks, and these spread over servers, their network cards and cores.
 
-    Chunks are placed by size, the largest first, each on the card that is free soonest (LPT): where cards are
-    alike, the busiest is busy for no longer than the mean of all and one chunk.
+    Chunks are placed by size, the largest first, each on the card that finishes it soonest (LPT on uniform
+    machines; Gonzalez, Ibarra, Sahni 1977). Where cards are equally fast, the busiest is busy for no longer
+    than the mean of all and one chunk.
 
     Parameters
     ----------
@@ -104,18 +105,23 @@ def place_shards(
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
     keys, sizes = _cut(layer_bytes, most)
     cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
-    free = [(Fraction(0), card) for card in range(len(cards))]
+    # Of equally fast cards, the one that is free soonest finishes any chunk soonest.
+    free: dict[Fraction, list[tuple[Fraction, int]]] = defaultdict(list)
+    for card, (_, _, beta) in enumerate(cards):
+        free[beta].append((Fraction(0), card))
     core_bytes = {server: [(0, core) for core in range(cores)] for server in servers}
     placed = [(0, "", 0)] * len(sizes)
     for c in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
-        until, card = free[0]
-        server, name, beta = cards[card]
-        heapreplace(free, (until + beta * sizes[c] / 10**6, card))
+        ends = ((queue[0][0] + beta * sizes[c] / 10**6, queue[0][1], beta) for beta, queue in free.items())
+        until, card, beta = min(ends)
+        heapreplace(free[beta], (until, card))
+        server, name, _ = cards[card]
         taken, core = core_bytes[server][0]
         heapreplace(core_bytes[server], (taken + sizes[c], core))
         placed[c] = server, name, core
     kept, card_names, core_of = zip(*placed, strict=True)
-    card_us = {cards[card][1]: float(until) for until, card in free}
+    busy_until = {card: until for queue in free.values() for until, card in queue}
+    card_us = {name: float(busy_until[card]) for card, (_, name, _) in enumerate(cards)}
     return Shards(tuple(keys), tuple(sizes), kept, card_names, core_of, card_us)
 
 

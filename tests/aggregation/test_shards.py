@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from taccl import make_problem
@@ -13,6 +15,17 @@ from taccl.baselines import servers
 from taccl.collectives import exchange
 from taccl.errors import InputError
 from taccl.topologies import TopologyBuilder, rack
+
+
+def servers_of(*betas):
+    """Two workers, and a server for each beta, whose one card takes that many us for a MB."""
+    builder = TopologyBuilder("servers", range(2 + len(betas)))
+    for server, beta in enumerate(betas, start=2):
+        card = builder.add_resource(f"card of {server}")
+        for worker in (0, 1):
+            link = builder.add_link(worker, server, alpha_us=0, beta_us_per_mb=beta)
+            builder.add_hold(link, card, alpha_us=0, beta_us_per_mb=beta, side="receive")
+    return builder.build()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -54,14 +67,30 @@ def test_each_chunk_has_a_core_of_its_server():
 
 def test_slow_cards_get_less():
     """A server whose card is half as fast keeps a third of twelve chunks."""
-    builder = TopologyBuilder("two cards", [0, 1, 2, 3])
-    for server, beta in ((2, 1), (3, 2)):
-        card = builder.add_resource(f"card of {server}")
-        for worker in (0, 1):
-            link = builder.add_link(worker, server, alpha_us=0, beta_us_per_mb=beta)
-            builder.add_hold(link, card, alpha_us=0, beta_us_per_mb=beta, side="receive")
-    shards = place_shards([12_000], builder.build(), [2, 3], chunk=1_000)
+    shards = place_shards([12_000], servers_of(1, 2), [2, 3], chunk=1_000)
     assert Counter(shards.servers) == {2: 8, 3: 4}
+
+
+def test_a_chunk_goes_where_it_is_done_soonest():
+    """Two chunks of 1 MB at 1 and 100 us/MB: both on the fast card, busy for 2 us, while the slow one is free."""
+    for betas in ((1, 100), (100, 1)):
+        shards = place_shards([2_000_000], servers_of(*betas), [2, 3], chunk=1_000_000)
+        assert set(shards.servers) == {2 + betas.index(1)}
+        assert max(shards.card_us.values()) == 2
+
+
+@pytest.mark.slow
+def test_no_chunk_would_be_done_sooner_elsewhere():
+    """Random cards and layers: LPT is within 2 m / (m + 1) of the best of all placements, tried one by one."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        betas = rng.integers(1, 40, 3).tolist()
+        sizes = rng.integers(1, 9, 6).tolist()
+        shards = place_shards([size * 10**6 for size in sizes], servers_of(*betas), [2, 3, 4], chunk=None)
+        every = itertools.product(range(3), repeat=len(sizes))
+        busy = ([sum(s for s, c in zip(sizes, at, strict=True) if c == i) for i in range(3)] for at in every)
+        best = min(max(b * load for b, load in zip(betas, loads, strict=True)) for loads in busy)
+        assert max(shards.card_us.values()) <= best * 1.5
 
 
 def test_a_server_may_have_several_cards():
