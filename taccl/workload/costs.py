@@ -42,26 +42,54 @@ RATES = {
 
 
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
-    """Floating point operations and bytes of memory of one rank.
+    """Floating point operations and bytes of memory traffic of one rank.
 
-    Every input is read once and the result written once. What is fused into a collective has the collective's
-    result in hand, and hands its own on.
+    Every input is read once and the result written once. An operation that is fused into a collective has the
+    collective's result in hand, and results of operations fused before it: it reads neither from memory. It
+    writes its own only where that is kept (`_fused_bytes_written`).
     """
     ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
     read = places_read(operation, out, tensors, held, written)
-    fused = {each.name for each in workload.operations if operation.fused and each.fused == operation.fused}
-    fused.add(operation.fused)
     size = math.prod(map(len, written))
     flops = 2.0 * size * len(read[0][-1]) if operation.kind == "matmul" else 0.0
-    num_bytes = 0.0 if operation.fused else float(size * DTYPE_BYTES[out.dtype])
+    in_hand = _fused_group(workload, operation.fused) if operation.fused else ()
+    num_bytes = float(
+        _fused_bytes_written(workload, operation) if operation.fused else size * DTYPE_BYTES[out.dtype]
+    )
     for tensor, here in zip(tensors, read, strict=True):
-        if tensor.name not in fused:
+        if tensor.name not in in_hand:
             num_bytes += math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
     return (
         flops if operation.flops is None else operation.flops,
         num_bytes if operation.memory_bytes is None else operation.memory_bytes,
     )
+
+
+def _fused_group(workload: Workload, collective: str) -> list[str]:
+    """Names of a collective and of the operations that are fused into it, in order."""
+    return [each.name for each in workload.operations if collective in (each.name, each.fused)]
+
+
+def _fused_bytes_written(workload: Workload, operation: Operation) -> int:
+    """Bytes that a rank writes of the result of a fused operation.
+
+    None where only operations of the same collective read it. State is written where it is kept. The buffer
+    that the collective's transfers fill holds one more result, the last that is read elsewhere: nothing is
+    written of it but what exceeds that buffer.
+    """
+    group = _fused_group(workload, operation.fused)
+    state = {new for _, new in workload.state}
+    kept = [
+        name for name in group if name in workload.outputs or not set(workload.readers[name]) <= set(group)
+    ]
+    num_bytes = {name: workload.tensors[name].local_bytes(workload.num_ranks) for name in group}
+    if operation.name not in kept:
+        return 0
+    buffered = next((name for name in reversed(kept) if name not in state), "")
+    if operation.name == buffered and operation.fused not in kept:
+        return max(0, num_bytes[operation.name] - num_bytes[operation.fused])
+    return num_bytes[operation.name]
 
 
 def tile_costs(

@@ -126,6 +126,51 @@ def test_work_follows_from_shapes(layer):
     )  # fmt: skip
 
 
+def bytes_of(step, name):
+    """Bytes of memory traffic of one rank for an operation."""
+    return work_of(step, step.operation[name])[1]
+
+
+def test_fused_state_is_written(adam):
+    """Of 8 floats: `old` and `m_new` keep their reads in hand; the new moments and parameters are written."""
+    fused = fuse(adam, "sum", "m_new", "p_new")
+    assert bytes_of(fused, "m_new") == 4 * (8 + 8)  # reads old, writes m_new
+    assert bytes_of(fused, "p_new") == 4 * (8 + 8)  # reads p, writes p_new
+    assert bytes_of(adam, "m_new") == 4 * (8 + 8 + 8)
+
+
+def test_fused_state_of_slices_is_written(adam):
+    """Each of two ranks writes 4 floats of the moments that it keeps; what the allgather sends is in hand."""
+    step = slice_state(reorder(split(adam, "sum"), "sum"), "m")
+    scatter = next(each.name for each in step.operations if each.kind == "reduce_scatter")
+    fused = fuse(step, scatter, "m_new", "p_new_slice")
+    assert bytes_of(fused, "m_new") == 4 * (4 + 4)  # reads its part of old, writes its part of m_new
+    assert bytes_of(fused, "p_new_slice") == 4 * 4  # reads its part of p
+
+
+def test_what_only_fused_operations_read_is_not_written(layer):
+    """`z` is handed on to `out`, which the buffer of the sum holds: only the bias is read."""
+    fused = fuse(layer, "sum", "z", "out")
+    assert bytes_of(fused, "z") == 4 * 8
+    assert bytes_of(fused, "out") == 0
+
+
+def test_one_result_takes_the_place_of_the_sum(layer):
+    """Where `z` or the sum is read elsewhere, too, the buffer is taken, and 4 x 8 floats more are written."""
+    both = fuse(layer.returning("z", "out"), "sum", "z", "out")
+    assert bytes_of(both, "z") == 4 * (8 + 32)
+    assert bytes_of(both, "out") == 0
+    with_sum = fuse(layer.returning("sum", "out"), "sum", "z", "out")
+    assert bytes_of(with_sum, "out") == 4 * 32
+
+
+def test_a_larger_result_than_the_buffer_is_written_for_the_rest(layer):
+    """A float64 bias makes `z` 4 x 8 numbers of 8 bytes, where the sum's buffer has 4 bytes for each."""
+    step = Workload("wide", 2).input("x", (4, 8), layout="partial").input("b", (8,), dtype="float64")
+    step = fuse(step.then("sum", "allreduce", "x").then("z", "add", "sum", "b"), "sum", "z")
+    assert bytes_of(step, "z") == 8 * 8 + 32 * (8 - 4)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
