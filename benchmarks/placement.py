@@ -21,7 +21,8 @@ import numpy as np
 
 import taccl
 from benchmarks.report import parser_of, shown, summed_up
-from taccl.placement.reorder import Case, reorder
+from taccl.placement.case import Case
+from taccl.placement.reorder import reorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -77,7 +78,8 @@ def recovered(name: str, algorithm: str) -> Row:
         truth, probe = cloud(racks, pods, seed)
         case = Case(truth, "allreduce", algorithm, SIZE)
         placed = reorder(probe, algorithm=algorithm, size=SIZE, seed=seed)
-        before.append(case.us(case.ticks(range(len(probe.hosts)))))
+        # A lower bound, so that a simulation that is unkind to the random order promises nothing.
+        before.append(case.us(case.ticks(range(len(probe.hosts)), apart=True)))
         found.append(case.us(case.ticks(placed.order)))
         if seed < LONG:
             # The fabric is known here, and each search starts where another has ended.
@@ -102,7 +104,7 @@ def large() -> Iterator[Row]:
         placed = reorder(probe, algorithm=algorithm, size=SIZE, time_limit_s=LARGE_S)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
         case = Case(truth, "allreduce", algorithm, SIZE)
-        before, found = (case.us(case.ticks(order)) for order in (range(256), placed.order))
+        before, found = case.us(case.ticks(range(256), apart=True)), case.us(case.ticks(placed.order))
         yield {
             "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
             # A machine that does other things besides takes longer; on one core this is the time.
@@ -145,11 +147,10 @@ def ours() -> Iterator[Row]:
     placed = reorder(truth, algorithm="ring", size=SIZE)
     problem = taccl.make_problem(truth, "allreduce", size_bytes=1_000_000_000)
     result = taccl.synthesize(problem, time_limit_s=60, seed=0)
-    # With exact times, in which what shares a way takes turns, as in our schedule.
-    ring_us, ours_us = placed.schedule().finish_us, result.schedule.finish_us
+    ring_us, ours_us = placed.after_us, result.schedule.finish_us
     yield {
-        "hosts": 16, "random_us": placed.before_us, "reordered_us": placed.after_us,
-        "reordered_schedule_us": ring_us, "synthesized_us": ours_us, "gain": ring_us / ours_us,
+        "hosts": 16, "random_us": placed.before_least_us, "reordered_us": ring_us,
+        "synthesized_us": ours_us, "gain": ring_us / ours_us,
         "met": ours_us <= ring_us,
     }  # fmt: skip
 
@@ -171,8 +172,7 @@ PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[Column, ...]]] = {
     )),
     "ours": (ours, (
         ("hosts", "hosts", ">5"), ("ring us", "random_us", ">10.0f"), ("reordered", "reordered_us", ">9.0f"),
-        ("as schedule", "reordered_schedule_us", ">11.0f"), ("ours", "synthesized_us", ">9.0f"),
-        ("gain", "gain", ">6.2f"),
+        ("ours", "synthesized_us", ">9.0f"), ("gain", "gain", ">6.2f"),
     )),
 }  # fmt: skip
 

@@ -31,7 +31,8 @@ class HostPaths(NamedTuple):
     """The links from host to host, ``link[path_of[p] : path_of[p + 1]]`` of pair ``p = src * hosts + dst``.
 
     The holds of link e are ``hold_of[e] : hold_of[e + 1]``, of resources whose index in the topology is
-    ``name[resource]``; times are ticks, and ticks a unit.
+    ``name[resource]``; a hold that `receives` lasts until its send ends, another begins with its send. Times
+    are ticks, and ticks per unit.
     """
 
     path_of: NDArray[np.int64]
@@ -40,6 +41,7 @@ class HostPaths(NamedTuple):
     beta: NDArray[np.int64]
     hold_of: NDArray[np.int64]
     resource: NDArray[np.int64]
+    receives: NDArray[np.bool_]
     hold_alpha: NDArray[np.int64]
     hold_beta: NDArray[np.int64]
     name: NDArray[np.int64]
@@ -88,6 +90,22 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
     return RankMessages(algorithm.src[first], algorithm.dst[first], units, wait_of, wait)
 
 
+def _is_implied(
+    side: NDArray[np.int64], held: NDArray[np.int64], resource: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """True for each hold that delays no send beyond another hold of the same link and side.
+
+    Its resource belongs to one link alone, and the other lasts at least as long for every size.
+    """
+    alone = np.bincount(resource)[resource] == 1
+    longest = np.zeros((2, int(side.max(initial=-1)) + 1), dtype=np.int64)
+    order = np.lexsort((*held, side))
+    order = order[~alone[order]]
+    longest[:, side[order]] = held[:, order]
+    implied: NDArray[np.bool_] = alone & (held <= longest[:, side]).all(axis=0)
+    return implied
+
+
 class HostFabric:
     """The ways between all hosts of a problem's topology; `TopologyError` says where there is none.
 
@@ -110,18 +128,16 @@ class HostFabric:
         columns, num_links = hold_columns(topology), len(topology.links)
         of_link, hold = columns.of_sends(np.arange(num_links))
         held, resource = np.array([costs.hold_alpha[hold], costs.hold_beta[hold]]), columns.resource[hold]
-        # What only one link holds, and for no longer than what others hold as well, puts nothing off.
-        alone, shared = np.bincount(resource)[resource] == 1, np.zeros((2, num_links), dtype=np.int64)
-        for most, ticks in zip(shared, held, strict=True):
-            np.maximum.at(most, of_link[~alone], ticks[~alone])
-        kept = ~alone | (held > shared[:, of_link]).any(axis=0)
-        of_link, held, resource = of_link[kept], held[:, kept], resource[kept]
+        receives = columns.receives[hold]
+        kept = ~_is_implied(2 * of_link + receives, held, resource)
+        of_link, held, resource, receives = of_link[kept], held[:, kept], resource[kept], receives[kept]
         name, resource = np.unique(resource, return_inverse=True)
         hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
         path_of = np.concatenate(([0], np.cumsum(hops)))
         self.paths = HostPaths(
-            path_of, link, costs.link_alpha, costs.link_beta, hold_of, resource, held[0], held[1], name
-        )
+            path_of, link, costs.link_alpha, costs.link_beta, hold_of, resource, receives, held[0], held[1],
+            name,
+        )  # fmt: skip
         pair = np.repeat(np.arange(count * count), hops)
         hop = csr_array((np.ones(len(link), dtype=np.int64), (pair, link)), (count * count, num_links))
         self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]

@@ -160,7 +160,7 @@ def choose(
         said = f"found {collective}; {library} is told of {', '.join(told)}"
         raise InputError(said, where="collective")
     from taccl.placement.algorithms import ALGORITHMS
-    from taccl.placement.reorder import Case
+    from taccl.placement.case import Case
 
     times: dict[str, list[float]] = {}
     for name in ALGORITHMS.keys() & told[collective]:

@@ -35,18 +35,21 @@ def timed(
     cutoff: int,
     end: NDArray[np.int64],
     free: NDArray[np.int64],
+    apart: bool = False,
 ) -> int:
-    """When the last message ends, each as early as its data and what it shares with others allow.
+    """Makespan of the algorithm on its hosts: serial schedule generation in the order of messages.
 
-    A message flows through all that it holds at once, and resources serve messages in the algorithm's order,
-    each as soon as its data is there. With all of these constraints and more, no schedule that keeps to the
-    order on every resource ends earlier (`taccl.schedule.timing.exact_times`).
+    A message starts once its data has arrived and every resource of its link is free for the whole of its
+    hold. Resources serve messages in the algorithm's order. A message over several links is stored and
+    forwarded at each.
 
-    - `order`, (num_ranks,) int64: The host of every rank; -1 where it is open: then nothing is later than
-      under any choice.
-    - `cutoff`: Beyond it `TOO_LONG` is returned, as soon as that is known.
-    - `end`, `free`: Room for the end of every message, and since when resources, then ports of ranks out and
-      in, are free.
+    - `order`, (num_ranks,) int64: Host of each rank, or -1 if open. With open ranks the result is a lower
+      bound over all their hosts: every start is a maximum of sums that open ranks only make smaller.
+    - `cutoff`: Return `TOO_LONG` once the makespan must exceed it.
+    - `end`, `free`: Work arrays. End of each message; release time of each resource, then of the send and
+      the receive port of each rank.
+    - `apart`: Relax the model: a message holds each of its resources as soon as that one is free, so that the
+      result is a lower bound on the makespan.
     """
     hosts = order.size
     ports = free.size - 2 * hosts
@@ -63,11 +66,20 @@ def timed(
             pair = a * hosts + b
             for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
                 link = paths.link[hop]
-                until = start + paths.alpha[link] + units * paths.beta[link]
+                takes = paths.alpha[link] + units * paths.beta[link]
+                until = start + takes
                 for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
-                    r = paths.resource[h]
-                    free[r] = max(free[r], start) + paths.hold_alpha[h] + units * paths.hold_beta[h]
-                    until = max(until, free[r])
+                    r, held = paths.resource[h], paths.hold_alpha[h] + units * paths.hold_beta[h]
+                    if apart:
+                        free[r] = max(free[r], start) + held
+                        until = max(until, free[r])
+                    else:
+                        begin = takes - held if paths.receives[h] else 0
+                        until = max(until, free[r] - begin + takes)
+                if not apart:
+                    for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
+                        r, held = paths.resource[h], paths.hold_alpha[h] + units * paths.hold_beta[h]
+                        free[r] = max(free[r], until if paths.receives[h] else until - takes + held)
                 start = until
         else:
             takes = relaxed.anywhere[kind]
@@ -152,7 +164,7 @@ def anneal(
     best_order, order, trial = orders[0], orders[1], orders[2]
     end, free = room
     _copy(best_order, order)
-    present = timed(messages, paths, relaxed, order, TOO_LONG, end, free)
+    present = timed(messages, paths, relaxed, order, TOO_LONG, end, free, False)
     best, tries = present, len(draws)
     for t in range(tries):
         numbers[1] = t
@@ -162,7 +174,7 @@ def anneal(
             continue
         heat = warmth * present * (1.0 - t / tries)
         limit = present - int(heat * np.log(1.0 - draws[t, 4]))
-        found = timed(messages, paths, relaxed, trial, limit, end, free)
+        found = timed(messages, paths, relaxed, trial, limit, end, free, False)
         if found > limit:
             continue
         _copy(trial, order)
@@ -205,7 +217,7 @@ def prove(
             depth -= 1
             continue
         tried[depth] = order[depth] = host
-        found = timed(messages, paths, relaxed, order, best - 1, end, free)
+        found = timed(messages, paths, relaxed, order, best - 1, end, free, False)
         if found >= best:
             continue
         if depth < count - 1:

@@ -11,7 +11,7 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import InputError
 from taccl.html import card, facts
 from taccl.placement.fabric import problem_of
-from taccl.schedule.timing import exact_times
+from taccl.schedule.schedule import make_schedule
 from taccl.topology.transform import relabel
 from taccl.units import format_size, format_us
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Gains below are told in per cent.
-_LITTLE = 1.1
+#: Speedups below this are given in per cent; below 1 plus the other there is none.
+_LITTLE, _NONE = 1.1, 5e-4
+#: What a proof is about.
+_SIMULATED = "is simulated faster"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,15 +43,18 @@ class Placement:
     order : tuple of int
         The host slot of every rank; before, rank r was on slot r.
     before_us, after_us : float
-        Simulated times of the algorithm in the order given, and in the new one.
+        Simulated finish in the order given and in the new order; `schedule` has every start and end.
     bound_us : float
-        No order finishes earlier.
+        Lower bound on that finish over all orders of ranks.
     proven : bool
-        Whether the order is the best of all.
+        True if no order of ranks finishes earlier in this simulation, in which each resource serves messages
+        in the algorithm's order.
     limits : pair of (str, float)
-        Before and now: the resource that is busy for longest, and for which part of the time.
+        Before and now: the resource with the largest load, and its load as a part of the finish.
     distance_us : (num_hosts, num_hosts) array
-        For how long the largest message holds what lies between two hosts, all of it together.
+        Sum of the times for which the largest message holds the resources between two hosts.
+    before_least_us : float
+        Lower bound on the finish in the order given, if its messages shared resources better than simulated.
     """
 
     topology: Topology
@@ -62,40 +67,46 @@ class Placement:
     proven: bool = False
     limits: tuple[tuple[str, float], tuple[str, float]] = (("", 0.0), ("", 0.0))
     distance_us: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
+    before_least_us: float = 0.0
 
     @property
     def gain(self) -> float:
-        """How many times as long the order given takes."""
-        return self.before_us / self.after_us
+        """Certain speedup in the model: `before_least_us` over `after_us`, and at least 1."""
+        return max(1.0, self.before_least_us / self.after_us)
 
     @property
     def faster(self) -> str:
-        """The gain in words: per cent where it is little."""
-        little = self.gain < _LITTLE
-        return f"{self.gain - 1:.1%} faster" if little else f"{self.gain:.3g} times as fast"
+        """The speedup in words, with how certain it is."""
+        if self.gain >= _LITTLE:
+            return f"at least {self.gain:.3g} times as fast"
+        simulated = f"{self.before_us / self.after_us - 1:.1%} faster as simulated"
+        certain = f"at least {self.gain - 1:.1%} certain"
+        return f"{simulated}, {certain if self.gain > 1 + _NONE else 'none of it certain'}"
 
     @property
     def why(self) -> str:
-        """What the new order gains, or why there is nothing to gain; and what limits it."""
+        """Speedup of the new order, or the reason that there is none, and the bottleneck resources."""
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
         if self.order != tuple(range(len(self.order))):
-            proof = ", and no order is faster" if self.proven else ""
+            proof = f"; proven: no order {_SIMULATED}" if self.proven else ""
             return f"{self.faster}{proof}; before, {before}; now, {now}"
-        known = "no order is faster than the one given" if self.proven else "no faster order was found"
+        known = "no faster order was found"
+        if self.proven:
+            known = f"proven: no order {_SIMULATED} than the one given"
         return f"nothing to gain: {known}; {now}"
 
     def schedule(self) -> Schedule:
-        """The algorithm in the new order as a schedule, with exact times, to verify, draw or lower.
+        """The algorithm in the new order as a schedule, to verify, draw or lower.
 
-        There what shares a resource takes turns, and holds all of its resources together: it finishes no
-        earlier than `after_us`, but for algorithms whose ranks wait for whole steps (pairwise), as it waits
-        for data alone.
+        It finishes at `after_us`: it is the simulation from which that figure is read.
 
         Raises
         ------
         InputError
-            If the algorithm sends where no link leads.
+            If the algorithm sends between hosts that no link joins.
         """
+        from taccl.placement.case import Case
+
         steps, topology = self.algorithm, relabel(self.topology, np.argsort(self.order).tolist())
         problem = problem_of(steps, topology, self.size_bytes)
         routes, link = ShortestRoutes.of(problem), []
@@ -107,8 +118,11 @@ class Placement:
             link.append(direct[1])
         _, together = np.unique(steps.message, return_counts=True)
         merged = problem.with_clauses(merging=frozenset(link), max_merge=int(together.max(initial=1)))
-        return exact_times(
-            merged, chunk=steps.chunk, link=link, sequence=steps.message, group=steps.message,
+        case = Case(self.topology, steps.collective.name, steps, self.size_bytes)
+        end, units = case.ends(self.order)[steps.message], case.messages.units[steps.message]
+        duration = problem.costs.link_alpha[link] + units * problem.costs.link_beta[link]
+        return make_schedule(
+            merged, chunk=steps.chunk, link=link, start=end - duration, end=end, group=steps.message,
             reduce=steps.reduces, contributions=steps.carries, producer=f"{steps.name}, renumbered",
         )  # fmt: skip
 
@@ -120,7 +134,9 @@ class Placement:
 
     def to_dict(self) -> dict[str, Any]:
         """What is known as plain values."""
-        figures = ("size_bytes", "before_us", "after_us", "bound_us", "gain", "proven", "why")
+        figures = (
+            "size_bytes", "before_us", "before_least_us", "after_us", "bound_us", "gain", "proven", "why",
+        )  # fmt: skip
         return {
             "topology": self.topology.name,
             "collective": self.algorithm.collective.name,
@@ -131,8 +147,11 @@ class Placement:
 
     @property
     def times(self) -> list[tuple[str, str]]:
-        """Before, after and the bound, as text."""
-        figures = {"before": self.before_us, "after": self.after_us, "bound": self.bound_us}
+        """Simulated finish before and after, and the lower bound over all orders, as text."""
+        figures = {
+            "simulated before": self.before_us, "simulated after": self.after_us,
+            "lower bound over all orders": self.bound_us,
+        }  # fmt: skip
         return [(name, format_us(us)) for name, us in figures.items()]
 
     def _repr_html_(self) -> str:

@@ -8,8 +8,8 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.placement.algorithms import of_schedule, stock
+from taccl.placement.case import Case
 from taccl.placement.placement import Placement
-from taccl.placement.reorder import Case
 
 KNOWN = [
     ("ring", "allreduce", 5), ("ring", "allgather", 4), ("ring", "reduce-scatter", 4),

