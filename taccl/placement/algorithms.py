@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from taccl.collective import Collective
     from taccl.schedule.schedule import Schedule
 
-#: Pieces that follow one another down each of the two trees; our choice.
-_TREE_PIECES = 16
+#: Most pieces into which each of the two trees cuts its half of the data; our choice.
+MOST_PIECES = 256
 _POWER = "found {} ranks; {} needs a power of two"
 
 
@@ -96,9 +96,9 @@ _Moves = tuple[int, Any, Any, Any, bool]
 def stock(name: str, collective: str, num_ranks: int, *, group: int | None = None) -> Algorithm:
     """The algorithm of a library for a collective, in rank order.
 
-    - `name`: One of `ALGORITHMS`; ``"rings:4"`` says how many rings, ``"hierarchical:8"`` how many ranks a
-      group.
-    - `group`: Ranks of a group where the name does not say.
+    - `name`: One of `ALGORITHMS`; ``"rings:4"`` gives the number of rings, ``"hierarchical:8"`` the ranks per
+      group, ``"double-tree:8"`` the pieces per tree (default 1).
+    - `group`: Ranks per group if the name gives none.
 
     Raises `InputError` if there is no such algorithm, not for the collective, or not for so many ranks.
     """
@@ -110,10 +110,11 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
         raise InputError(f"found {collective}; {known} does {' and '.join(does)}", where="collective")
     if num_ranks < 2:
         raise InputError(f"found {num_ranks} ranks; expected two or more to number anew", where="topology")
-    if number and not (takes and number.isascii() and number.isdigit() and 0 < int(number) <= num_ranks):
-        said = f"expected a number from 1 to {num_ranks}" if takes else f"{known} takes no number"
+    most = MOST_PIECES if known == "double-tree" else num_ranks
+    if number and not (takes and number.isascii() and number.isdigit() and 0 < int(number) <= most):
+        said = f"expected a number from 1 to {most}" if takes else f"{known} takes no number"
         raise InputError(f"found {name!r}; {said}", where="algorithm")
-    whole, moves = make(kind, num_ranks, int(number or (takes if known == "rings" else group or 0)))
+    whole, moves = make(kind, num_ranks, int(number or (group or 0 if known == "hierarchical" else takes)))
     found = _of_moves(name if number else known, whole, moves)
     if known == "doubling":  # what arrives is kept apart until it is sent on
         blocks = zip(found.src.tolist(), found.begins.tolist(), strict=True)
@@ -231,23 +232,32 @@ def _doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_
     return _sums(num_ranks, 1), moves
 
 
-def _double_tree(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
-    """Odd pieces use the one tree, even ones the other; sums go up while earlier ones come down."""
+def _double_tree(kind: str, num_ranks: int, pieces: int) -> tuple[Collective, Iterator[_Moves]]:
+    """Odd pieces use one tree, even pieces the other; sums go up while earlier sums come down.
+
+    In each step, messages over the edges of one colour precede those of the next: of one colour a rank sends
+    and receives one message each way at most, so that no port waits for two others in turn.
+    """
     trees = [np.array(edges) for edges in two_trees(range(num_ranks))]
     deepest = max(int(tree[:, 0].max()) for tree in trees)
 
     def moves() -> Iterator[_Moves]:
-        for step in range(_TREE_PIECES + 2 * deepest + 1):
+        for step in range(pieces + 2 * deepest + 1):
             for which, tree in enumerate(trees):
                 depth, above, below = tree.T
+                _, first = np.unique(above, return_index=True)
+                colour = np.ones(len(above), dtype=np.int64)
+                colour[first] = 0
                 for number, src, dst, reduces in (
                     (step - (deepest - depth), below, above, True),
                     (step - deepest - 1 - depth, above, below, False),
                 ):
-                    goes = (number >= 0) & (number < _TREE_PIECES)
-                    yield step, 2 * number[goes] + which, src[goes], dst[goes], reduces
+                    for side in (0, 1):
+                        goes = (number >= 0) & (number < pieces) & (colour == side)
+                        place = 8 * step + 4 * side + 2 * (not reduces) + which
+                        yield place, 2 * number[goes] + which, src[goes], dst[goes], reduces
 
-    return _sums(num_ranks, 2 * _TREE_PIECES), moves()
+    return _sums(num_ranks, 2 * pieces), moves()
 
 
 def _pairwise(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
@@ -278,11 +288,11 @@ def _hierarchical(kind: str, num_ranks: int, group: int) -> tuple[Collective, It
 
 
 _SUMS = ("allreduce", "allgather", "reduce-scatter")
-#: Of each algorithm: what makes it, the collectives that it does, and the number that its name may take.
+#: {algorithm: (maker, collectives, default of the number in its name, or 0 if it takes none)}.
 ALGORITHMS: dict[str, tuple[Callable[..., tuple[Collective, Iterator[_Moves]]], Sequence[str], int]] = {
     "ring": (lambda kind, num_ranks, _: _rings(kind, num_ranks, 1), _SUMS, 0),
     "rings": (_rings, _SUMS, 2),
-    "double-tree": (_double_tree, ("allreduce",), 0),
+    "double-tree": (_double_tree, ("allreduce",), 1),
     "halving-doubling": (_halving_doubling, _SUMS, 0),
     "doubling": (_doubling, ("allreduce",), 0),
     "pairwise": (_pairwise, ("alltoall",), 0),

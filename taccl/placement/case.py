@@ -10,7 +10,8 @@ import numpy as np
 
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError
-from taccl.placement.algorithms import Algorithm, of_schedule, stock
+from taccl.names import matching
+from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
 from taccl.placement.fabric import HostFabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.probe import Probe
@@ -37,7 +38,10 @@ _FEW_MESSAGES = 12_000
 
 
 class Case:
-    """One algorithm on one topology, as arrays; parameters and errors as in `reorder`."""
+    """One algorithm on one topology, as arrays; parameters and errors as in `reorder`.
+
+    - `order`: Host of each rank under which a double tree without a number of pieces gets the fastest.
+    """
 
     def __init__(
         self,
@@ -45,6 +49,7 @@ class Case:
         collective: str,
         algorithm: str | Schedule | Program | Algorithm,
         size: Size,
+        order: Sequence[int] | None = None,
     ) -> None:
         topology = topology.topology() if isinstance(topology, Probe) else topology
         count, self.size_bytes = topology.num_ranks, parse_size(size, where="size")
@@ -56,6 +61,8 @@ class Case:
             self.algorithm = of_schedule(algorithm)
         else:
             sizes = {len(ranks) for ranks in topology.ranks_of_node}
+            if matching(algorithm, ALGORITHMS) == "double-tree":
+                algorithm = _with_pieces(topology, collective, self.size_bytes, order or range(count))
             alike = len(sizes) == 1 and 1 < min(sizes) < count
             self.algorithm = stock(algorithm, collective, count, group=min(sizes) if alike else None)
         num_ranks = self.algorithm.collective.num_ranks
@@ -129,3 +136,19 @@ class Case:
         with deadline.stopping(signal), deadline.scope("proving that no order is better"):
             ticks = prove(*self.arrays, orders, signal, found[1], *self.room())
         return tuple(orders[0].tolist()), int(ticks), bool(signal[1])
+
+
+def _with_pieces(topology: Topology, collective: str, size_bytes: int, order: Sequence[int]) -> str:
+    """The double tree with the fastest power of two of pieces: latency counts for few, pipelining for many.
+
+    More pieces are tried until two numbers in turn are no faster.
+    """
+    best, best_us, slower, pieces = "", float("inf"), 0, 1
+    while pieces <= MOST_PIECES and slower < 2 and 2 * pieces <= max(2, size_bytes):
+        case = Case(topology, collective, f"double-tree:{pieces}", size_bytes)
+        us = case.us(case.ticks(order, compiled=not case.is_small))
+        slower = 0 if us < best_us else slower + 1
+        if us < best_us:
+            best, best_us = case.algorithm.name, us
+        pieces *= 2
+    return best

@@ -165,7 +165,7 @@ def choose(
     times: dict[str, list[float]] = {}
     for name in ALGORITHMS.keys() & told[collective]:
         with suppress(InputError, CollectiveError):  # not among so many ranks
-            cases = [Case(topology, collective, name, size) for size in _SIZES]
+            cases = [Case(topology, collective, name, size, order) for size in _SIZES]
             times[name] = [c.us(c.ticks(order or range(c.fabric.num_hosts))) for c in cases]
     return fastest(collective, _SIZES, times)
 

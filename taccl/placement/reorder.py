@@ -50,9 +50,9 @@ def reorder(
     collective : str
         What is run, e.g. ``"allreduce"``, ``"allgather"`` or ``"alltoall"``.
     algorithm : str, Schedule or Program
-        ``"ring"``, ``"rings:4"``, ``"double-tree"``, ``"halving-doubling"``, ``"pairwise"``,
-        ``"hierarchical:8"`` (groups of 8 ranks; by default of a node, where nodes are alike); or a schedule
-        or program of ours, for as many ranks.
+        ``"ring"``, ``"rings:4"``, ``"double-tree:8"`` (8 pieces per tree; by default the fastest power of two
+        in the order given), ``"halving-doubling"``, ``"pairwise"``, ``"hierarchical:8"`` (groups of 8 ranks;
+        by default of a node, where nodes are alike); or a schedule or program of ours, for as many ranks.
     size : int or str
         The larger of one rank's input and output buffer, e.g. ``"100MB"``.
     time_limit_s : float

@@ -14,7 +14,7 @@ from taccl.placement.placement import Placement
 KNOWN = [
     ("ring", "allreduce", 5), ("ring", "allgather", 4), ("ring", "reduce-scatter", 4),
     ("rings:3", "allreduce", 4), ("rings", "reduce-scatter", 5), ("double-tree", "allreduce", 4),
-    ("double-tree", "allreduce", 7), ("halving-doubling", "allreduce", 8), ("halving-doubling", "allreduce", 6),
+    ("double-tree", "allreduce", 7), ("double-tree:4", "allreduce", 6), ("halving-doubling", "allreduce", 8), ("halving-doubling", "allreduce", 6),
     ("halving-doubling", "allgather", 8), ("halving-doubling", "reduce-scatter", 4),
     ("doubling", "allreduce", 8), ("pairwise", "alltoall", 5), ("hierarchical", "allreduce", 6),
     ("hierarchical:2", "allreduce", 8),
@@ -60,6 +60,32 @@ def test_a_message_waits_for_what_it_carries():
         assert sent[before][1] == sent[after][0]
 
 
+def test_one_small_piece_goes_down_the_trees():
+    """Of 16 hosts 10 us apart and 1 KB, one piece per tree beats the ring's 30 steps; 16 pieces do not."""
+    hosts = taccl.Probe(tuple(map(str, range(16))), np.full((16, 16), 10.0)).topology(oversubscription=1)
+
+    def us(name):
+        case = Case(hosts, "allreduce", name, "1KB")
+        return case.algorithm.name, case.us(case.ticks(range(16), compiled=False))
+
+    assert us("double-tree")[0] == "double-tree:1"
+    assert us("double-tree")[1] < us("ring")[1] < us("double-tree:16")[1]
+
+
+@pytest.mark.slow
+def test_large_sums_get_more_pieces():
+    """The number of pieces is no slower than any other power of two, up to the largest tried."""
+    hosts = taccl.Probe(tuple(map(str, range(8))), np.full((8, 8), 10.0)).topology(oversubscription=1)
+    for size in ("1KB", "1MB", "64MB"):
+        found, *others = (
+            Case(hosts, "allreduce", f"double-tree{number}", size)
+            for number in ("", ":1", ":4", ":16", ":64")
+        )
+        finishes = [case.us(case.ticks(range(8), compiled=False)) for case in (found, *others)]
+        assert finishes[0] == min(finishes)
+    assert found.algorithm.name != "double-tree:1"
+
+
 def test_steps_wait_for_the_step_before():
     """Pairwise, a rank sends on once it has sent and received in the step before: 2 waits a message."""
     waiting, _ = stock("pairwise", "alltoall", 4).waits()
@@ -82,6 +108,7 @@ def test_a_schedule_of_ours_is_an_algorithm():
         ("ring", "alltoall", 4, "ring does allreduce and allgather and reduce-scatter"),
         ("ring:2", "allreduce", 4, "ring takes no number"),
         ("rings:9", "allreduce", 4, "expected a number from 1 to 4"),
+        ("double-tree:300", "allreduce", 4, "expected a number from 1 to 256"),
         ("rings:x", "allreduce", 4, "expected a number"),
         ("doubling", "allreduce", 6, "needs a power of two"),
         ("halving-doubling", "allgather", 6, "needs a power of two"),

@@ -182,6 +182,13 @@ class TestChoices:
         assert found[-1].most_bytes == ANY
         assert all(a.most_bytes + 1 == b.least_bytes for a, b in zip(found, found[1:], strict=False))
 
+    @pytest.mark.slow
+    def test_small_sums_take_trees_under_nccl(self):
+        """Of 16 hosts the ring's 30 steps lose to the depth of two trees while latency counts."""
+        truth, _, _ = cloud((8, 8))
+        found = choose(truth, "allreduce", library="nccl")
+        assert [each.algorithm for each in found] == ["double-tree", "ring"]
+
     def test_what_a_library_is_not_told_of(self):
         """NCCL's table has no alltoall."""
         with pytest.raises(InputError, match="found alltoall; nccl is told of allreduce, allgather"):

@@ -30,7 +30,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("topology", metavar="FILE|NAME", help=help)
     add_options(verb, "--collective", required=False)
     verb.set_defaults(collective="allreduce")
-    help = "ring, rings:4, double-tree, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
+    help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
     add_options(verb, "--nodes", "--time-limit", "--seed")
