@@ -17,7 +17,7 @@ from taccl.reading import read_text, reads
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from taccl.placement.placement import Placement
     from taccl.placement.probe import Probe
@@ -36,11 +36,11 @@ LIBRARY_NAMES = {
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
 #: What MPICH compares sizes with.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
-#: What NCCL's table calls a collective and its algorithms.
+#: {collective: {our algorithm: NCCL's}}.
 _NCCL = {
-    "allreduce": ("allreduce", {"ring": "ring", "double-tree": "tree"}),
-    "allgather": ("allgather", {"ring": "ring"}),
-    "reduce-scatter": ("reducescatter", {"ring": "ring"}),
+    "allreduce": {"ring": "ring", "double-tree": "tree"},
+    "allgather": {"ring": "ring"},
+    "reduce-scatter": {"ring": "ring"},
 }
 #: Sizes at which algorithms are compared: twice as much each.
 _SIZES = tuple(1 << power for power in range(10, 31))
@@ -155,7 +155,7 @@ def choose(
         The host slot of every rank; by default rank r is on slot r.
     """
     known_word(library, ("openmpi", "mpich", "nccl"), "library")
-    told = {kind: names for kind, (_, names) in _NCCL.items()} if library == "nccl" else LIBRARY_NAMES
+    told: Mapping[str, Mapping[str, Any]] = _NCCL if library == "nccl" else LIBRARY_NAMES
     if collective not in told:
         said = f"found {collective}; {library} is told of {', '.join(told)}"
         raise InputError(said, where="collective")
@@ -268,17 +268,3 @@ def _selection_of(base: Path) -> dict[str, Any]:
             return found
     said = "found no tree of collectives; give the libmpi.so of MPICH 4 or later, or its selection file"
     raise FormatError(said, where=str(base))
-
-
-@checked
-def nccl_tuner(choices: Sequence[Choice], num_ranks: int, num_nodes: int) -> str:
-    """A table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``).
-
-    Its columns: collective, sizes, algorithm, protocol, channels (-1: as NCCL would), nodes, ranks.
-    """
-    lines = ["# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"]
-    for choice in choices:
-        name, algorithms = _NCCL[choice.collective]
-        sizes, algorithm = f"{choice.least_bytes},{choice.most_bytes}", algorithms[choice.algorithm]
-        lines.append(f"{name},{sizes},{algorithm},simple,-1,{num_nodes},{num_ranks}")
-    return "\n".join(lines) + "\n"

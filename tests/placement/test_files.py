@@ -17,7 +17,6 @@ from taccl.placement.files import (
     choose,
     hostfile,
     mpich_selection,
-    nccl_tuner,
     openmpi_rules,
     rankfile,
     read_hosts,
@@ -201,11 +200,6 @@ class TestChoices:
         assert numbers == [
             ["1"], ["2"], ["1"], ["8"], ["2"], ["0", "3", "0", "0"], ["1024", "4", "0", "0"],
         ]  # fmt: skip
-
-    def test_table_for_nccl(self):
-        """Every size has a rule, with as many channels as NCCL would take."""
-        text = nccl_tuner([Choice("allreduce", 0, ANY, "double-tree")], 16, 2)
-        assert text.splitlines()[1] == f"allreduce,0,{ANY},tree,simple,-1,2,16"
 
     def test_selection_keeps_the_rest_of_the_tree(self, tmp_path):
         """Choices are for just as many ranks; all else is MPICH's own."""

@@ -50,7 +50,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(group, "--mpich-selection FILE", "the same for MPICH, as JSON")
     help = "MPICH's libmpi.so, or its selection file, for what is not chosen here"
     option(group, "--mpich-base FILE", help)
-    option(group, "--nccl-tuner FILE", "a table for NCCL's example tuner plugin")
+    option(group, "--nccl-tuner FILE", "a table for NCCL's example tuner plugin, for all of its collectives")
     option(group, "--plot FILE", "a picture of the matrix, before and after")
 
 
@@ -110,18 +110,18 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
 
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
     """The content of every file that launchers and libraries are to be told by, by its path."""
-    from taccl.placement import files
+    from taccl.placement import files, tuner
 
     def choices(library: str) -> Any:
         return files.choose(found.topology, options.collective, library=library, order=found.order)
 
-    count, num_nodes = len(found.order), found.topology.num_nodes
+    count, num_servers = len(found.order), len(set(hosts)) or None
     writers: dict[str, Callable[[], str]] = {
         "hostfile": lambda: files.hostfile(found, hosts, options.launcher),
         "rankfile": lambda: files.rankfile(found, hosts),
         "openmpi_rules": lambda: files.openmpi_rules(choices("openmpi"), count),
         "mpich_selection": lambda: files.mpich_selection(choices("mpich"), count, base=options.mpich_base),
-        "nccl_tuner": lambda: files.nccl_tuner(choices("nccl"), count, num_nodes),
+        "nccl_tuner": lambda: tuner.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
     }
     paths = {name: getattr(options, name) for name in writers}
     return {path: writers[name]() for name, path in paths.items() if path is not None}

@@ -1,0 +1,112 @@
+"""NCCL's table, judged by a plugin of our own that follows the documented rules of NVIDIA's example."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.placement.tuner import nccl_tuner
+
+COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+SIZES = [0, 1, *(size for power in range(3, 36) for size in ((1 << power) - 1, 1 << power))]
+#: (nodes, ranks) of communicators: all of them, however they are spread over servers, and others.
+COMMUNICATORS = ((1, 8), (2, 8), (8, 8), (1, 2), (3, 6), (8, 64))
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """The plugin, compiled."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler is here to compile the plugin with")
+    path = tmp_path_factory.mktemp("tuner") / "tuner"
+    source = Path(__file__).with_name("tuner.c")
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-o", str(path), str(source)], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """Eight hosts in two racks, as a matrix of latencies says."""
+    rack = np.arange(8) // 4
+    return taccl.Probe(tuple("abcdefgh"), np.where(rack[:, None] == rack, 10.0, 20.0)).topology()
+
+
+def answers(plugin, table, queries):
+    """{query: (algorithm, protocol, channels)}; a query is (collective, bytes, nodes, ranks, unavailable)."""
+    path = plugin.with_name("table.csv")
+    path.write_text(table)
+    lines = "".join(f"{c} {size} {nodes} {ranks} 1 0 {gone}\n" for c, size, nodes, ranks, gone in queries)
+    done = subprocess.run([plugin, path], input=lines, capture_output=True, text=True, check=True)
+    words = [line.split() for line in done.stdout.splitlines()]
+    return {
+        q: (algorithm, protocol, int(n)) for q, (algorithm, protocol, n) in zip(queries, words, strict=True)
+    }
+
+
+def every(gone=("none",)):
+    """Every collective, size, communicator, and protocol that is not available."""
+    return [
+        (c, size, *comm, none) for c, size, comm, none in product(COLLECTIVES, SIZES, COMMUNICATORS, gone)
+    ]
+
+
+def test_a_rule_without_channels_leaves_one(plugin):
+    """The judge is as strict as the plugin: -1 channels, and no rule, are one channel."""
+    table = "allreduce,0,1023,ring,ll,-1,-1,-1\n"
+    queries = [("allreduce", 8, 1, 8, "none"), ("allreduce", 1024, 1, 8, "none")]
+    assert [*answers(plugin, table, queries).values()] == [("ring", "ll", 1), ("none", "none", 1)]
+
+
+@pytest.mark.slow
+def test_every_call_has_a_rule_with_channels(plugin, hosts):
+    """Of every collective, size and communicator; also where a protocol is not available."""
+    found = answers(plugin, nccl_tuner(hosts), every(("none", "ll128", "ll", "simple")))
+    assert min(channels for _, _, channels in found.values()) >= 2
+    assert "none" not in {algorithm for algorithm, _, _ in found.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "nodes"), [("dgx-a100", 2), ("ndv2", 2), ("mi300x", 1), ("dgx-h100", 1)])
+def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
+    """Whatever protocols their profiles have."""
+    topology = taccl.topologies.parse(machine, nodes=nodes)
+    found = answers(plugin, nccl_tuner(topology), every(("none", "ll128")))
+    assert min(channels for _, _, channels in found.values()) >= 2
+
+
+@pytest.mark.slow
+def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, hosts):
+    """Of 8 B each collective takes LL, of 1 GiB a ring under simple with all channels."""
+    found = answers(
+        plugin, nccl_tuner(hosts), [(c, s, 8, 8, "none") for c in COLLECTIVES for s in (8, 1 << 30)]
+    )
+    for collective in COLLECTIVES:
+        assert found[collective, 8, 8, 8, "none"][1] == "ll"
+        assert found[collective, 1 << 30, 8, 8, "none"] == ("ring", "simple", 32)
+    assert found["allreduce", 8, 8, 8, "none"][0] == "tree"
+
+
+@pytest.mark.slow
+def test_only_allreduces_go_along_trees(plugin, hosts):
+    """NCCL has no tree for the other collectives: a rule for one would be skipped, and leave one channel."""
+    found = answers(plugin, nccl_tuner(hosts), every())
+    assert {query[0] for query, (algorithm, _, _) in found.items() if algorithm == "tree"} == {"allreduce"}
+
+
+@pytest.mark.slow
+def test_servers_are_not_counted_by_clusters(plugin, hosts):
+    """Answers depend on the ranks of a communicator, and not on how many servers NCCL finds them on."""
+    found = answers(
+        plugin,
+        nccl_tuner(hosts),
+        [(c, s, n, 8, "none") for c in COLLECTIVES for s in SIZES for n in (1, 2, 8)],
+    )
+    for collective, size in product(COLLECTIVES, SIZES):
+        assert len({found[collective, size, nodes, 8, "none"] for nodes in (1, 2, 8)}) == 1
