@@ -20,45 +20,21 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from taccl.errors import ExportError, FormatError, InputError
+from taccl.file_kinds import a, kinds_in, kinds_of_text, wrong_kind
 from taccl.names import shown
 from taccl.units import format_size
 
 #: A sketch is kilobytes; anything this large is some other file.
 MAX_FILE_BYTES = 16 * 10**6
 _PIECE_BYTES = 1 << 20
-#: What files hold, by fields at their top with their values, or None for any: all of these fields ...
-MARKS: dict[str, dict[str, str | None]] = {
-    "schedule": {"format": "taccl-schedule"},
-    "plan": {"format": "taccl-plan"},
-    "probe": {"format": "taccl-probe"},
-    "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
-    "timeline": {"traceEvents": None},
-    "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
-    "workload": {"num_ranks": None, "operations": None},
-    "placement": {"before_us": None, "after_us": None},
-    "upstream sketch": {"nnodes": None},
-    "upstream topology": {"gpus_per_node": None},
-    "profile": {"machine": None, "source": None, "constants": None},
-}
-#: ... or any of these.
-_FIELDS = {
-    "topology": {
-        "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
-        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls",
-    },
-    "sketch": {"chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
-}  # fmt: skip
-#: Files that are neither TOML nor JSON, by how they begin.
-_BEGINNINGS = {
-    "program": r"\s*(<!--(?:(?!-->)[\s\S])*-->\s*)*<algo\b",
-    "table of transfers": r"transfer,chunk,",
-}
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 #: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
 _MAX_DEPTH = 64
 #: A table within one is written on one line up to so many entries, and else with a line for each.
 _FEW_ENTRIES = 4
+#: A table's head, or a key and its value: a text without either was not meant to be TOML.
+_LIKE_TOML = re.compile(r"^\s*(\[.*\]|[\w.\"'-]+\s*=)", re.MULTILINE)
 #: A key of so many parts, for which `tomllib` takes the square of their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
@@ -111,6 +87,10 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         try:
             return tomllib.loads(text, parse_float=Decimal if exact else float)
         except tomllib.TOMLDecodeError as error:
+            if not _LIKE_TOML.search(text):
+                begins = shown(repr(text.strip().partition("\n")[0].strip()), 60)
+                said = f"found text that is not TOML, and of no tool that is known; it begins {begins}"
+                raise FormatError(f"{said}; check the path", where=source) from None
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
             said = f"found text that is not TOML: {reason}; correct that line"
@@ -147,29 +127,16 @@ def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
     return data
 
 
-def kinds_in(data: dict[str, Any]) -> list[str]:
-    """The kinds that the fields at the top of a file tell; none of what is none of them, or not yet clear."""
-    all_of = [
-        kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
-    ]
-    is_topology = "schema" in data and "constants" in data
-    any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
-    return all_of + ["topology"] * is_topology + any_of
-
-
 def kinds_of(path: str | os.PathLike[str]) -> list[str]:
-    """The same of a file, be it TOML, JSON or other text; none where it cannot be read."""
+    """Kinds that the content of a file tells, be it TOML, JSON or other text; empty where it tells none."""
     try:
         text = read_text(path, 10 * MAX_FILE_BYTES)
-        told = [kind for kind, begins in _BEGINNINGS.items() if re.match(begins, text)]
-        return told or kinds_in(parse(text, source=""))
     except FormatError:
         return []
-
-
-def a(kind: str) -> str:
-    """A kind with its article."""
-    return f"a{'n' * (kind[0] in 'aeiou')} {kind}"
+    try:
+        return kinds_in(parse(text, source="")) or kinds_of_text(text)
+    except FormatError:
+        return kinds_of_text(text)
 
 
 def reads(*wanted: str) -> Callable[[Reader], Reader]:
@@ -185,8 +152,8 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
                 found = kinds_of(path)
                 if not found or set(found) & set(wanted):
                     raise
-                said = f"found {a(found[0])}; expected {a(wanted[0])}; check the path"
-                raise type(error)(said, where=os.fspath(path)) from None
+                where = os.fspath(path)
+                raise type(error)(wrong_kind(found[0], where, a(wanted[0])), where=where) from None
 
         return cast("Reader", told)
 

@@ -72,8 +72,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
     from taccl.formats.registry import FOREIGN_TOPOLOGIES
-    from taccl.reading import kinds_in, parse, read_text
-    from taccl.topology.files import MAX_FILE_BYTES
+    from taccl.reading import kinds_of
 
     known = format_in(word)  # none of a sketch; whatever else is wrong shows below
     if known is not None and known.name in FOREIGN_TOPOLOGIES:
@@ -82,7 +81,7 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
         return "schedule"
     if known is not None and known.holds != "topology":
         return unclear  # and its reader says what it is
-    found = kinds_in(parse(read_text(word, MAX_FILE_BYTES), source=word))
+    found = kinds_of(word)
     return next((each for each in get_args(Kind) if each in found), unclear)
 
 

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_name
 from taccl.errors import FormatError, InputError, LossyConversionWarning, warn
+from taccl.file_kinds import kinds_in, kinds_of_text, wrong_kind
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
-from taccl.reading import a, kinds_in, kinds_of, parse_json, read_text
+from taccl.reading import kinds_of, parse_json, read_text
 from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
@@ -182,9 +183,12 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
         first = _FIRST_ELEMENT.match(text)
         element = first[1] if first else ""
         top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
-        raise _unknown(top, where)
+        raise _unknown(top, where, kinds_of_text(text))
     if not text.startswith("{"):
-        raise _unknown("text that is no JSON object", where, kinds_of(path))
+        kinds = kinds_of(path)
+        if kinds[:1] == ["topology"]:
+            return format_named("taccl-topology")
+        raise _unknown("text that is no JSON object", where, kinds)
     if len(text) > _PARSED_CHARACTERS:
         raise _unknown(f"{len(text)} characters of JSON whose first field does not say what they are", where)
     data = parse_json(text, source=where, exact=True)
@@ -193,8 +197,11 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
             name in data and value in (None, data[name]) for name, value in each.fields.items()
         ):
             return each
+    kinds = kinds_in(data)
+    if kinds[:1] == ["topology"]:
+        return format_named("taccl-topology")
     names = ", ".join(repr(name[:40]) for name in list(data)[:6])
-    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds_in(data))
+    raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds)
 
 
 def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
@@ -219,15 +226,21 @@ def _first_field_tells(each: FileFormat, head: str) -> bool:
 
 
 def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
-    known = "; ".join(f"{each.name} ({each.description})" for each in FORMATS if each.load)
-    found = next(map(a, kinds), found)
-    return FormatError(f"found {found}; expected one of: {known}; check the path", where=where)
+    if kinds:
+        wanted = "a schedule, a program, a topology or a workload"
+        return FormatError(wrong_kind(kinds[0], where, wanted), where=where)
+    known = ", ".join(each.name for each in FORMATS if each.load)
+    said = f"found {found}; expected one of {known} (`taccl convert --list` describes them)"
+    return FormatError(f"{said}; check the path", where=where)
 
 
 def _usable(each: FileFormat, way: str, path: str | os.PathLike[str]) -> FileFormat:
     """The format, if it is read (``"load"``) or written (``"dump"``), as it is to be."""
     if not getattr(each, way):
         known = ", ".join(other.name for other in FORMATS if getattr(other, way))
+        kinds = kinds_of(path) if way == "load" else []
+        if kinds:
+            raise InputError(wrong_kind(kinds[0], os.fspath(path)), where=os.fspath(path))
         is_not = "written and not read" if way == "load" else "read and not written"
         text = f"{each.name} ({each.description}) is {is_not}; expected one of {known}"
         raise InputError(text, where=os.fspath(path))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from taccl.reading import MARKS
+from taccl.file_kinds import MARKS, tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,6 @@ class FileFormat:
 
 
 _VIEW = "the topology's costs, the collective and the sketch; it cannot be read back"
-#: Written so that no comment can be read in two ways: a search through many of them ends at once.
-_XML_COMMENTS = r"(<!--(?:(?!-->)[\s\S])*-->\s*)*"
-#: Rows of numbers with commas between them below at most a head; a matrix of CUDA's sample; a pair's log.
-_MATRIX = (
-    r"\A(#[^\n]*\n|[^\S\n]*\n)*([^=\[{<\n]*,[^=\[{<\n]*\n)?[^=\[{<,\n]*,[^=\[{<a-df-zA-DF-Z\n]*,?[\d.\s]*$"
-    r"|P2P=(Enabled|Disabled)[^\n]*Matrix|^#\s*pair:?\s+\S+\s+\S+\s*$"
-)
 
 FORMATS = (
     FileFormat(
@@ -73,7 +66,7 @@ FORMATS = (
     FileFormat(
         "csv", "schedule", "a table of transfers", (".csv",),
         dump="taccl.formats.transfers_table:csv_text",
-        begins=r"\Atransfer,chunk,",
+        begins=tells("table of transfers"),
         loses=_VIEW,
     ),
     FileFormat(
@@ -89,7 +82,7 @@ FORMATS = (
         "msccl-xml", "program", "an algorithm for MSCCL, or for TACCL's runtime", (".xml",),
         load="taccl.formats.msccl.xml:load_msccl_xml",
         dump="taccl.formats.msccl.xml:dump_msccl_xml",
-        begins=rf"\A{_XML_COMMENTS}<algo\b",
+        begins=tells("program"),
     ),
     FileFormat(
         "taccl-topology", "topology", "taccl's own file of a topology, link by link", (".toml",),
@@ -112,7 +105,7 @@ FORMATS = (
     FileFormat(
         "nccl-topology", "topology", "a server, as NCCL dumps it",
         load="taccl.formats.nccl.topology:load_nccl_topology",
-        begins=rf"\A(<\?xml[^>]*>\s*)?{_XML_COMMENTS}<(system|cpu|pci)\b",
+        begins=tells("NCCL topology"),
     ),
     FileFormat(
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
@@ -127,12 +120,12 @@ FORMATS = (
     FileFormat(
         "pair-matrix", "topology", "a matrix of pairs: CSV, p2pBandwidthLatencyTest, logs below `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
-        begins=_MATRIX,
+        begins=f"{tells('matrix of pairs')}|{tells('file of logs by pair')}",
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",
         load="taccl.formats.astra.network:load_astra_network",
-        begins=r"^npus_count\s*:",
+        begins=tells("ASTRA-sim network"),
     ),
 )  # fmt: skip
 

@@ -36,7 +36,7 @@ _NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
-@reads("probe")
+@reads("probe", "matrix of pairs", "file of logs by pair")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """The probe in a file of our own, or in one that another tool wrote.
 
@@ -127,13 +127,20 @@ def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...
         # A square with a corner has as many rows, its head included, as columns.
         corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = {number: rows[number] for number in others}
-    table = []
+    table: list[list[float]] = []
     for number, row in rows.items():
-        cells = row[len(row) == len(names) + 1 :]
+        begin = int(len(row) == len(names) + 1)
+        cells = row[begin:]
         if len(cells) != len(names):
             said = f"found {len(cells)} entries; expected {len(names)}, one for every host"
             raise FormatError(said, where=f"{where}: line {number}")
-        table.append([_number(cell) for cell in cells])
+        values = [_number(cell) for cell in cells]
+        for place, (cell, value) in enumerate(zip(cells, values, strict=True)):
+            if np.isnan(value) and place != len(table):  # the diagonal does not count
+                here = f"{where}: line {number}, column {begin + place + 1}"
+                said = f"found {shown(repr(cell), 60)}; expected a number for every pair of hosts"
+                raise FormatError(f"{said}; measure it, or leave the host out", where=here)
+        table.append(values)
     return corner, tuple(names), np.array(table)
 
 

@@ -71,10 +71,8 @@ def test_topologies_are_recognised(folder, name):
         ('{"result": {"format": "taccl-schedule"}}', "JSON with fields 'result'"),
         ('{"format": "other"}', "JSON with fields 'format'"),
         ('{"sccl_type": "topology"}', "JSON with fields 'sccl_type'"),
-        ('{"nnodes": 2}', "an upstream sketch"),
-        ('{"name": "NDv2", "gpus_per_node": 8}', "an upstream topology"),
         ("{}", "an empty JSON object"),
-        ("<html><body>", "XML with <html> at its top"),
+        ("<page><body>", "XML with <page> at its top"),
         ("<!-- " * 100_000, "XML without an element"),
         ("<!-- --> " * 100_000 + "<!DOCTYPE x>", "XML without an element"),
         ("GPU0 GPU1", "no JSON object"),
@@ -90,6 +88,55 @@ def test_other_files_are_refused_with_what_is_known(tmp_path, text, found):
     assert found in caught.value.message
     assert all(each.name in caught.value.message for each in FORMATS if each.load)
     assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            '{"nnodes": 2}',
+            "found an upstream sketch; expected a schedule, a program, a topology or a workload",
+        ),
+        ('{"name": "NDv2", "gpus_per_node": 8}', "found an upstream topology"),
+        ("# OSU MPI Latency Test v7\n", "found a log of OSU micro-benchmarks"),
+    ],
+)
+def test_files_of_known_kinds_are_named(tmp_path, text, found):
+    """The message says what the file is and what to do with it, in place of the list of formats."""
+    path = _write(tmp_path, text)
+    with pytest.raises(FormatError) as caught:
+        recognise(path)
+    assert caught.value.message.startswith(found)
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["schema = 1\n[node]\ngpus = 8\n", '{"schema": 1, "fabric": "ring:4"}', "schema = 1\n[constants]\n"],
+)
+def test_every_topology_of_ours_is_recognised(tmp_path, text):
+    """By any field that only topologies have, in TOML and in JSON."""
+    assert recognise(_write(tmp_path, text)) == "taccl-topology"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_matrix"),
+    [
+        ("a,b\na,0,5\nb,5,0\n", True),
+        ("0,nan\n5,0\n", True),
+        ("x,a,b\na,0,far\nb,4,0\n", True),
+        ("dear reader,\nthis is a letter\n", False),
+        ("first, 2 things\nsecond, 3 more\n", False),
+    ],
+)
+def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
+    """By a cell that is a number, or nan, in one of the first two rows."""
+    path = _write(tmp_path, text)
+    if is_matrix:
+        assert recognise(path) == "pair-matrix"
+    else:
+        with pytest.raises(FormatError, match="no JSON object"):
+            recognise(path)
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def test_options_reach_the_writer(tmp_path, schedule, quiet):
 def test_formats_that_are_only_written_are_not_read(tmp_path, schedule):
     """A table says that it is one, and what would do."""
     write(schedule, tmp_path / "x.csv")
-    with pytest.raises(InputError, match="csv .* is written and not read"):
+    with pytest.raises(InputError, match="found a table of transfers; taccl writes it and does not read it"):
         read(tmp_path / "x.csv")
 
 

@@ -1,0 +1,255 @@
+"""Kinds of files: how the content tells each, and the command or the other file that helps.
+
+Kinds are those of taccl itself, told by fields or a beginning, and outputs of other tools, told by a line
+that only that tool prints. `kinds_in` and `kinds_of_text` name them, `advice_on` says what to do with one.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any, NamedTuple
+
+from taccl.names import shown
+
+#: Fields at the top of JSON and TOML, with their values, or None for any: a kind has all of these fields ...
+MARKS: dict[str, dict[str, str | None]] = {
+    "schedule": {"format": "taccl-schedule"},
+    "plan": {"format": "taccl-plan"},
+    "probe": {"format": "taccl-probe"},
+    "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
+    "timeline": {"traceEvents": None},
+    "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
+    "workload": {"num_ranks": None, "operations": None},
+    "placement": {"before_us": None, "after_us": None},
+    "upstream sketch": {"nnodes": None},
+    "upstream topology": {"gpus_per_node": None},
+    "profile": {"machine": None, "source": None, "constants": None},
+    "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
+    "answer of a verb with --json": {"finish_us": None, "digest": None},
+}
+#: ... or any of these.
+_FIELDS = {
+    "topology": {
+        "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
+        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls",
+    },
+    "sketch": {"chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
+}  # fmt: skip
+
+#: Only the top of a text is looked at.
+_HEAD_CHARACTERS = 1 << 16
+#: What may stand before the first element of XML.
+_BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
+#: A cell that is a number, and a row with a cell before one; none of TOML, JSON, XML or prose.
+_NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
+_ROW = rf"[^=\[{{<,\n]*,([^=\[{{<\n]*,)?[^\S\n]*{_NUMBER}[^\S\n]*(,[^=\[{{<\n]*)?$"
+#: Such a row below comments and at most a head; or a matrix of CUDA's sample.
+_MATRIX_ROWS = (
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*([^=\[{{<\n]*,[^=\[{{<\n]*\n)?{_ROW}|P2P=(Enabled|Disabled).*Matrix"
+)
+#: Remedies: what to do, or to give instead.
+_SHOW = "`taccl show {file}` reads it"
+_FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
+_WRITTEN = "taccl writes it and does not read it; give the schedule or the program that it was made of"
+_NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_SERVER = (
+    "for the topology of a server give what `nvidia-smi topo -m` prints, or the file that NCCL writes with "
+    "NCCL_TOPO_DUMP_FILE=topo.xml"
+)
+_MATRIX = (
+    "save its matrix of GPUs as CSV, with GB/s in the first cell, or give what p2pBandwidthLatencyTest prints"
+)
+_HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
+_TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
+_RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
+_FILE = "write a topology file with [node], [nics] and [network]"
+
+
+class _Text(NamedTuple):
+    """A kind of text: its name, a pattern found in the first lines, and what to do with such a file."""
+
+    name: str
+    tells: str
+    advice: str
+
+
+def _no(remedy: str) -> str:
+    """The advice on a file that is not read."""
+    return f"taccl does not read it; {remedy}"
+
+
+#: Of kinds told by fields.
+_ADVICE = {
+    "schedule": _SHOW,
+    "plan": "it lists the files of a plan; the programs beside it (.xml) are read one by one",
+    "probe": _SHOW,
+    "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
+    "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
+    "plan for MSCCL++": f"{_WRITTEN}; MSCCL++ itself loads such plans",
+    "workload": "`taccl run {file} --topology NAME` reads it",
+    "placement": "taccl writes it and does not read it; its hosts, in its order, are what launchers need",
+    "upstream sketch": _SHOW,
+    "upstream topology": _SHOW,
+    "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",
+    "report of `taccl run --json`": _FIT,
+    "answer of a verb with --json": "it has figures and no sends; write the schedule itself with -o",
+    "topology": _SHOW,
+    "sketch": _SHOW,
+}
+#: The first that matches names a text.
+_TEXTS = (
+    # Of taccl itself, and of what it reads.
+    _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
+    _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
+    _Text("comparison", r"\A[\w,]*\bbackend,[\w,]*\bfinish_us,", "pandas reads it, and taccl does not"),
+    _Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", _SHOW),
+    _Text("ASTRA-sim network", r"^npus_count\s*:", _SHOW),
+    _Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", _SHOW),
+    _Text(
+        "log of nccl-tests or rccl-tests",
+        r"#\s+nThread\s+\d+\s+nGpus|\bsize\s+count\s+type\b"
+        r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
+        _FIT,
+    ),
+    _Text("log of Intel MPI Benchmarks", r"Intel\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w", _no(_TIMES)),
+    _Text(
+        "log of perftest (ib_write_bw and its kind)",
+        r"^\s*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
+        r"|\bBW (peak|average)\[|\bt_(typical|avg)\[usec\]",
+        _FIT,
+    ),
+    _Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", _FIT),
+    _Text(
+        "table of measured times",
+        r"(?i)\A(.*\n){0,9}[#|\s\"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b",
+        _FIT,
+    ),
+    _Text(
+        "output of `nvidia-smi topo -m`",
+        r"\bGPU0\b.*\bCPU Affinity|\bGPU0\s+X\s.*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
+        "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
+    ),
+    _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
+    # Of benchmarks.
+    _Text("log of iperf or netperf", r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM", _no(_HOSTS)),
+    _Text(
+        "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
+    ),
+    _Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", _no(_SERVER)),
+    _Text(
+        "output of rocm_bandwidth_test or TransferBench",
+        r"RocmBandwidthTest|^\s*TransferBench\b|peak bandwidth GB/s",
+        _no(_MATRIX),
+    ),
+    _Text(
+        "output of p2pBandwidthLatencyTest, cut short",
+        r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
+        "save it whole, with its matrix `P2P=Enabled Bandwidth`",
+    ),
+    # Of a server.
+    _Text(
+        "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
+        rf"\A{_BEFORE_ELEMENT}<graphs\b",
+        _no(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
+    ),
+    _Text(
+        "debug log of NCCL (NCCL_DEBUG=INFO)", r"\bNCCL (INFO|WARN|TRACE)\b", _no(f"{_NCCL_DUMP}; {_TIMES}")
+    ),
+    _Text(
+        "topology of hwloc (lstopo)",
+        r"<!DOCTYPE topology\b|^\s*<topology\b|^Machine (\(\d+\w+ total|L#0)",
+        _no(_SERVER),
+    ),
+    _Text(
+        "output of `nvidia-smi topo -p2p`",
+        r"\bGPU0\s+X\s.*\b(OK|CNS|GNS|TNS|DR|NS)\b",
+        _no(f"it says which GPUs may copy to each other, without rates; {_SERVER}"),
+    ),
+    _Text("output of `nvidia-smi nvlink`", r"^\s*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
+    _Text("output of nvidia-smi", r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: ", _no(_SERVER)),
+    _Text(
+        "output of `rocm-smi --showtopo`",
+        r"=\s*(Weight|Hops|Link Type|Link accessibility) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)",
+        _no(_RCCL_DUMP),
+    ),
+    _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),
+    _Text(
+        "output of `amd-smi topology`",
+        r"^\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW|CACHE COHERENCY) TABLE:|^AMDSMI_\w+ \|.*version",
+        _no(_RCCL_DUMP),
+    ),
+    _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
+    _Text(
+        "output of lspci",
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z]|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
+        _no(_SERVER),
+    ),
+    _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
+    # Of a network.
+    _Text(
+        "output of ibnetdiscover",
+        r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        _no(_HOSTS),
+    ),
+    _Text(
+        "output of ibstat, iblinkinfo or ibv_devinfo",
+        r"^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
+        _no(f"{_RATE}; {_HOSTS}"),
+    ),
+    _Text(
+        "output of ethtool or ip", r"^Settings for \S+:|^\d+: \S+: <[A-Z_,]+> mtu ", _no(f"{_RATE}; {_HOSTS}")
+    ),
+    _Text("topology.conf of Slurm", r"(?i)^\s*(SwitchName|BlockName)\s*=", _no(f"{_FILE}; {_HOSTS}")),
+    _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
+    # Last, as logs are pasted from pages.
+    _Text(
+        "web page or picture",
+        rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
+        _no("save the text of the log or of the matrix that it shows"),
+    ),
+)
+_ADVICE |= {each.name: each.advice for each in _TEXTS}
+#: Kinds that `taccl fit` reads.
+LOGS = tuple(name for name, advice in _ADVICE.items() if advice == _FIT)
+
+
+def tells(kind: str) -> str:
+    """The pattern that tells a kind of text, for searches over lines."""
+    return next(each.tells for each in _TEXTS if each.name == kind)
+
+
+def kinds_in(data: dict[str, Any]) -> list[str]:
+    """Kinds that the fields at the top of a file tell; empty where they tell none."""
+    all_of = [
+        kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
+    ]
+    is_topology = "schema" in data and "constants" in data
+    any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
+    return all_of + ["topology"] * is_topology + any_of
+
+
+def kinds_of_text(text: str) -> list[str]:
+    """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none."""
+    head = text[:_HEAD_CHARACTERS]
+    return next(([each.name] for each in _TEXTS if re.search(each.tells, head, re.MULTILINE)), [])
+
+
+def a(kind: str) -> str:
+    """A kind with its article."""
+    if kind.startswith(("output of", "answer of")):
+        return f"the {kind}"
+    return f"a{'n' * (kind[0] in 'aeiou' or kind.startswith('NCCL'))} {kind}"
+
+
+def wrong_kind(kind: str, file: str, wanted: str = "") -> str:
+    """The sentence on a file of a kind that is not wanted here: what it is, what was expected, what to do."""
+    expected = f"; expected {wanted}" if wanted else ""
+    return f"found {a(kind)}{expected}; {advice_on(kind, file)}"
+
+
+def advice_on(kind: str, file: str) -> str:
+    """What to do with a file of a kind."""
+    advice = _ADVICE.get(kind, "check the path")
+    return advice.replace("{file}", shlex.quote(shown(file, 200)))

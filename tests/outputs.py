@@ -1,0 +1,135 @@
+"""Top lines of files of many kinds, by the kind that they are told as; figures and names are invented."""
+
+from __future__ import annotations
+
+ROW = "  1048576  262144  float  sum  -1  33.27  31.52  55.16  0  33.10  31.68  55.44  0\n"
+
+#: Texts that are neither JSON nor TOML.
+TEXTS = {
+    "program": '<!-- made by hand -->\n<algo name="x" nchunksperloop="2" nchannels="1" proto="Simple">\n',
+    "table of transfers": "transfer,chunk,src,dst\n0,0,0,1\n",
+    "comparison": "collective,topology,backend,seed,finish_us,gap\nallgather,ring,auto,0,1.0,0\n",
+    "NCCL topology": '<?xml version="1.0"?>\n<system version="1">\n  <cpu numaid="0">\n',
+    "ASTRA-sim network": "topology: [ Ring ]\nnpus_count: [ 4 ]\n",
+    "log of nccl-tests or rccl-tests": (
+        "# nThread 1 nGpus 8 minBytes 8 maxBytes 1024 step: 2(factor)\n"
+        "host:1:1 [0] NCCL INFO Bootstrap : Using eth0\n"
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong\n" + ROW
+    ),
+    "log of perftest (ib_write_bw and its kind)": (
+        "---------------\n                    RDMA_Write BW Test\n Dual-port       : OFF\n"
+        " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
+        " 65536      5000             92.07              91.16              0.17\n"
+    ),
+    "log of OSU micro-benchmarks": (
+        "\n# OSU MPI Latency Test v7.4\n# Size       Avg Latency(us)\n1         1.10\n2        1.11\n"
+    ),
+    "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
+    "output of `nvidia-smi topo -m`": (
+        "        GPU0    GPU1    CPU Affinity    NUMA Affinity\n"
+        "GPU0     X      NV4     0-15    0\nGPU1    NV4      X      0-15    0\n"
+    ),
+    "matrix of pairs": (
+        "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)\n"
+        "   D\\D     0      1\n     0 900.0   21.0\n     1  21.1  900.0\n"
+    ),
+    "file of logs by pair": "# pair n0 n1\n# OSU MPI Latency Test v7.3\n# Size Latency (us)\n1 1.5\n",
+    "log of Intel MPI Benchmarks": (
+        "#------------------------------------------------------------\n"
+        "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n# Benchmarking Allreduce\n# #processes = 4\n"
+        "       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n        1024   1000  2.5  2.7  2.6\n"
+    ),
+    "log of iperf or netperf": (
+        "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
+        "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
+    ),
+    "output of nvbandwidth": (
+        "nvbandwidth Version: v0.8\n\nRunning device_to_device_memcpy_read_ce.\n"
+        "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+        " 0       N/A     26.33\n 1     26.46       N/A\n"
+    ),
+    "output of bandwidthTest": (
+        "[CUDA Bandwidth Test] - Starting...\nRunning on...\n\n Device 0: Example GPU\n"
+        " Host to Device Bandwidth, 1 Device(s)\n"
+    ),
+    "output of rocm_bandwidth_test or TransferBench": (
+        "          RocmBandwidthTest Version: 2.6.0\n\n          Device: 0,  Example CPU\n"
+    ),
+    "output of p2pBandwidthLatencyTest, cut short": (
+        "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\nDevice: 0, Example GPU, pciBusID: 1\n"
+        "P2P Connectivity Matrix\n     D\\D     0     1\n     0\t     1     1\n     1\t     1     1\n"
+    ),
+    "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)": (
+        '<graphs version="1">\n  <graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="24">\n'
+    ),
+    "debug log of NCCL (NCCL_DEBUG=INFO)": (
+        "node-1:812:812 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n"
+        "node-1:812:840 [0] NCCL INFO === System : maxBw 24.0 totalBw 24.0 ===\n"
+    ),
+    "topology of hwloc (lstopo)": (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n'
+        '<topology version="2.0">\n  <object type="Machine" os_index="0">\n'
+    ),
+    "output of `nvidia-smi topo -p2p`": (
+        "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
+    ),
+    "output of `nvidia-smi nvlink`": (
+        "GPU 0: Example GPU (UUID: GPU-0)\n\t Link 0: 25.781 GB/s\n\t Link 1: 25.781 GB/s\n"
+    ),
+    "output of nvidia-smi": (
+        "+-----------------------------------------------+\n"
+        "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |\n"
+    ),
+    "output of `rocm-smi --showtopo`": (
+        "============================ ROCm System Management Interface ============================\n"
+        "=============================== Link Type between two GPUs ===============================\n"
+        "       GPU0         GPU1\nGPU0   0            XGMI\nGPU1   XGMI         0\n"
+    ),
+    "output of rocm-smi": (
+        "======================= ROCm System Management Interface =======================\n"
+        "================================= Concise Info =================================\n"
+    ),
+    "output of `amd-smi topology`": (
+        "ACCESS TABLE:\n             0000:0c:00.0 0000:22:00.0\n0000:0c:00.0 ENABLED      ENABLED\n"
+    ),
+    "output of rocminfo": "ROCk module is loaded\n=====================\nHSA System Attributes\n",
+    "output of lspci": (
+        "00:00.0 Host bridge: Example Corporation Device 0001\n"
+        "17:00.0 3D controller: Example Corporation Device 2330 (rev a1)\n"
+    ),
+    "output of lscpu or numactl": "available: 2 nodes (0-1)\nnode 0 cpus: 0 1 2 3\nnode distances:\n",
+    "output of ibnetdiscover": (
+        "#\n# Topology file: generated on Mon Jan  1 00:00:00 2024\n#\n"
+        'vendid=0x2c9\nSwitch\t40 "S-0000000000000001"\t\t# "leaf-1" enhanced port 0 lid 1 lmc 0\n'
+    ),
+    "output of ibstat, iblinkinfo or ibv_devinfo": (
+        "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
+    ),
+    "output of ethtool or ip": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
+    "topology.conf of Slurm": (
+        "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
+    ),
+    "output of sinfo or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",
+    "web page or picture": "<!DOCTYPE html>\n<html>\n<head><title>a log</title></head>\n",
+}  # fmt: skip
+
+#: The least JSON and TOML that has the fields of a kind.
+FIELDS = {
+    "schedule": '{"format": "taccl-schedule"}',
+    "plan": '{"format": "taccl-plan", "version": 1}',
+    "probe": '{"format": "taccl-probe"}',
+    "algorithm of the published TACCL tool": '{"sccl_type": "algorithm"}',
+    "timeline": '{"traceEvents": []}',
+    "plan for MSCCL++": '{"name": "x", "gpus": [], "inplace": true, "protocol": "Simple"}',
+    "workload": '{"num_ranks": 2, "operations": []}',
+    "placement": '{"before_us": 2, "after_us": 1}',
+    "upstream sketch": '{"nnodes": 2}',
+    "upstream topology": '{"gpus_per_node": 8}',
+    "profile": 'machine = "ndv2"\nsource = "a log"\n[constants]\n',
+    "report of `taccl run --json`": (
+        '{"collective": "allreduce", "size_bytes": 8, "times": {"median_us": 1.0}, "num_ranks": 2}'
+    ),
+    "answer of a verb with --json": '{"finish_us": 1.0, "digest": "0"}',
+    "topology": "schema = 1\n[nics]\n",
+    "sketch": "schema = 1\n[routing]\n",
+}

@@ -1,0 +1,63 @@
+"""Kinds of files: told by content, named in messages, and followed by what helps."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.file_kinds import _ADVICE, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
+from taccl.measure.logs import read_log
+from taccl.reading import kinds_of
+from tests.outputs import FIELDS, TEXTS
+
+ALL = {**TEXTS, **FIELDS}
+
+
+def test_every_kind_has_a_sample():
+    """No kind goes untried."""
+    assert {each.name for each in _TEXTS} == TEXTS.keys()
+    assert MARKS.keys() | {"topology", "sketch"} == FIELDS.keys()
+    assert ALL.keys() == _ADVICE.keys()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
+    """The first kind that a file is told as is its own."""
+    path = tmp_path / "file"
+    path.write_text(ALL[kind])
+    assert kinds_of(path)[0] == kind
+
+
+@pytest.mark.parametrize("before", ["$ the command\n", "\ufeff", "\n\n", "[1,0]<stdout>:"])
+@pytest.mark.parametrize("kind", ["log of nccl-tests or rccl-tests", "debug log of NCCL (NCCL_DEBUG=INFO)"])
+def test_what_a_shell_puts_before_changes_nothing(kind, before):
+    """A prompt, a byte order mark, empty lines, and a launcher's prefix."""
+    assert kinds_of_text(before + TEXTS[kind]) == [kind]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
+    """As a topology, a sketch, a schedule and a log: what it is, what was expected, and what to do."""
+    path = tmp_path / "a file.txt"
+    path.write_text(TEXTS[kind])
+    are_logs = (*LOGS, "file of logs by pair")
+    readers = (taccl.load, taccl.load_sketch, *(() if kind in are_logs else (read_log,)))
+    for read in readers:
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert f"found {a(kind)}; expected " in caught.value.message
+        assert caught.value.message.endswith(advice_on(kind, str(path)))
+
+
+def test_advice_holds_paths_as_a_shell_takes_them():
+    """A blank in a path is quoted, so that the command can be pasted."""
+    assert advice_on("sketch", "a b.toml") == "`taccl show 'a b.toml'` reads it"
+
+
+def test_unknown_text_is_quoted(tmp_path):
+    """A text of no kind is told by how it begins, and not by a fault in TOML that it never was."""
+    path = tmp_path / "notes.txt"
+    path.write_text("dear reader,\nthis is a letter\n")
+    with pytest.raises(InputError, match="not TOML, and of no tool that is known; it begins 'dear reader,'"):
+        taccl.topologies.load(path)
