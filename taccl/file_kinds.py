@@ -44,13 +44,18 @@ _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: A cell that is a number, and a row with a cell before one; none of TOML, JSON, XML or prose.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 _ROW = rf"[^=\[{{<,\n]*,([^=\[{{<\n]*,)?[^\S\n]*{_NUMBER}[^\S\n]*(,[^=\[{{<\n]*)?$"
+#: The head of a table of times, and of what `taccl compare` writes.
+_TIMES_HEAD = r"[#|\s\"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
+_COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Such a row below comments and at most a head; or a matrix of CUDA's sample.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*([^=\[{{<\n]*,[^=\[{{<\n]*\n)?{_ROW}|P2P=(Enabled|Disabled).*Matrix"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})([^=\[{{<\n]*,[^=\[{{<\n]*\n)?{_ROW}"
+    r"|P2P=(Enabled|Disabled).*Matrix"
 )
 #: Remedies: what to do, or to give instead.
 _SHOW = "`taccl show {file}` reads it"
 _FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
+_FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
 _WRITTEN = "taccl writes it and does not read it; give the schedule or the program that it was made of"
 _NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
 _RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
@@ -103,7 +108,7 @@ _TEXTS = (
     # Of taccl itself, and of what it reads.
     _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
     _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
-    _Text("comparison", r"\A[\w,]*\bbackend,[\w,]*\bfinish_us,", "pandas reads it, and taccl does not"),
+    _Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
     _Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", _SHOW),
     _Text("ASTRA-sim network", r"^npus_count\s*:", _SHOW),
     _Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", _SHOW),
@@ -123,8 +128,8 @@ _TEXTS = (
     _Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", _FIT),
     _Text(
         "table of measured times",
-        r"(?i)\A(.*\n){0,9}[#|\s\"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b",
-        _FIT,
+        rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}",
+        _FIT_TABLE,
     ),
     _Text(
         "output of `nvidia-smi topo -m`",
@@ -211,8 +216,9 @@ _TEXTS = (
     ),
 )
 _ADVICE |= {each.name: each.advice for each in _TEXTS}
-#: Kinds that `taccl fit` reads.
-LOGS = tuple(name for name, advice in _ADVICE.items() if advice == _FIT)
+#: Kinds that `taccl fit` reads, and those that `taccl show` reads.
+LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (_FIT, _FIT_TABLE))
+SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`taccl show {file}`"))
 
 
 def tells(kind: str) -> str:
@@ -240,7 +246,7 @@ def a(kind: str) -> str:
     """A kind with its article."""
     if kind.startswith(("output of", "answer of")):
         return f"the {kind}"
-    return f"a{'n' * (kind[0] in 'aeiou' or kind.startswith('NCCL'))} {kind}"
+    return f"a{'n' * (kind[0].lower() in 'aeiou' or kind.startswith('NCCL'))} {kind}"
 
 
 def wrong_kind(kind: str, file: str, wanted: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -170,7 +171,7 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
-    from taccl.formats.registry import format_of_content
+    from taccl.formats.registry import format_of_content, wrong_format
 
     given, found = picked(options, "topology", "chunk_size", "time_unit_us"), format_of_content(file)
     if found.name == "upstream-algorithm":
@@ -179,11 +180,11 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
         if options.topology is not None:
             given["topology"] = things.topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given)
-    if found.holds == "program":
-        remedy = f"taccl convert {file} OUT.json --topology T --size S"
+    if found.holds == "program" and found.load:
+        remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
-    if found.holds != "schedule":
-        raise InputError(f"found a {found.holds}; expected a schedule; give a file of one", where=file)
+    if found.holds != "schedule" or not found.load:
+        raise wrong_format(file, found, "a schedule")
     refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
     return taccl.load(file)
 

@@ -98,9 +98,9 @@ def format_in(word: str | None) -> FileFormat | None:
 
 
 def held_by(word: str | None) -> str:
-    """What a file holds by its format; empty where that is not known."""
+    """What a file holds by its format; empty where that is not known, or the format is only written."""
     found = format_in(word)
-    return "" if found is None else found.holds
+    return found.holds if found is not None and found.load else ""
 
 
 def sketch_from_word(word: str | None) -> Sketch | None:

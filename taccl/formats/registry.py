@@ -204,6 +204,13 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     raise _unknown(f"JSON with fields {names}" if data else "an empty JSON object", where, kinds)
 
 
+def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
+    """The error of a file that holds another kind of thing than is `wanted`, with what to do with it."""
+    where = os.fspath(path)
+    kind = next(iter(kinds_of(path)), found.holds)
+    return InputError(wrong_kind(kind, where, wanted), where=where)
+
+
 def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
     """What another tool's topology file is, and the function that reads it; None of any other file.
 
@@ -238,9 +245,8 @@ def _usable(each: FileFormat, way: str, path: str | os.PathLike[str]) -> FileFor
     """The format, if it is read (``"load"``) or written (``"dump"``), as it is to be."""
     if not getattr(each, way):
         known = ", ".join(other.name for other in FORMATS if getattr(other, way))
-        kinds = kinds_of(path) if way == "load" else []
-        if kinds:
-            raise InputError(wrong_kind(kinds[0], os.fspath(path)), where=os.fspath(path))
+        if way == "load":
+            raise wrong_format(path, each, "")
         is_not = "written and not read" if way == "load" else "read and not written"
         text = f"{each.name} ({each.description}) is {is_not}; expected one of {known}"
         raise InputError(text, where=os.fspath(path))
@@ -266,17 +272,23 @@ def _kind(thing: object) -> str:
 
 def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
     """The functions that turn a kind of thing, one after the other, into one that a format's writer takes."""
-    if kind == target.holds:
-        return ()
+    steps = _steps(kind, target.holds)
+    if steps is not None:
+        return tuple(resolve_name(WAYS[step]) for step in steps)
+    others = [each.name for each in FORMATS if each.dump and _steps(kind, each.holds) is not None]
+    remedy = f"expected one of {', '.join(others)}" if others else f"no format is written from a {kind}"
+    raise InputError(f"found {target.name}, which cannot hold a {kind}; {remedy}", where="format")
+
+
+def _steps(kind: str, wanted: str) -> list[tuple[str, str]] | None:
+    """Pairs of kinds from one to another; None without a way."""
+    if kind == wanted:
+        return []
     # Whatever is no schedule becomes one first, if it does not become what is wanted at once.
-    for steps in ([(kind, target.holds)], [(kind, "schedule"), ("schedule", target.holds)]):
+    for steps in ([(kind, wanted)], [(kind, "schedule"), ("schedule", wanted)]):
         if all(step in WAYS for step in steps):
-            return tuple(resolve_name(WAYS[step]) for step in steps)
-    raise InputError(
-        f"found a {kind}; {target.name} ({target.description}) holds a {target.holds}, and there is no way "
-        "from the one to the other; choose another format",
-        where="format",
-    )
+            return steps
+    return None
 
 
 def _write(

@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from taccl.errors import FormatError
+from taccl.file_kinds import LOGS
 from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.reading import read_text, reads
@@ -60,7 +61,7 @@ class _LogRun:
     is_osu: bool = False
 
 
-@reads("log of a benchmark")
+@reads("log of a benchmark", *LOGS)
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
     """The measurements in a file.
 

@@ -36,7 +36,7 @@ _NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
-@reads("probe", "matrix of pairs", "file of logs by pair")
+@reads("matrix of pairs", "probe", "file of logs by pair")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """The probe in a file of our own, or in one that another tool wrote.
 
@@ -82,7 +82,10 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        said = f"found a probe whose fields are not of their kind ({error}); write it anew"
+        wrong = (
+            f"without the field {error}" if isinstance(error, KeyError) else f"with a wrong field ({error})"
+        )
+        said = f"found a probe {wrong}; measure it anew with `taccl probe`"
         raise FormatError(said, where=where) from None
 
 

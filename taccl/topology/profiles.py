@@ -8,6 +8,7 @@ three protocols; `rccl` is a fit to published logs, with the same.
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,13 +45,13 @@ def profile_of(topology: Topology) -> Profile | None:
 
 
 def _is_file(profile: str) -> bool:
-    return profile.lower().endswith((".toml", ".json"))
+    return profile.lower().endswith((".toml", ".json")) or os.path.isfile(profile)
 
 
 def find_profile(machine: str, profile: str) -> Profile:
     """The profile of a machine by name, or from a file; `TopologyError` names the known ones."""
     known = {each.name: each for each in PROFILES[machine]}
-    if _is_file(profile):
+    if profile not in known and _is_file(profile):
         from taccl.topology.profile_files import load_profile
 
         return load_profile(profile, known["nominal"])

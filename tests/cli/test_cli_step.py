@@ -35,7 +35,7 @@ def test_a_step_is_transformed_and_executed(run_json, step):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "found a workload; expected a schedule or a program; a step is run with --topology, too"),
+        ((), "found a workload; expected a schedule or a program; `taccl run "),
         (("--topology", "ring:3"), "block: is of 4 ranks, and ring:3 has 3; make them equal"),
         (("--topology", "fully_connected:4", "--in-place"), "--in-place: a step starts ranks of its own"),
     ],
@@ -52,4 +52,4 @@ def test_a_topology_is_for_steps(run, saved):
     """A schedule has one already."""
     code, _, err = run("run", saved, "--topology", "ring:4")
     assert code == 2
-    assert "--topology: is for steps of operations, and found a schedule; leave it out" in err
+    assert "--topology: found a schedule; --topology is for a workload; leave it out" in err

@@ -33,7 +33,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Write a file in another format, and say what is lost."""
-    from taccl.formats.registry import convert, format_named, format_of_content, format_of_name
+    from taccl.formats.registry import convert, format_named, format_of_content, format_of_name, wrong_format
 
     if options.list:
         return _listed()
@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> Answer:
     source = getattr(options, "from")
     reading = format_of_content(options.file) if source is None else format_named(source, where="from")
     writing = format_of_name(options.target) if options.to is None else format_named(options.to, where="to")
+    if not reading.load:
+        raise wrong_format(options.file, reading, "")
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
         example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"
@@ -65,6 +67,10 @@ def run(options: argparse.Namespace) -> Answer:
         except ExportError as error:
             remedy = "; here such options are given as --set NAME=VALUE" if "=" in str(error) else ""
             raise ExportError(f"{error}{remedy}") from None
+        except InputError as error:
+            if error.where != "format":
+                raise
+            raise InputError(error.message, where="--to") from None
     for each in caught:
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     lost = [str(each.message) for each in caught if issubclass(each.category, LossyConversionWarning)]

@@ -8,6 +8,7 @@ import taccl
 from taccl.cli.options import add_options, add_output, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
 from taccl.names import shown, table
+from taccl.units import format_count
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -55,7 +56,9 @@ def _text(found: taccl.Fit) -> str:
         ("largest", f"{values['max_error']:.1%}"),
         ("median of sizes left out", "too few sizes" if left is None else f"{left:.1%}"),
     ]
-    titles = ", ".join(f"{each.series.title} ({len(each.series.size_bytes)} sizes)" for each in found.series)
+    titles = ", ".join(
+        f"{each.series.title} ({format_count(len(each.series.size_bytes), 'size')})" for each in found.series
+    )
     parameters = [
         (p.name, f"{p.value:.4g}", f"{p.low:.4g} to {p.high:.4g}", p.unit, p.source) for p in found.parameters
     ]

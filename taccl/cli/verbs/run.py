@@ -75,7 +75,7 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
         raise InputError("a step starts ranks of its own, out of place; leave this out", where=where)
     program = read(options.file)
     if not isinstance(program, Workload):
-        said = f"is for steps of operations, and found a {type(program).__name__.lower()}; leave it out"
+        said = f"found a {type(program).__name__.lower()}; --topology is for a workload; leave it out"
         raise InputError(said, where="--topology")
     note("transforming and scheduling")
     topology = topology_from_word(options.topology)
@@ -99,13 +99,12 @@ def _run_step(options: argparse.Namespace, note: Callable[[str], None]) -> Answe
 
 def _program(options: argparse.Namespace) -> Program:
     """The program in a file, or the one that its schedule is lowered to."""
-    from taccl.formats.registry import read
+    from taccl.formats.registry import format_of_content, read, wrong_format
     from taccl.program.lower import lower
     from taccl.program.program import Program
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
-    from taccl.workload.workload import Workload
 
     found = read(options.file)
     if isinstance(found, ImplicitSchedule):
@@ -113,9 +112,7 @@ def _program(options: argparse.Namespace) -> Program:
     if isinstance(found, (Schedule, CompactSchedule)):
         return lower(found, in_place=options.in_place)
     if not isinstance(found, Program):
-        said = "a step is run with --topology, too" if isinstance(found, Workload) else "give one of those"
-        kind = type(found).__name__.lower()
-        raise InputError(f"found a {kind}; expected a schedule or a program; {said}", where=options.file)
+        raise wrong_format(options.file, format_of_content(options.file), "a schedule or a program")
     if options.in_place and not found.in_place:
         said = f"the program in {options.file} is out of place; leave it out, or give the schedule"
         raise InputError(said, where="--in-place")

@@ -11,7 +11,9 @@ from taccl.cli.output import Answer, picked
 from taccl.cli.programs import program_answer, program_in
 from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
 from taccl.errors import InputError
+from taccl.file_kinds import SHOWN, wrong_kind
 from taccl.names import note_lines, shown, table
+from taccl.reading import kinds_of
 from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _shown(options: argparse.Namespace, kind: Kind) -> Answer:
+    told = kinds_of(options.thing) if is_file(options.thing) else []
+    if told and told[0] not in SHOWN:
+        wanted = "a schedule, a program, a sketch or a topology"
+        raise InputError(wrong_kind(told[0], options.thing, wanted), where=options.thing)
     if "topology" in kind:
         given = picked(options, "nodes", "profile", "protocol")
         return _of_topology(topology_from_word(options.thing, **given))

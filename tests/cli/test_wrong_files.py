@@ -1,0 +1,133 @@
+"""Files of every kind given to every verb: the message names the kind, and the command in it works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+import taccl
+from taccl.file_kinds import a
+from taccl.formats.registry import write
+from taccl.workload import save_workload
+from tests.foreign import OURS
+from tests.outputs import FIELDS, TEXTS
+from tests.workload.test_replay import block
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning"),
+]
+
+VERBS = {
+    "show": "show {file}",
+    "verify": "verify {file}",
+    "simulate": "simulate {file}",
+    "bound": "bound {file} --collective allgather --size 1KB",
+    "baseline": "baseline ring {file} --collective allgather --size 1KB",
+    "plot": "plot {file} -o {out}.svg --overwrite",
+    "report": "report {file} -o {out}.html --overwrite --budget 0.1",
+    "convert": "convert {file} {out}.toml --overwrite",
+    "fit": "fit {file} --topology dgx-h100",
+    "reorder": "reorder {file} --time-limit 0.1",
+    "run": "run {file} --ranks 1000",
+    "plan": "plan {file} --collective allgather --sizes 1KB,2KB --time-limit 0.1",
+    "explain": "explain {file} --collective allgather --size 1KB",
+    "--topology": "bound --topology {file} --collective allgather --size 1KB",
+    "--profile": "show dgx-h100 --profile {file}",
+    "--hosts": "reorder ring:4 --hosts {file} --time-limit 0.1",
+    "--algorithm": "reorder ring:4 --algorithm {file} --time-limit 0.1",
+    "--measured": "report {schedule} --measured {file} -o {out}.html --overwrite --budget 0.1",
+}
+#: Commands that would search, or start processes, for long; their own tests run them.
+_NOT_RUN = ("taccl run", "taccl probe")
+
+
+@pytest.fixture(scope="module")
+def tried():
+    """Commands that messages named, each of which is run once."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A whole file of each kind that taccl reads or writes, and the top of each that it does not."""
+    folder = tmp_path_factory.mktemp("kinds")
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4_000_000)
+    schedule = taccl.baselines.baseline("ring", problem)
+    found = {kind: folder / f"{number}.txt" for number, kind in enumerate([*TEXTS, *FIELDS])}
+    for kind, path in found.items():
+        path.write_text({**TEXTS, **FIELDS}[kind])
+    formats = {
+        "schedule": "taccl-schedule", "program": "msccl-xml", "plan for MSCCL++": "mscclpp",
+        "timeline": "perfetto", "table of transfers": "csv",
+        "algorithm of the published TACCL tool": "upstream-algorithm",
+    }  # fmt: skip
+    for kind, name in formats.items():
+        write(schedule, found[kind], format=name, overwrite=True)
+    write(problem.topology, found["topology"], format="taccl-topology", overwrite=True)
+    save_workload(block(), folder / "step.toml")
+    taccl.Probe(("a", "b"), latency_us=[[0, 5], [5, 0]]).save(folder / "probe.json")
+    found["sketch"].write_text('schema = 1\nmachine = "ndv2"\n[routing]\nslack = 1\n')
+    log = (
+        "# all_reduce_perf\n"
+        + "#       size         count      type   redop    root     time   algbw   busbw\n"
+    )
+    rates = [(size, 20 + size / 2e5) for size in (4**n for n in range(5, 15))]
+    rows = [
+        f"{size} {size // 4} float sum -1 {us:.2f} {size / us / 1e3:.2f} {1.75 * size / us / 1e3:.2f} 0"
+        for size, us in rates
+    ]
+    found["log of nccl-tests or rccl-tests"].write_text(log + "\n".join(rows) + "\n")
+    fit = taccl.fit([str(found["log of nccl-tests or rccl-tests"])], "dgx-h100")
+    found["profile"].write_text(fit.to_toml(accept=True))
+    others = {
+        "workload": folder / "step.toml", "probe": folder / "probe.json",
+        "upstream topology": OURS / "upstream-taccl/topo/ndv2-2MB.json",
+        "upstream sketch": OURS / "upstream-taccl/sketch/ndv2-n2.json",
+        "NCCL topology": OURS / "nccl-topo/two-cpus-topo.xml", "ASTRA-sim network": OURS / "astra-sim/ring-3.yml",
+        "matrix of pairs": OURS / "pair-matrix/p2p.txt",
+    }  # fmt: skip
+    return {**found, **others}
+
+
+def _advised(err):
+    """Commands between backticks, with names in place of what a reader would choose."""
+    for command in re.findall(r"`(taccl [^`]*)`", err):
+        if not command.startswith(_NOT_RUN) and "FILE" not in command:
+            command = command.replace("--collective NAME", "--collective allreduce")
+            yield command.replace(" MACHINE", " dgx-h100").replace(" NAME", " ring:4")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_kind_is_read_or_named_with_advice_that_works(run, files, tried, tmp_path, monkeypatch, verb):
+    """No kind ends in a fault of ours, or without the file's name; commands in messages succeed."""
+    monkeypatch.chdir(tmp_path)
+    wrong = []
+    for kind, path in files.items():
+        place = {"file": path, "out": tmp_path / "out", "schedule": files["schedule"]}
+        code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
+        if code == 0:
+            continue
+        last = err.strip().splitlines()[-1]
+        if code not in (1, 2) or (code == 2 and str(path) not in last and "error: --" not in last):
+            wrong.append(f"{kind}: {code}: {last}")
+        for command in _advised(last):
+            if command not in tried:
+                tried.add(command)
+                advised = run(*shlex.split(command.replace("OUT.json", "OUT.json --overwrite"))[1:])
+                # A fit that reads the log may still find that no such machine can have written it.
+                if advised[0] != 0 and not (command.startswith("taccl fit") and advised[0] == 1):
+                    wrong.append(f"{kind}: {command}: {advised[2].strip()}")
+    assert "\n".join(wrong) == ""
+
+
+@pytest.mark.parametrize("verb", ["show", "--topology", "convert", "fit", "reorder", "verify", "--measured"])
+@pytest.mark.parametrize("kind", [kind for kind in TEXTS if kind.startswith(("output", "debug", "graph"))])
+def test_outputs_of_other_tools_are_named_by_every_verb(run, files, tmp_path, verb, kind):
+    """The tool, wherever its output is not read."""
+    place = {"file": files[kind], "out": tmp_path / "out", "schedule": files["schedule"]}
+    code, _, err = run(*(word.format(**place) for word in shlex.split(VERBS[verb])))
+    assert code == 0 or f"found {a(kind)}" in err
+    assert code in (0, 2)
