@@ -14,6 +14,7 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
 from taccl.measure.machine import find_machine
+from taccl.measure.mismatch import mismatches
 from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
 from taccl.measure.series import Series
 
@@ -62,6 +63,8 @@ class Fit:
         File and line of each row that disagrees with itself, and why.
     protocols : tuple of int
         Those that were taken, and simple; all, where no log goes down to sizes that tell.
+    notes : tuple of str
+        Differences between the logs and the machine: other GPUs, CPUs, unequal nodes, impossible rates.
     """
 
     machine: str
@@ -71,6 +74,7 @@ class Fit:
     left_out_errors: tuple[float, ...]
     rows_left_out: tuple[str, ...]
     protocols: tuple[int, ...] = (0, 1, 2)
+    notes: tuple[str, ...] = ()
 
     @property
     def median_error(self) -> float:
@@ -145,6 +149,7 @@ class Fit:
                 for each in self.series
             ],
             "rows_left_out": list(self.rows_left_out),
+            "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -209,9 +214,16 @@ def fit(
         taken = tuple(np.unique(np.concatenate([*found.protocols, [2]])).tolist())
     source = ", ".join(os.path.basename(log.path) for log in read)
     rows = tuple(f"{log.path}: {row}" for log in read for row in log.left_out)
+    parameters = _parameters(observed, before, found, source, seed)
+    rates = [
+        (each.name, each.value, prior.value)
+        for each, prior in zip(parameters, before, strict=True)
+        if each.determined and each.name.endswith("_gb_per_s")
+    ]
+    notes = mismatches(read, kept, machine, rates)
     return Fit(
-        machine.name, _parameters(observed, before, found, source, seed), tuple(fitted), tuple(errors),
-        tuple(_left_out(observed, before)), rows, taken,
+        machine.name, parameters, tuple(fitted), tuple(errors), tuple(_left_out(observed, before)), rows,
+        taken, notes,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -20,6 +20,7 @@ from taccl.errors import FormatError
 from taccl.file_kinds import LOGS
 from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
+from taccl.names import first_of, shown
 from taccl.reading import read_text, reads
 
 #: Common words count where the name of a test is sure to be meant.
@@ -43,8 +44,15 @@ _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*
 #: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s", re.IGNORECASE)
+#: What says that buffers were in the memory of the host.
+_HOST_MEMORY = {
+    "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
+    "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
+}
 #: Below such an algbw (GB/s) its two decimals do not tell the number of ranks.
 _TELLING_ALGBW = 1.0
+#: Bus bandwidth that is algorithm bandwidth is so by so much.
+_FACTOR_OFF = 0.01
 #: A stream of messages has come to its bandwidth from such a part of the greatest on.
 _PLATEAU = 0.95
 
@@ -81,16 +89,29 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
     left_out: list[str] = []
     reports = list(_reports(text))
     series = _of_reports(reports, where)
+    notes = ["measured by MPI processes in host memory (taccl run)"] if reports else []
     if not reports:
         runs = _runs(lines, where, left_out, in_place=in_place)
         series = [_of_run(run, where, collective) for run in runs]
+        notes = [*_uneven(runs), *(said for said, form in _HOST_MEMORY.items() if form.search(text))]
     if not series:
         expected = "rows of nccl-tests, rccl-tests, perftest or OSU, or a report of `taccl run --json`"
         told = f" ({left_out[0]})" if left_out else ""
         raise FormatError(f"found no measurement to use{told}; expected {expected}", where=where)
     devices = filter(None, map(_DEVICE.search, lines))
     gpus = frozenset(device[3].strip() for device in devices) - {""}
-    return Log(where, tuple(joined(series)), gpus, tuple(left_out))
+    return Log(where, tuple(joined(series)), gpus, tuple(left_out), tuple(notes))
+
+
+def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
+    """Runs whose hosts have different numbers of ranks, each kind once."""
+    # Lines of a list are easily cut off.
+    whole = [run.hosts for run in runs if len(run.hosts) == max(run.hosts, default=-1) + 1]
+    counts = dict.fromkeys(tuple(Counter(hosts.values()).items()) for hosts in whole)
+    for hosts in counts:
+        if len({count for _, count in hosts}) > 1:
+            listed = first_of([f"{count} on {shown(host, 60)}" for host, count in hosts], 4)
+            yield f"the nodes differ, with ranks {listed}; the model takes nodes to be equal"
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:
@@ -172,7 +193,9 @@ def _collective(run: _LogRun, where: str) -> str:
     stem = os.path.basename(where)
     named = [*(each for each, form in _MENTIONS.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
-    found = [each for each in named if each in possible] or (possible if len(possible) == 1 else [])
+    # sendrecv_perf prints a reduction, though it has none.
+    known = {*possible, POINT_TO_POINT} if abs(_factor(run.rows) - 1) < _FACTOR_OFF else possible
+    found = [each for each in named if each in known] or (possible if len(possible) == 1 else [])
     if found:
         return found[-1]
     kind = {True: "a reduction", False: "no reduction", None: "times"}[run.rows[0].reduces]
@@ -189,7 +212,9 @@ def _may_be(name: str, rows: list[Row]) -> bool:
         return True
     if name == "allreduce":
         return factor > 0.99
-    return abs(factor - 1) < 0.01 if name in ("broadcast", "reduce", POINT_TO_POINT) else factor < 0.9999
+    return (
+        abs(factor - 1) < _FACTOR_OFF if name in ("broadcast", "reduce", POINT_TO_POINT) else factor < 0.9999
+    )
 
 
 def _factor(rows: list[Row]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -91,7 +92,7 @@ class Columns(NamedTuple):
     places: dict[str, tuple[int, float]]
 
     def row(self, line: str, where: str) -> Row | None:
-        """The row in a line; None where its cells are others. `FormatError` if its time is not above 0."""
+        """The row in a line; None where its cells are others. `FormatError` for a cell that is no number."""
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
         before, cells = cells[: -self.width], cells[-self.width :]
         is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
@@ -101,6 +102,10 @@ class Columns(NamedTuple):
             found = {kind: float(cells[place]) * unit for kind, (place, unit) in self.places.items()}
         except ValueError:
             return None
+        for place, _ in self.places.values():
+            if not math.isfinite(float(cells[place])):
+                here = f"{where}, column {len(before) + place + 1}"
+                raise FormatError(f"found {cells[place]}; expected a number above 0; correct it", where=here)
         algbw, busbw = found.get("algbw", found.get("rate", 0.0)), found.get("busbw", 0.0)
         is_bus = not {"time", "algbw", "rate"} & set(found)
         rate = busbw if is_bus else algbw

@@ -55,9 +55,15 @@ class Series:
 
 
 class Log(NamedTuple):
-    """A file of measurements: its series, the GPUs that it names, and the rows that were left out."""
+    """A file of measurements.
+
+    - `gpus`: Names of the GPUs that it lists.
+    - `left_out`: Rows that were left out, each with its line and the reason.
+    - `notes`: Facts about the runs that a model of equal nodes of GPUs does not have.
+    """
 
     path: str
     series: tuple[Series, ...]
     gpus: frozenset[str]
     left_out: tuple[str, ...]
+    notes: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ import argparse
 import taccl
 from taccl.cli.options import add_options, add_output, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
-from taccl.names import shown, table
+from taccl.names import note_lines, shown, table
 from taccl.units import format_count
 
 
@@ -75,4 +75,4 @@ def _text(found: taccl.Fit) -> str:
         lines.append(table([("bytes", "measured us", "predicted us", "off"), *rows], indent="  "))
     if found.rows_left_out:
         lines += ["", *(f"  left out: {shown(row)}" for row in found.rows_left_out)]
-    return "\n".join(lines)
+    return "\n".join(lines + note_lines(found.notes))
