@@ -104,6 +104,14 @@ def gb_per_s(num_bytes: int | None, time_us: Fraction | float) -> float | None:
     return None if num_bytes is None or not time_us else float(num_bytes / time_us / 1000)
 
 
+def format_rates(algbw: float | None, busbw_factor: float) -> str:
+    """Both bandwidths of nccl-tests: ``"algbw 17.44 GB/s, busbw 16.35 GB/s"``; empty for None.
+
+    - `busbw_factor`: Bus bandwidth over algorithm bandwidth.
+    """
+    return "" if algbw is None else f"algbw {algbw:.4g} GB/s, busbw {algbw * busbw_factor:.4g} GB/s"
+
+
 def format_count(number: int, noun: str) -> str:
     """A number of things: ``"1 chunk"``, ``"2 chunks"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,6 +12,7 @@ from taccl.units import (
     exact,
     format_count,
     format_gap,
+    format_rates,
     format_size,
     format_us,
     parse_size,
@@ -178,3 +179,9 @@ def test_endless_times_are_refused() -> None:
 def test_gap_as_text(gap, expected):
     """A gap in percent of the bound; without a bound there is none."""
     assert format_gap(gap) == expected
+
+
+def test_rates_say_which_they_are():
+    """Both bandwidths of nccl-tests by their names, and nothing without a size."""
+    assert format_rates(17.4409, 15 / 16) == "algbw 17.44 GB/s, busbw 16.35 GB/s"
+    assert format_rates(None, 1.0) == ""

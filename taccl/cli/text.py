@@ -30,11 +30,12 @@ def result_answer(result: Result) -> Answer:
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("sketch", str), "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
     "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
-    "bound_us": ("bound", format_us), "gap": ("gap", format_gap), "algbw_gb_per_s": ("GB/s", "{:.4g}".format),
-    "busbw_gb_per_s": ("bus GB/s", "{:.4g}".format), "seconds": ("seconds", "{:.2f}".format),
-    "interval_us": ("interval", format_us), "interval_algbw_gb_per_s": ("GB/s in tiles", "{:.4g}".format),
+    "bound_us": ("bound", format_us), "gap": ("gap", format_gap), "seconds": ("seconds", "{:.2f}".format),
+    "algbw_gb_per_s": ("algbw GB/s", "{:.4g}".format), "busbw_gb_per_s": ("busbw GB/s", "{:.4g}".format),
+    "interval_us": ("interval", format_us),
+    "interval_algbw_gb_per_s": ("algbw GB/s in tiles", "{:.4g}".format),
     "interval_limits": ("limited by", str), "utilisation": ("busy", "{:.1%}".format),
-    "latency_us": ("latency", format_us), "gb_per_s": ("GB/s", "{:.4g}".format),
+    "latency_us": ("latency", format_us), "gb_per_s": ("algbw GB/s", "{:.4g}".format),
     "time_us": ("time by NCCL's model", format_us), "algorithm": ("considered", str),
 }  # fmt: skip
 

@@ -155,7 +155,7 @@ class Plan:
         """The ranges as text, one a row."""
         launches = any(each.schedule.launch for each in self.ranges)
         head = ("from", "to", *(("protocol", "predicted") if launches else ()), "finish", "gap")
-        rows: list[tuple[str, ...]] = [(*head, "GB/s at the end", "schedule")]
+        rows: list[tuple[str, ...]] = [(*head, "algbw GB/s at the end", "schedule")]
         for each in self.ranges:
             gaps = (each.bound_min.gap(each.finish_min), each.bound_max.gap(each.finish_max))
             ends = (format_us(each.predicted_us(finish)) for finish in (each.finish_min, each.finish_max))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_us, gb_per_s
+from taccl.units import format_rates, format_us, gb_per_s
 
 
 class Figures:
@@ -83,8 +83,7 @@ class Figures:
     @property
     def bandwidth_text(self) -> str:
         """Both as text; empty where they are not known."""
-        algbw, busbw = self.algbw_gb_per_s, self.busbw_gb_per_s
-        return "" if algbw is None else f"{algbw:.4g} GB/s (bus {busbw:.4g} GB/s)"
+        return format_rates(self.algbw_gb_per_s, self.busbw_factor)
 
     @property
     def predicted_busbw_gb_per_s(self) -> float | None:

@@ -207,5 +207,5 @@ def test_table_has_a_row_for_each_send():
 def test_repr_has_interval_and_bandwidth():
     """What, where, how often, how fast, and what limits."""
     assert repr(initiation_interval(relay())) == (
-        "SteadyState(broadcast on line: a tile every 3.000 us, 333.33 GB/s; link 0->1 is never idle)"
+        "SteadyState(broadcast on line: a tile every 3.000 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
     )

@@ -32,7 +32,8 @@ class TestBound:
         code, out, _ = run("bound", *SMALL)
         assert code == 0
         for words in (
-            "1.04 us for 1 chunk a rank, so 3.846 GB/s at most",
+            "1.04 us for 1 chunk a rank\n",
+            "algbw 3.846 GB/s, busbw 2.885 GB/s at most",
             "limited by",
             "kind",
             "every cut",

@@ -124,7 +124,7 @@ class TestRepr:
         title, *lines = repr(result).splitlines()
         facts = dict(line.strip().split("  ", 1) for line in lines[: len(result.facts())])
         assert title == "allgather on ring of 4"
-        assert facts["finish"].strip() == "4 us, 1000 GB/s (bus 750 GB/s)"
+        assert facts["finish"].strip() == "4 us, algbw 1000 GB/s, busbw 750 GB/s"
         assert facts["bound"].strip().startswith("4 us for 1 chunk a rank, limited by ")
         assert facts["gap"].strip() == "0.00% (best for 1 chunk a rank under this sketch)"
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"

@@ -11,7 +11,7 @@ from taccl.arguments import checked
 from taccl.collectives import COLLECTIVES
 from taccl.names import shown
 from taccl.problem import Problem
-from taccl.units import format_count, format_us, gb_per_s
+from taccl.units import format_count, format_rates, format_us, gb_per_s
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,17 @@ class Certificate:
         """The bandwidth that no schedule can pass, in GB/s as nccl-tests counts it; None without a size."""
         return gb_per_s(self.problem.size_bytes, self.bound)
 
+    @property
+    def busbw_gb_per_s(self) -> float | None:
+        """The same as bus bandwidth; None without a size."""
+        algbw = self.algbw_gb_per_s
+        return None if algbw is None else algbw * self.problem.collective.busbw_factor
+
+    @property
+    def bandwidth_text(self) -> str:
+        """Both as text; empty where they are not known."""
+        return format_rates(self.algbw_gb_per_s, self.problem.collective.busbw_factor)
+
     @checked
     def gap(self, finish: Fraction) -> float:
         """(finish - bound) / bound; 0 is an optimum in its scope, infinite without a positive bound."""
@@ -93,6 +104,7 @@ class Certificate:
             "scope": self.scope,
             "in_network": self.in_network,
             "algbw_gb_per_s": self.algbw_gb_per_s,
+            "busbw_gb_per_s": self.busbw_gb_per_s,
             "witness": None if self.witness is None else self.witness.to_dict(),
         }
 
@@ -100,11 +112,10 @@ class Certificate:
         """What a notebook shows: the bound, what limits, and what proves it."""
         from taccl.html import card, facts
 
-        bandwidth = self.algbw_gb_per_s
         granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
         rows = [
             ("bound", f"{format_us(self.bound)} for {self.scope}"),
-            ("bandwidth", "" if bandwidth is None else f"{bandwidth:.4g} GB/s at most"),
+            ("bandwidth", self.bandwidth_text and f"{self.bandwidth_text} at most"),
             ("limited by", self.limits),
             ("kind", self.kind),
             ("witness", self.witness_text),
@@ -113,9 +124,8 @@ class Certificate:
         return card(f"bound of {self.problem.title}", facts(rows))
 
     def __repr__(self) -> str:
-        bandwidth = self.algbw_gb_per_s
         return (
             f"Certificate({format_us(self.bound_us)} for {self.scope}"
-            + (f", {bandwidth:.4g} GB/s" if bandwidth is not None else "")
+            + (f", {self.bandwidth_text}" if self.bandwidth_text else "")
             + f": {self.kind}, limited by {shown(self.limits, 300)})"
         )

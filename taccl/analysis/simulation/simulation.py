@@ -240,7 +240,6 @@ class Simulation(Figures):
             details.append(f"{self.tiles} tiles")
         if self.jitter:
             details.append(f"jitter {self.jitter:g}, seed {self.seed}")
-        algbw = self.algbw_gb_per_s
-        rate = "" if algbw is None else f", {algbw:.2f} GB/s"
+        rate = f", {self.bandwidth_text}" if self.bandwidth_text else ""
         finish = f"finish {self.finish_us:.3f} us{self.predicted_text}"
         return f"Simulation({problem.title}, {', '.join(details)}: {finish}{rate})"

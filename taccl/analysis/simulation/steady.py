@@ -22,7 +22,7 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown
 from taccl.schedule.schedule import Schedule
-from taccl.units import gb_per_s
+from taccl.units import format_rates, gb_per_s
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -129,8 +129,8 @@ class SteadyState:
         return sends_table(self.cycle)
 
     def __repr__(self) -> str:
-        algbw = self.algbw_gb_per_s
-        rate = "" if algbw is None else f", {algbw:.2f} GB/s"
+        rates = format_rates(self.algbw_gb_per_s, self.schedule.problem.collective.busbw_factor)
+        rate = f", {rates}" if rates else ""
         return (
             f"SteadyState({self.schedule.problem.title}: a tile every {self.interval_us:.3f} us{rate}; "
             f"{shown(self.limits, 300)})"

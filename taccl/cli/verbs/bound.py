@@ -64,9 +64,9 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
         in_switches = taccl.lower_bound(problem, in_network=True)  # several ranks need one sum of several
     proven = bound.check() if options.check else None
-    limit = f", so {bound.algbw_gb_per_s:.4g} GB/s at most" if bound.algbw_gb_per_s else ""
     rows = [
-        ("bound", f"{format_us(bound.bound)} for {bound.scope}{limit}"),
+        ("bound", f"{format_us(bound.bound)} for {bound.scope}"),
+        *([("bandwidth", f"{bound.bandwidth_text} at most")] if bound.bandwidth_text else []),
         ("limited by", bound.limits),
         ("kind", bound.kind),
         ("every cut", f"{_brief(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),

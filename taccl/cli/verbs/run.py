@@ -132,7 +132,7 @@ def _text(execution: Execution) -> str:
         else:
             verdict = f"all {runs} came to their end; outputs were not judged: the collective is not known"
         lines.append(f"  {verdict}")
-    rows: list[tuple[str, ...]] = [("", "median", "fastest", "algorithm", "bus")]
+    rows: list[tuple[str, ...]] = [("", "median", "fastest", "algbw", "busbw")]
     own = execution.compared_with or "MPI's own"
     for name, times in (("the program", execution.times), (own, execution.mpi_times)):
         if times is not None:
