@@ -62,7 +62,7 @@ def program_answer(program: Program, *, limit: int) -> Answer:
     """A program's figures, whether it works, and its first steps."""
     found = taccl.interpret(program)
     collective = None if program.collective is None else program.collective.name
-    verdict = "ok" if found.ok else format_count(len(found.faults), "fault")
+    verdict = found.verdict
     if found.ok and not found.outputs_checked:
         verdict += ", but outputs were not judged: the collective is not known"
     rows = [
@@ -96,6 +96,7 @@ def program_answer(program: Program, *, limit: int) -> Answer:
     values = {
         "kind": "program", "name": program.name, "collective": collective, **figures,
         "operations": dict(Counter(step.operation for _, step in program.steps())),
-        **picked(found, "ok", "outputs_checked"), "faults": [str(fault) for fault in found.faults],
+        **picked(found, "ok", "outputs_checked", "sizes_bytes"),
+        "hangs_from_bytes": dict(found.hangs_from), "faults": [str(fault) for fault in found.faults],
     }  # fmt: skip
     return Answer("\n".join(lines), values)

@@ -1,4 +1,4 @@
-"""Running a program: threadblocks step by step, queues that hold so much and no more, and what slots hold.
+"""Running a program: threadblocks step by step, queues that hold so many messages, and what slots hold.
 
 What a slot holds is told exactly: whose contributions to which chunks have gone into it. Whoever waits goes
 on as soon as what it waits for is there, before the threadblock that brought it: little is under way at once.
@@ -15,7 +15,7 @@ from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.program.checks import ProgramFault, queue_ends
 from taccl.program.layout import RankLayout, contributions, layouts_of
-from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, StepAddress
+from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 from taccl.units import format_count
 
 #: In place of a rank, where nothing is added up and it does not matter who had a chunk; and of what is twice
@@ -98,18 +98,23 @@ class SlotContents:
 
 
 def execute(
-    program: Program, *, capacity: int | None = None, sent: dict[StepAddress, list[Content]] | None = None
+    program: Program,
+    *,
+    capacity: int | None = None,
+    chunks: int = 1,
+    sent: dict[StepAddress, list[Content]] | None = None,
 ) -> ExecutionState:
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
-    - `capacity`: Chunks that a queue holds; default: as many as the protocol.
+    - `capacity`: Messages that a queue holds; default: as many as the protocol.
+    - `chunks`: Chunks that one message carries at most; those of a step travel together as far as it goes.
     - `sent`: Gets what every step sends, chunk by chunk.
     """
-    return ExecutionState(program, capacity or PROTOCOLS[program.protocol], sent).run()
+    return ExecutionState(program, capacity or PROTOCOLS[program.protocol], chunks, sent).run()
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
-    """All steps in an order that dependencies and messages allow, with so many chunks in a queue."""
+    """All steps in an order that dependencies and messages of one chunk allow, so many in a queue."""
     execution = execute(program, capacity=capacity)
     if execution.stuck is not None:
         raise InputError(str(execution.stuck), where="program")
@@ -117,7 +122,7 @@ def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[Step
 
 
 class _Wait(NamedTuple):
-    """What a threadblock waits for: that a step of its rank is done, or a chunk, or room, in a queue."""
+    """What a threadblock waits for: that a step of its rank is done, or a message, or room, in a queue."""
 
     what: Literal["a step", "a chunk", "room"]
     where: StepAddress | Queue | None
@@ -133,15 +138,15 @@ class ExecutionState:
     """
 
     def __init__(
-        self, program: Program, capacity: int, sent: dict[StepAddress, list[Content]] | None
+        self, program: Program, capacity: int, chunks: int, sent: dict[StepAddress, list[Content]] | None
     ) -> None:
-        self.program, self.capacity, self.sent = program, capacity, sent
+        self.program, self.capacity, self.chunks, self.sent = program, capacity, chunks, sent
         self.memory = [SlotContents(program, r, where) for r, where in enumerate(layouts_of(program))]
         self.done: list[StepAddress] = []
         self.stuck: ProgramFault | None = None
         self.blocks = dict(program.threadblocks())
         self.position: dict[Block, int] = dict.fromkeys(self.blocks, 0)
-        self.queues: dict[Queue | None, deque[Content]] = defaultdict(deque)
+        self.queues: dict[Queue | None, deque[list[Content]]] = defaultdict(deque)
         self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
 
     def run(self) -> Self:
@@ -168,31 +173,41 @@ class ExecutionState:
             for other, index in step.depends:
                 if self.position[rank, other] <= index:
                     yield _Wait("a step", StepAddress(rank, other, index))
-            for i in range(max(step.count, 1)):
+            for begin in range(0, max(step.count, 1), self.chunks):
+                end = min(begin + self.chunks, max(step.count, 1))
                 if parts.receives and not self.queues[incoming]:
                     yield _Wait("a chunk", incoming)
                 if parts.sends and len(self.queues[outgoing]) >= self.capacity:
                     yield _Wait("room", outgoing)
-                src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
-                content, woken = Content(), list[Block]()
+                contents, woken = [Content()] * (end - begin), list[Block]()
                 if parts.receives:
-                    content = self.queues[incoming].popleft()
+                    contents = self.queues[incoming].popleft()
                     woken += self.waiting.pop(_Wait("room", incoming), ())
-                if parts.reads and src is not None:
-                    content += memory[src]
-                if parts.writes and dst is not None:
-                    memory[dst] = memory[dst] + content if step.operation == "reduce" else content
+                contents = [
+                    self._move(step, memory, i, content) for i, content in enumerate(contents, start=begin)
+                ]
                 if parts.sends:
-                    self.queues[outgoing].append(content)
+                    self.queues[outgoing].append(contents)
                     if self.sent is not None:
-                        self.sent.setdefault(address, []).append(content)
+                        self.sent.setdefault(address, []).extend(contents)
                     woken += self.waiting.pop(_Wait("a chunk", outgoing), ())
-                if i + 1 >= step.count:
+                if end >= step.count:
                     self.position[block] += 1
                     self.done.append(address)
                     woken += self.waiting.pop(_Wait("a step", address), ())
                 if woken:
                     yield woken
+
+    @staticmethod
+    def _move(step: Step, memory: SlotContents, i: int, content: Content) -> Content:
+        """The result of a step's i-th chunk, from what was received of it; written where the step writes."""
+        parts = OPERATIONS[step.operation]
+        src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
+        if parts.reads and src is not None:
+            content += memory[src]
+        if parts.writes and dst is not None:
+            memory[dst] = memory[dst] + content if step.operation == "reduce" else content
+        return content
 
     def _explain(self) -> ProgramFault:
         """The steps that wait for each other, or the one that waits for what never comes."""

@@ -7,8 +7,8 @@ is right if exactly the right contributions were added, each once, and nothing t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -17,11 +17,20 @@ from taccl.collective import Collective
 from taccl.errors import VerificationError
 from taccl.names import first_of, listed
 from taccl.program.checks import ProgramFault, check_queues, check_sizes, check_steps
-from taccl.program.execution import ANYONE, Content, SlotContents, content_at_start, contents_of, execute
+from taccl.program.execution import (
+    ANYONE,
+    Content,
+    ExecutionState,
+    SlotContents,
+    content_at_start,
+    contents_of,
+    execute,
+)
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
+from taccl.program.queues import LIBRARIES, NO_LIMIT, chunks_per_message, first_size
 from taccl.program.races import find_races
-from taccl.units import format_count
+from taccl.units import format_count, format_size
 
 #: No more faults than these are listed, and no more parts of a sum in one.
 _MOST_FAULTS, _MOST_NAMED = 100, 4
@@ -48,16 +57,35 @@ class Interpretation:
         Steps that were run to their end.
     outputs_checked : bool
         Whether it is known what the outputs must be, and everything ran so that they could be looked at.
+    sizes_bytes : tuple of int, optional
+        Smallest and largest size for which the verdict holds, both included; None: every size.
+    hangs_from : dict of str to int
+        {library: the smallest of these sizes at which it hangs}; empty if it hangs at none.
     """
 
     faults: tuple[ProgramFault, ...]
     num_steps: int
     outputs_checked: bool
+    sizes_bytes: tuple[int, int] | None = None
+    hangs_from: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
         """Whether the program has no fault."""
         return not self.faults
+
+    @property
+    def verdict(self) -> str:
+        """``"ok"`` or the number of faults, and the sizes for which that holds."""
+        sizes = "all sizes"
+        if self.sizes_bytes is not None:
+            least, most = self.sizes_bytes
+            sizes += f" from {format_size(least)} " + (
+                "on" if most >= NO_LIMIT else f"to {format_size(most)}"
+            )
+        if self.ok:
+            return f"ok for {sizes}"
+        return f"{format_count(len(self.faults), 'fault')} in a check of {sizes}"
 
     def raise_if_failed(self) -> None:
         """Do nothing of a correct program.
@@ -78,19 +106,22 @@ class Interpretation:
 
     def __repr__(self) -> str:
         unchecked = "" if self.outputs_checked else ", outputs not checked"
-        verdict = "ok" if self.ok else self._text()
+        verdict = self.verdict if self.ok else self._text()
         return f"Interpretation({format_count(self.num_steps, 'step')} run{unchecked}: {verdict})"
 
 
 @checked
 def interpret(program: Program, *, capacity: int | None = None) -> Interpretation:
-    """Run a program and judge it.
+    """Run a program and judge it for all sizes that it is meant for (`Program.sizes_bytes`).
+
+    Only whether it hangs depends on the size: the larger chunks are, the fewer of a step fit into one message
+    (`taccl.program.queues`). The verdict is the stricter of NCCL's and RCCL's default buffers.
 
     Parameters
     ----------
     capacity : int, optional
-        Chunks that a queue holds before a send must wait; default: 2 for Simple, 8 for LL and LL128. A
-        program that runs with 1 runs with any.
+        Chunks that a queue holds before a send must wait, each a message of its own. A program that runs with
+        1 runs at every size. Default: 2 messages for Simple, 8 for LL and LL128, of as many chunks as fit.
     """
     faults: list[ProgramFault] = []
 
@@ -101,16 +132,54 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
     report(check_steps(program))
     report(check_queues(program))
     report(check_sizes(program, layouts))
+    sizes = None if capacity is not None else program.sizes_bytes
     if any(fault.kind == "step" or (fault.kind == "queue" and fault.steps) for fault in faults):
-        return Interpretation(tuple(faults), 0, outputs_checked=False)
-    execution = execute(program, capacity=capacity)
-    if execution.stuck is not None:
-        faults.append(execution.stuck)
+        return Interpretation(tuple(faults), 0, outputs_checked=False, sizes_bytes=sizes)
+    execution, hang, hangs_from = _run_at_all_sizes(program, capacity)
+    report(iter([hang] if hang is not None else []))
     report(find_races(program, execution))
-    if execution.stuck is not None or collective is None:
-        return Interpretation(tuple(faults), len(execution.done), outputs_checked=False)
-    report(_check_contents(execution.memory, layouts, collective, in_place=program.in_place))
-    return Interpretation(tuple(faults), len(execution.done), outputs_checked=True)
+    checked = execution.stuck is None and collective is not None
+    if checked:
+        assert collective is not None
+        report(_check_contents(execution.memory, layouts, collective, in_place=program.in_place))
+    return Interpretation(tuple(faults), len(execution.done), checked, sizes, hangs_from)
+
+
+def _run_at_all_sizes(
+    program: Program, capacity: int | None
+) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
+    """The furthest run, and why it hangs at some of the program's sizes: from which on, by library."""
+    most_chunks = max((step.count for _, step in program.steps()), default=1)
+    fewest = most = 1
+    least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
+    if capacity is None:
+        fewest = min(chunks_per_message(program, most_bytes, each) for each in LIBRARIES)
+        most = max(chunks_per_message(program, least_bytes, each) for each in LIBRARIES)
+    # One message of all chunks of a step is as good as any larger one.
+    fewest, most = (max(1, min(each, most_chunks)) for each in (fewest, most))
+    last = execute(program, capacity=capacity, chunks=fewest)
+    if last.stuck is None:
+        return last, None, {}
+    # It hangs with `fewest` chunks a message; it may run with more, as at smaller sizes.
+    best = execute(program, capacity=capacity, chunks=most) if most > fewest else last
+    if best.stuck is not None:
+        hangs = {} if capacity is not None else dict.fromkeys(LIBRARIES, least_bytes)
+        return best, best.stuck, hangs
+    low, high = fewest, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = execute(program, capacity=capacity, chunks=middle)
+        low, high, last, best = (
+            (low, middle, last, found) if found.stuck is None else (middle, high, found, best)
+        )
+    hangs = {each: max(first_size(program, low, each), least_bytes) for each in LIBRARIES}
+    hangs = {each: size for each, size in hangs.items() if size <= most_bytes}
+    assert last.stuck is not None
+    sizes = {each: f"above {format_size(size - 1)}" for each, size in hangs.items()}
+    told = ", ".join(f"{size} with {each}" for each, size in sizes.items())
+    if len(set(sizes.values())) == 1:
+        told = min(sizes.values())
+    return best, replace(last.stuck, message=f"hangs {told}: {last.stuck.message}"), hangs
 
 
 def _check_contents(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from taccl.program.checks import parcels_of
 from taccl.program.execution import Content, contents_of, execute
 from taccl.program.interpret import interpret
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, Queue, StepAddress
+from taccl.program.queues import MAX_CHUNKS
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.topology import Topology
@@ -70,7 +71,7 @@ def lift(
     InputError
         If ranks or sizes do not fit, two ranks have no link, or the program does not say what it is for.
     VerificationError
-        If the program hangs, races or computes something else (`taccl.interpret`).
+        If the program hangs at the size, races or computes something else (`taccl.interpret`).
     """
     if topology is None:
         raise InputError("a program does not say what it runs on; give topology=...", where="topology")
@@ -82,7 +83,13 @@ def lift(
             "give a topology with as many (--nodes)",
             where="topology",
         )
-    interpret(program).raise_if_failed()
+    # It may be meant for other sizes, at which it hangs or does not.
+    if size is not None:
+        size_bytes = parse_size(size)
+    else:
+        assert chunk_size is not None, "one of the two sizes is given"
+        size_bytes = parse_size(chunk_size, where="chunk_size") * program.size_chunks
+    interpret(replace(program, sizes_bytes=(size_bytes, size_bytes))).raise_if_failed()
     sent = _trace(program)
     collective = program.collective
     assert collective is not None, "tracing raised"
@@ -166,7 +173,8 @@ def _trace(program: Program) -> list[TracedMessage]:
             "it does not say which collective it is for; read it with collective=...", where=program.name
         )
     contents: dict[StepAddress, list[Content]] = {}
-    execution = execute(program, sent=contents)
+    # A message of a whole step waits least: what it carries does not depend on that.
+    execution = execute(program, chunks=MAX_CHUNKS, sent=contents)
     assert execution.stuck is None, "a program is traced once it was interpreted"
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
     derived = {

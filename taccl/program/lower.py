@@ -4,9 +4,9 @@ Every send becomes a step at its source and one at its destination, on the slots
 of a threadblock are in order of the *end* of their sends. A step waits for the steps of its rank that wrote
 what it reads, and that used what it overwrites.
 
-No such program can deadlock, however little its queues hold: a send and its receive go hand in hand
-at the end of the send, and whatever either of the two waits for ends earlier (or together with it, and comes
-before it in one order of all sends). So the sends can be done in that order.
+No such program can deadlock, at any size and however little its queues hold: a send and its receive go
+hand in hand at the end of the send, and whatever either of the two waits for ends earlier (or together with
+it, and comes before it in one order of all sends). So the sends can be done in that order.
 """
 
 from __future__ import annotations

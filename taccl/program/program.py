@@ -26,7 +26,7 @@ BUFFERS = ("input", "output", "scratch")
 #: A threadblock: its rank, and its number there.
 Block = tuple[int, int]
 
-#: Transfers that may be on their way in one queue before the next one waits for room.
+#: Messages that a queue holds before the next one waits for room (`taccl.program.queues`).
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 
 
@@ -158,7 +158,7 @@ class Program:
     in_place : bool
         Whether input and output are one buffer, the smaller inside the larger.
     protocol : str
-        One of `PROTOCOLS`: how many transfers a queue holds.
+        One of `PROTOCOLS`: how many messages a queue holds.
     node_of_rank : tuple of int, optional
         The node of every rank, where it is known: some runtimes reach ranks of other nodes by other means. It
         changes nothing of what the program does, and makes no two programs differ.
@@ -206,6 +206,13 @@ class Program:
     def num_channels(self) -> int:
         """One more than the highest channel in use; at least one."""
         return 1 + max((threadblock.channel for _, threadblock in self.threadblocks()), default=0)
+
+    @property
+    def size_chunks(self) -> int:
+        """Chunks that a size is cut into: those of the larger of a rank's two buffers; at least one."""
+        if self.collective is not None:
+            return max(1, self.collective.size_chunks)
+        return max([1, *(max(rank.input_chunks, rank.output_chunks) for rank in self.ranks)])
 
     @property
     def max_threadblocks(self) -> int:

@@ -4,8 +4,8 @@ A step's chunks travel as one message, tagged with its channel.
 
 A queue holds what its sender has copied out and its receiver has not taken yet: a synchronous send is done
 once its receive has begun. There are never more of them than the protocol has room for, so a program waits
-here where it waits in the interpreter, and nowhere else: a message of several chunks asks for less room than
-its chunks one by one.
+here where it waits in the interpreter at sizes at which a message holds all chunks of a step
+(`taccl.program.queues`), and nowhere else.
 """
 
 from __future__ import annotations

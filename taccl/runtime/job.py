@@ -49,7 +49,7 @@ class RunJob:
     @property
     def size_bytes(self) -> int:
         """The larger of one rank's input and output buffer."""
-        return self.chunk_bytes * _size_chunks(self.program)
+        return self.chunk_bytes * self.program.size_chunks
 
     def to_dict(self) -> dict[str, Any]:
         """The job as plain values."""
@@ -85,7 +85,7 @@ def make_job(
         )
     size_bytes = parse_size(size)
     _check(program)
-    per_chunk = _wire(dtype).itemsize * _size_chunks(program)
+    per_chunk = _wire(dtype).itemsize * program.size_chunks
     return RunJob(program, -(-size_bytes // per_chunk), dtype, repetitions, timeout_s, seed)
 
 
@@ -122,9 +122,3 @@ def _check(program: Program) -> None:
     if faults:
         lines = ["the program cannot be executed:", *listed(faults, most=5)]
         raise VerificationError("\n".join(lines), violations=faults)
-
-
-def _size_chunks(program: Program) -> int:
-    if program.collective is not None:
-        return max(1, program.collective.size_chunks)
-    return max(1, *(max(rank.input_chunks, rank.output_chunks) for rank in program.ranks))

@@ -47,6 +47,61 @@ def test_show_says_what_a_program_does(run):
     assert "... and 10 more" in out
 
 
+def test_verify_says_for_which_sizes_a_program_runs(run_json):
+    """A program that hangs at every size of its file: the sizes, and from which on, by library."""
+    code, found = run_json("verify", HANGING)
+    assert (code, found["ok"], found["sizes_bytes"]) == (1, False, [0, 2**27])
+    assert found["hangs_from_bytes"] == {"NCCL": 0, "RCCL": 0}
+
+
+@pytest.fixture
+def execution_plan(direct, run, tmp_path):
+    """The same as an MSCCL++ plan."""
+    target = tmp_path / "direct.plan.json"
+    assert run("convert", direct, target, "--set", "ranks_per_node=4")[0] == 0
+    return target
+
+
+def test_verify_runs_an_execution_plan(execution_plan, run, run_json):
+    """MSCCL++'s plan is judged by the executor's rules, its outputs included."""
+    assert ": ok: an MSCCL++ plan of " in run("verify", execution_plan)[1]
+    code, found = run_json("verify", execution_plan)
+    assert (code, found["ok"], found["outputs_checked"], found["num_ranks"]) == (0, True, True, 4)
+
+
+def test_verify_names_the_fault_of_an_execution_plan(execution_plan, run):
+    """A wait that is left out is a race."""
+    execution_plan.write_text(execution_plan.read_text().replace('"wait"', '"nop"', 1))
+    code, out, error = run("verify", execution_plan)
+    assert code == 1
+    assert "race: nothing orders" in out
+    assert "the plan has 1 fault" in error
+
+
+def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
+    """No ranks: verify says what to do, and so does what cannot read such plans; neither advises the other."""
+    path = tmp_path / "plan.json"
+    path.write_text(
+        '{"name": "x", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": []}'
+    )
+    assert "found no gpus; expected an MSCCL++ plan with one for each rank" in run("verify", path)[2]
+    for verb in (("convert", path, tmp_path / "x.json"), ("simulate", path, "--topology", "ring:2")):
+        assert "written and not read; give the file that it was made from" in run(*verb)[2]
+
+
+def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
+    """The index of a folder that ``taccl plan`` wrote; a program that is spoiled afterwards is found."""
+    words = ("--topology", "fully-connected:2", "--collective", "allgather", "--sizes", "4KB,64KB")
+    assert run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")[0] == 0
+    index = tmp_path / "p" / "plan.json"
+    code, found = run_json("verify", index)
+    assert (code, found["ok"]) == (0, True)
+    assert len(found["files"]) == sum(len(each["files"]) for each in json.loads(index.read_text())["ranges"])
+    path = tmp_path / "p" / "range-01.xml"
+    path.write_text(path.read_text().replace('srcoff="0"', 'srcoff="1"'))
+    assert run("verify", index)[0] == 1
+
+
 def test_a_program_becomes_a_schedule(direct, run, tmp_path):
     """Converted on a topology, it is a file that verifies."""
     target = tmp_path / "schedule.json"

@@ -1,31 +1,71 @@
-"""``taccl verify``: check a schedule against its topology, collective and sketch."""
+"""``taccl verify``: check a schedule, a program, an MSCCL++ plan, or all files of a plan of ranges."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import asdict
 
 import taccl
 from taccl.cli.options import add_schedule, schedule_in
 from taccl.cli.output import Answer, picked
+from taccl.errors import FormatError, InputError, VerificationError
 from taccl.names import shown
-from taccl.units import format_count, format_us
+from taccl.units import format_count, format_size, format_us
 
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_schedule(verb, also="or a program (MSCCL XML)")
+    add_schedule(verb, also="or a program (MSCCL XML, MSCCL++ plan)")
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Check a schedule against its topology, collective and sketch; or run a program, and judge it."""
+    """Check a schedule against its problem; or run a program or a plan, and judge it."""
+    from taccl.reading import kinds_of
+
+    if "plan" in kinds_of(options.file):
+        return _index(options.file, options)
+    return _file(options.file, options)
+
+
+def _index(file: str, options: argparse.Namespace) -> Answer:
+    """Check every file that the index of a plan of ranges names."""
+    from taccl.reading import parse_json, read_text
+
+    document = parse_json(read_text(file), source=file)
+    try:
+        names = [name for each in document["ranges"] for name in each["files"].values()]
+    except (AttributeError, LookupError, TypeError):
+        said = "found an index of a plan that names no files; write it with taccl plan -o DIR"
+        raise FormatError(said, where=file) from None
+    answers = [_part(os.path.join(os.path.dirname(file), str(name)), options) for name in names]
+    broken = sum(bool(each.complaint) for each in answers)
+    verdict = f"{format_count(broken, 'file')} of {len(answers)} with faults" if broken else "ok"
+    lines = [f"{shown(file)}: {verdict}: a plan of {format_count(len(answers), 'file')}"]
+    lines += [each.text for each in answers]
+    values = {"file": file, "ok": not broken, "files": [each.values for each in answers]}
+    return Answer("\n".join(lines), values, f"{shown(file)}: {verdict}" if broken else "")
+
+
+def _part(file: str, options: argparse.Namespace) -> Answer:
+    """Check one file of a plan; one that cannot be read is a fault of the plan."""
+    try:
+        return _file(file, options)
+    except InputError as error:
+        said = str(error)
+        return Answer(said, {"file": file, "ok": False, "faults": [said]}, said)
+
+
+def _file(file: str, options: argparse.Namespace) -> Answer:
+    """Check the schedule, program or MSCCL++ plan in a file."""
     from taccl.cli.text import transfers_text
     from taccl.formats.published.algorithm import retimed
     from taccl.formats.registry import format_of_content
 
-    file = options.file
-    if format_of_content(file).name == "msccl-xml":
-        return _program(file)
+    by_format = {"msccl-xml": _program, "mscclpp": _plan}
+    check = by_format.get(format_of_content(file).name)
+    if check is not None:
+        return check(file)
     schedule = schedule_in(file, options)
     found = taccl.verify(schedule)
     verdict = "ok" if found.ok else format_count(len(found.violations), "violation")
@@ -55,12 +95,49 @@ def _program(file: str) -> Answer:
     found = taccl.interpret(program)
     steps = format_count(program.num_steps, "step")
     ranks = format_count(len(program.ranks), "rank")
-    verdict = "ok" if found.ok else format_count(len(found.faults), "fault")
-    lines = [f"{shown(file)}: {verdict}: a program of {steps} on {ranks}"]
+    lines = [f"{shown(file)}: {found.verdict}: a program of {steps} on {ranks}"]
     lines += [f"  {fault}" for fault in found.faults]
     values = {
         "file": file, "ok": found.ok, "num_steps": program.num_steps, "num_ranks": len(program.ranks),
+        "sizes_bytes": found.sizes_bytes, "hangs_from_bytes": dict(found.hangs_from),
         "faults": [picked(each, "kind", "message", "rank", "chunk") for each in found.faults],
     }  # fmt: skip
-    complaint = "" if found.ok else f"{shown(file)}: the program has {verdict}"
+    faults = format_count(len(found.faults), "fault")
+    complaint = "" if found.ok else f"{shown(file)}: the program has {faults}"
     return Answer("\n".join(lines), values, complaint)
+
+
+def _plan(file: str) -> Answer:
+    """Run an MSCCL++ plan by the executor's rules, and say whether it can hang, race or end up wrong."""
+    from taccl.formats.mscclpp.executor import verify_plan
+    from taccl.reading import parse_json, read_text
+
+    plan = parse_json(read_text(file), source=file)
+    fault = ""
+    judged = False
+    try:
+        judged = verify_plan(plan)
+    except FormatError as error:
+        raise FormatError(error.message, where=file) from None
+    except VerificationError as error:
+        fault = str(error)
+    ranks = format_count(len(plan["gpus"]), "rank")
+    operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
+    sizes = f"from {format_size(plan.get('min_message_size', 0))} "
+    sizes += f"to {format_size(plan['max_message_size'])}" if "max_message_size" in plan else "on"
+    verdict = (
+        "1 fault" if fault else "ok" if judged else "ok, but outputs were not judged: a collective of its own"
+    )
+    place = "in place" if plan["inplace"] else "out of place"
+    steps = format_count(operations, "operation")
+    head = f"{shown(file)}: {verdict}: an MSCCL++ plan of {steps} on {ranks}, {place}, for sizes {sizes}"
+    values = {
+        "file": file,
+        "ok": not fault,
+        "num_operations": operations,
+        "num_ranks": len(plan["gpus"]),
+        "outputs_checked": judged,
+        "faults": [fault] if fault else [],
+    }
+    complaint = f"{shown(file)}: the plan has 1 fault" if fault else ""
+    return Answer("\n".join([head, *([f"  {fault}"] if fault else [])]), values, complaint)

@@ -20,6 +20,7 @@ from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
+from taccl.program.queues import NO_LIMIT
 from taccl.reading import read_text
 
 #: Types of steps.
@@ -30,6 +31,8 @@ TYPES = {
 }  # fmt: skip
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
+#: What RCCL and the MSCCL executor call collectives, where MSCCL has another name.
+_ALIASES = {"reducescatter": "reduce_scatter"}
 _LIMIT_BYTES = 64 * 10**6
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
@@ -89,7 +92,8 @@ class _File:
         self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
         self.num_channels = self._number(algo, "nchannels", 1, limits.MAX_CHANNELS)
         self.size = self._number(algo, "nchunksperloop", 1, 2**20)
-        self.kind = self._choice(algo, "coll", _COLLECTIVES)
+        kind = self._choice(algo, "coll", (*_COLLECTIVES, *_ALIASES))
+        self.kind = _ALIASES.get(kind, kind)
         self.in_place = bool(self._number(algo, "inplace", 0, 1))
 
     def program(self, collective: Collective | None, root: int | None) -> Program:
@@ -98,7 +102,8 @@ class _File:
         if len(name) > limits.MAX_NAME:
             raise algo.error(f"name has {len(name)} characters; expected at most {limits.MAX_NAME}")
         least = self._number(algo, "minBytes", 0, 2**63 - 1, default=0)
-        most = self._number(algo, "maxBytes", 0, 2**63 - 1, default=2**27)
+        # RCCL and the MSCCL executor read 0 as no limit; MSCCL itself accepts it with minBytes 0 alone.
+        most = self._number(algo, "maxBytes", 0, NO_LIMIT, default=2**27) or NO_LIMIT
         if least > most:
             raise algo.error(f"minBytes is {least} and maxBytes {most}; expected a range")
         gpus = {self._number(gpu, "id", 0, self.num_ranks - 1): gpu for gpu in algo.all("gpu")}

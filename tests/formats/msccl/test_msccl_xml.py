@@ -42,6 +42,21 @@ def test_files_that_hang(path):
     assert (fault.kind, fault.steps) == ("deadlock", (StepAddress(0, 0, 0), StepAddress(1, 0, 0)))
 
 
+@pytest.mark.parametrize("path", foreign_files("reported/allpairs*.xml"))
+def test_all_pairs_in_one_step_work(path):
+    """Each rank sends three chunks in one step before it receives: for all sizes of the file that is one message."""
+    assert interpret(load_msccl_xml(path)).verdict == "ok for all sizes from 6KiB to 192KiB"
+
+
+def test_names_and_limits_of_rccl_are_read(valid):
+    """RCCL calls reduce-scatter ``reducescatter``, and ``maxBytes="0"`` is no limit there."""
+    assert parse_msccl_xml(re.sub('maxBytes="[0-9]+"', 'maxBytes="0"', valid)).sizes_bytes[1] == 2**63 - 1
+    text = dump_msccl_xml(program_of("reduce_scatter"))
+    renamed = text.replace('coll="reduce_scatter"', 'coll="reducescatter"')
+    assert renamed != text
+    assert parse_msccl_xml(renamed) == parse_msccl_xml(text)
+
+
 def _without_a_wait(text, line, depends):
     """The file with a step that only waits made to wait for nothing."""
     assert line + depends in text

@@ -1,0 +1,54 @@
+"""Room in a queue between two ranks: the number of messages it holds, and the chunks that one carries.
+
+The kernels of MSCCL cut a step of several chunks into messages of at most one buffer slot each, and a queue
+holds a fixed number of messages (`PROTOCOLS`), however small they are. So a step of several small chunks is
+one message, and the same step of large chunks is several.
+
+The number of messages of a step never falls as sizes grow. A program that runs to its end with some number of
+messages a step does so with fewer: keep of every step's messages the last ones, at both ends, at the times
+that they have in that run. Every queue then holds no more than it did, each message still comes before its
+receive, and a step begins no earlier and ends when it did. So a program that hangs at one size hangs at every
+larger one.
+
+Large chunks go through in several rounds of all steps. A round that ends leaves every queue empty, and what
+waits does not depend on timing, so that one round decides for all.
+
+Sources: ``msccl_setup.cc`` and ``msccl_kernel_impl.h`` of RCCL 2.21.5, ``enqueue.cc`` and
+``msccl_interpreter.h`` of microsoft/msccl (NCCL 2.12.12), and ``msccl_setup.cc`` of Azure/msccl-executor-nccl
+(NCCL 2.23.4).
+"""
+
+from __future__ import annotations
+
+from taccl.program.program import Program
+
+#: In place of a largest size in bytes: there is none.
+NO_LIMIT = 2**63 - 1
+#: Chunks that one message carries at most (``MSCCL_MAX_COUNT - 1``).
+MAX_CHUNKS = 71
+#: Payload of a message in bytes at most, by library and protocol, with the default buffer sizes. Simple:
+#: half of a 4 MiB buffer. LL: half of a slot of 8 lines x 16 bytes x 512 (NCCL) or 256 (RCCL) threads. LL128:
+#: 15/16 of a slot of 120 x 640 words (NCCL), 7/8 of one of 28 x 256 words (RCCL).
+LIBRARIES = {
+    "NCCL": {"Simple": 2**21, "LL": 2**15, "LL128": 576_000},
+    "RCCL": {"Simple": 2**21, "LL": 2**14, "LL128": 50_176},
+}
+#: They count with one slot of the Simple buffer, not four (``BROADCAST_CHUNKSTEPS``, ``REDUCE_CHUNKSTEPS``).
+_ONE_STEP = ("broadcast", "reduce")
+
+
+def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
+    """Chunks that one message carries at most, at a size as nccl-tests counts it."""
+    chunk_bytes = max(-(-size_bytes // program.size_chunks), 1)
+    return min(max(_payload(program, library) // chunk_bytes, 1), MAX_CHUNKS)
+
+
+def first_size(program: Program, chunks: int, library: str) -> int:
+    """Smallest size in bytes at which a message carries at most so many chunks, fewer than `MAX_CHUNKS`."""
+    return _payload(program, library) // (chunks + 1) * program.size_chunks + 1
+
+
+def _payload(program: Program, library: str) -> int:
+    payload = LIBRARIES[library][program.protocol]
+    is_one_step = program.collective is not None and program.collective.name in _ONE_STEP
+    return payload // 4 if is_one_step and program.protocol == "Simple" else payload

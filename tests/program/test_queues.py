@@ -1,0 +1,193 @@
+"""Room in queues by size: what hangs at large sizes only, and from which size on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl.errors import VerificationError
+from taccl.program.execution import execute
+from taccl.program.interpret import interpret
+from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, chunks_per_message, first_size
+from tests.fuzzing import cases
+
+MIB = 2**20
+
+
+def exchange(count: int, protocol: str = "Simple", *, num_ranks: int = 2, num_steps: int = 1) -> Program:
+    """All pairs, in place: each rank sends its chunks to every other in some steps before it receives."""
+    own, per_step = count * num_steps, count
+    collective = taccl.collectives.allgather(num_ranks, chunks_per_rank=own)
+
+    def step(operation: str, rank: int, i: int) -> Step:
+        slot = Slot("output", rank * own + i * per_step)
+        return Step(operation, *((slot, None) if operation == "send" else (None, slot)), count=per_step)
+
+    ranks = []
+    for rank in range(num_ranks):
+        blocks = [
+            Threadblock(
+                (
+                    *(step("send", rank, i) for i in range(num_steps)),
+                    *(step("receive", peer, i) for i in range(num_steps)),
+                ),
+                send_to=peer,
+                receive_from=peer,
+            )
+            for peer in range(num_ranks)
+            if peer != rank
+        ]
+        ranks.append(RankProgram(own, own * num_ranks, 0, tuple(blocks)))
+    return Program("exchange", tuple(ranks), collective, in_place=True, protocol=protocol)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_three_small_chunks_of_a_step_are_one_message(num_ranks: int) -> None:
+    """All pairs with three chunks a step runs up to 192 KiB, though Simple holds two messages."""
+    program = replace(exchange(3, num_ranks=num_ranks), sizes_bytes=(6144, 196_608))
+    found = interpret(program)
+    assert found.ok
+    assert found.outputs_checked
+    assert found.verdict == "ok for all sizes from 6KiB to 192KiB"
+
+
+def test_three_large_chunks_of_a_step_are_three_messages() -> None:
+    """Of 6 chunks in all, two fit into 2 MiB up to 1 MiB each: it hangs above 6 MiB, and the cycle is named."""
+    found = interpret(exchange(3))
+    assert not found.ok
+    assert found.hangs_from == {"NCCL": 6 * MIB + 1, "RCCL": 6 * MIB + 1}
+    (fault,) = found.faults
+    assert fault.kind == "deadlock"
+    assert (
+        "hangs above 6MiB: 2 steps wait for each other: (rank 0, threadblock 0, step 0) waits for room"
+        in (str(fault))
+    )
+
+
+def test_the_verdict_is_of_the_sizes_that_the_program_is_for() -> None:
+    """The last size at which it runs is in order, and one byte more is not."""
+    program = exchange(3)
+    assert interpret(replace(program, sizes_bytes=(MIB, 6 * MIB))).ok
+    assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok
+
+
+def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs() -> None:
+    """It is run at a size at which it ends."""
+    found = interpret(exchange(3))
+    assert found.outputs_checked
+    assert found.num_steps == 4
+
+
+def test_libraries_hang_above_different_sizes() -> None:
+    """LL holds 8 messages: 9 chunks hang where one fits, above half of 32 KiB a chunk in NCCL, 16 in RCCL."""
+    found = interpret(exchange(9, "LL"))
+    assert found.hangs_from == {"NCCL": 18 * 2**14 + 1, "RCCL": 18 * 2**13 + 1}
+    assert "hangs above 288KiB with NCCL, above 144KiB with RCCL" in str(found.faults[0])
+
+
+def test_steps_fill_a_queue_at_every_size() -> None:
+    """Three steps are three messages however small they are: no size is named, as all hang."""
+    found = interpret(exchange(1, num_steps=3))
+    assert str(found.faults[0]).startswith("deadlock: 2 steps wait for each other")
+    assert set(found.hangs_from.values()) == {0}
+    assert interpret(exchange(1, num_steps=2)).ok
+
+
+@pytest.mark.parametrize(
+    ("library", "protocol", "chunk_bytes", "expected"),
+    [
+        ("NCCL", "Simple", 2**21, 1), ("NCCL", "Simple", 2**20, 2), ("NCCL", "Simple", 2**20 + 1, 1),
+        ("NCCL", "LL", 2**14, 2), ("RCCL", "LL", 2**14, 1), ("NCCL", "LL128", 288_000, 2),
+        ("RCCL", "LL128", 25_088, 2), ("RCCL", "LL128", 25_089, 1), ("NCCL", "Simple", 1, MAX_CHUNKS),
+        ("NCCL", "Simple", 2**30, 1),
+    ],
+)  # fmt: skip
+def test_chunks_of_a_message(library: str, protocol: str, chunk_bytes: int, expected: int) -> None:
+    """As many as fit into half the buffer (Simple) or a slot's payload; at least one, at most 71."""
+    program = exchange(2, protocol)
+    assert chunks_per_message(program, 4 * chunk_bytes, library) == expected
+
+
+def test_broadcast_counts_with_a_single_slot() -> None:
+    """Two chunks of 256 KiB fill 512 KiB."""
+    broadcast = taccl.collectives.broadcast(2, chunks_per_rank=4)
+    program = Program("b", (RankProgram(4, 4, 0, ()),) * 2, broadcast)
+    assert chunks_per_message(program, broadcast.size_chunks * 2**18, "NCCL") == 2
+
+
+def test_first_size_is_the_smallest() -> None:
+    """A byte less, and one more chunk fits."""
+    for library, protocols in LIBRARIES.items():
+        for protocol in protocols:
+            program = exchange(5, protocol)
+            for chunks in (1, 2, 3, 7, 70):
+                size = first_size(program, chunks, library)
+                assert chunks_per_message(program, size, library) <= chunks
+                assert chunks_per_message(program, size - 1, library) > chunks
+
+
+def random_program(seed: int) -> Program:
+    """Two or three ranks; sends, receives and steps that receive and send, in a random order."""
+    rng = random.Random(seed)
+    num_ranks, size = rng.choice((2, 3)), 8
+    steps: dict[tuple[int, int], list[Step]] = {}
+    slot = Slot("scratch", 0)
+    for _ in range(rng.randint(1, 6)):
+        src = rng.randrange(num_ranks)
+        path = [(src + i) % num_ranks for i in range(rng.randint(2, num_ranks))]
+        count, channel = rng.randint(1, size), rng.randint(0, 1)
+        for place, rank in enumerate(path):
+            operation = "receive-send" if 0 < place < len(path) - 1 else "receive" if place else "send"
+            step = Step(
+                operation,
+                slot if operation == "send" else None,
+                slot if operation != "send" else None,
+                count,
+            )
+            own = steps.setdefault((rank, channel), [])
+            # Mostly in order of the messages; sometimes a step is put first, which may hang.
+            own.insert(0 if rng.random() < 0.15 else len(own), step)
+    ranks = [
+        RankProgram(
+            0,
+            0,
+            size,
+            tuple(
+                Threadblock(tuple(own), (rank + 1) % num_ranks, (rank - 1) % num_ranks, channel)
+                for (at, channel), own in sorted(steps.items())
+                if at == rank
+            ),
+        )
+        for rank in range(num_ranks)
+    ]
+    return Program(f"random-{seed}", tuple(ranks), protocol=rng.choice(("Simple", "LL")))
+
+
+@pytest.mark.fuzz
+def test_more_chunks_a_message_never_hang() -> None:
+    """A program that runs with some number of chunks a message runs with every larger number."""
+    turned = 0
+    for seed in cases("queues by size", few=150, many=5000):
+        program = random_program(seed)
+        faults = interpret(program).faults
+        if any(fault.kind == "queue" and fault.steps for fault in faults):
+            continue
+        for capacity in (1, 2):
+            runs = [execute(program, capacity=capacity, chunks=n).stuck is None for n in range(1, 9)]
+            assert runs == sorted(runs), (seed, capacity)
+            turned += not runs[0] and runs[-1]
+    assert turned
+
+
+def test_lifting_judges_the_size_that_is_asked_for() -> None:
+    """A program for sizes at which it hangs is followed at a small size, and refused at a large one."""
+    program = replace(exchange(3), sizes_bytes=(0, NO_LIMIT))
+    topology = taccl.topologies.fully_connected(2)
+    assert taccl.lift(program, topology=topology, size="6MiB").finish_us > 0
+    assert taccl.lift(program, topology=topology, chunk_size="1MiB").finish_us > 0
+    with pytest.raises(VerificationError, match="deadlock"):
+        taccl.lift(program, topology=topology, size="12MiB")
