@@ -88,11 +88,11 @@ def _no(remedy: str) -> str:
 #: Of kinds told by fields.
 _ADVICE = {
     "schedule": _SHOW,
-    "plan": "it lists the files of a plan; the programs beside it (.xml) are read one by one",
+    "plan": "`taccl verify {file}` checks the files that it lists",
     "probe": _SHOW,
     "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
     "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
-    "plan for MSCCL++": f"{_WRITTEN}; MSCCL++ itself loads such plans",
+    "plan for MSCCL++": "`taccl verify {file}` runs it; for anything else give the program that it was made of",
     "workload": "`taccl run {file} --topology NAME` reads it",
     "placement": "taccl writes it and does not read it; its hosts, in its order, are what launchers need",
     "upstream sketch": _SHOW,

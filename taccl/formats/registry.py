@@ -82,7 +82,7 @@ def read(path: str | os.PathLike[str], *, format: str | None = None, **options: 
     Raises `InputError` if the file cannot be read, the format is not known or only written, or an option is
     not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
     """
-    source = _readable(path, format)
+    source = readable(path, format)
     load = resolve_name(source.load)
     _check_options(options, (load,), source)
     return load(path, **options)
@@ -120,7 +120,7 @@ def convert(
     ExportError
         If the format cannot hold what was read.
     """
-    reading, writing = _readable(source, from_, "from"), _writable(target, to, "to")
+    reading, writing = readable(source, from_, "from"), _writable(target, to, "to")
     route = _route(reading.holds, writing)
     writers = (*route, resolve_name(writing.dump))
     to_write = {name: value for name, value in options.items() if any(name in _options(w) for w in writers)}
@@ -241,26 +241,24 @@ def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
     return FormatError(f"{said}; check the path", where=where)
 
 
-def _usable(each: FileFormat, way: str, path: str | os.PathLike[str]) -> FileFormat:
-    """The format, if it is read (``"load"``) or written (``"dump"``), as it is to be."""
-    if not getattr(each, way):
-        known = ", ".join(other.name for other in FORMATS if getattr(other, way))
-        if way == "load":
-            raise wrong_format(path, each, "")
-        is_not = "written and not read" if way == "load" else "read and not written"
-        text = f"{each.name} ({each.description}) is {is_not}; expected one of {known}"
-        raise InputError(text, where=os.fspath(path))
-    return each
+def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
+    """The format that a file is in by its content, or the one of that name.
 
-
-def _readable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
+    Raises `InputError` if it is written and not read, or what `format_of_content` and `format_named` raise.
+    """
     each = format_of_content(path) if name is None else format_named(name, where=where)
-    return _usable(each, "load", path)
+    if not each.load:
+        raise wrong_format(path, each, "")
+    return each
 
 
 def _writable(path: str | os.PathLike[str], name: str | None, where: str = "format") -> FileFormat:
     each = format_of_name(path) if name is None else format_named(name, where=where)
-    return _usable(each, "dump", path)
+    if not each.dump:
+        known = ", ".join(other.name for other in FORMATS if other.dump)
+        text = f"{each.name} ({each.description}) is read and not written; expected one of {known}"
+        raise InputError(text, where=os.fspath(path))
+    return each
 
 
 def _kind(thing: object) -> str:

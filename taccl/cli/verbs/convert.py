@@ -33,7 +33,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Write a file in another format, and say what is lost."""
-    from taccl.formats.registry import convert, format_named, format_of_content, format_of_name, wrong_format
+    from taccl.formats.registry import convert, format_named, format_of_name, readable
 
     if options.list:
         return _listed()
@@ -47,10 +47,8 @@ def run(options: argparse.Namespace) -> Answer:
     elif options.nodes is not None:
         raise InputError("is of --topology; for a file of a server give --set nodes=N", where="--nodes")
     source = getattr(options, "from")
-    reading = format_of_content(options.file) if source is None else format_named(source, where="from")
+    reading = readable(options.file, source, "from")
     writing = format_of_name(options.target) if options.to is None else format_named(options.to, where="to")
-    if not reading.load:
-        raise wrong_format(options.file, reading, "")
     of_program = reading.holds == "program"
     if of_program and options.topology is None and writing.holds != "program":
         example = "give what it runs on and a size, e.g. --topology dgx2 --nodes 2 --size 1MB"

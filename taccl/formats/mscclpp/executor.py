@@ -37,6 +37,7 @@ _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
+_ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 #: Of operations that take packets: how many sources come before them.
 _FIRST_PACKET = {"upkt": 0, "repkt": 1}
@@ -60,6 +61,12 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
     Raises `VerificationError` for the first fault. `FormatError` if the plan is none, goes beyond a limit of
     the executor, or has an operation that is not known here.
     """
+    if not plan.get("gpus"):
+        raise FormatError(
+            "found no gpus; expected an MSCCL++ plan with one for each rank; convert its schedule or program "
+            "again",
+            where="plan",
+        )
     try:
         run = _PlanRun(plan, root)
         run.run()
@@ -347,6 +354,22 @@ def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
         return None
     size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])
     return collective_of(ProgramKind(_KINDS[plan["collective"]], size, root), len(plan["gpus"]))
+
+
+def verify_plan(plan: Mapping[str, Any]) -> bool:
+    """Run a plan that does not say its root, from or to each rank in turn where its collective has one.
+
+    Returns and raises what `run_plan` does; of several roots, the fault with root 0.
+    """
+    try:
+        return run_plan(plan)
+    except VerificationError:
+        for root in range(1, len(plan["gpus"]) if plan["collective"] in _ROOTED else 0):
+            try:
+                return run_plan(plan, root=root)
+            except VerificationError:
+                continue
+        raise
 
 
 def _check_gpu(gpu: Mapping[str, Any], r: int) -> None:
