@@ -8,10 +8,16 @@ from typing import Any
 
 from taccl.errors import InputError
 
-_SNIPPET = '''"""Registers execution plans with MSCCL++, which then serve torch.distributed.
+_SNIPPET = '''"""Registers execution plans with MSCCL++ 0.10, which then serve torch.distributed.
 
 In the program, before `init_process_group`: `import {module}; {module}.register(rank)`.
-Run it with MSCCL++ in NCCL's place: `LD_PRELOAD=.../libmscclpp_nccl.so torchrun ...`.
+Run it with MSCCL++ in NCCL's place, and the library itself for calls that no plan serves (on AMD's GPUs
+librccl.so, with RCCL_MSCCL_ENABLE=0):
+
+    LD_PRELOAD=.../libmscclpp_nccl.so MSCCLPP_NCCL_LIB_PATH=.../libnccl.so torchrun ...
+
+MSCCL++ does not say which reduction is asked for, and plans add up: use them for sums only. Its interface of
+NCCL gives plans the calls of allreduce, allgather, reduce-scatter and broadcast.
 """
 
 from pathlib import Path
@@ -21,21 +27,26 @@ from mscclpp.ext import AlgorithmCollectionBuilder
 
 FOLDER = Path(__file__).resolve().parent
 
-# File, name, collective, ranks, ranks per node (0: any), in place, and the bytes from and to.
+# File, name, collective, ranks, ranks per node (0: any), in place, the bytes from and to, and their unit.
 PLANS = [
 {plans}
 ]
+# What the executor adds up and copies; of other types the library's own algorithms are used.
+DTYPES = ("float16", "float32", "bfloat16", "int32", "uint32")
 
 
 def algorithms(rank):
-    """An algorithm for each plan, which an executor can also be given directly."""
+    """An algorithm for each plan, which an executor can also be given directly.
+
+    For no number of ranks, so that `select` alone chooses them: MSCCL++'s own choice takes all plans for in
+    place if one is, and some for sizes that do not divide into their chunks.
+    """
+    nowhere = mscclpp.Algorithm.Constraint(world_size=0, n_ranks_per_node=0)
     return {{
         name: mscclpp.Algorithm(
-            id=name,
-            execution_plan=mscclpp.ExecutionPlan(str(FOLDER / file), rank),
-            constraint=mscclpp.Algorithm.Constraint(world_size=ranks, n_ranks_per_node=per_node),
+            id=name, execution_plan=mscclpp.ExecutionPlan(str(FOLDER / file), rank), constraint=nowhere
         )
-        for file, name, _, ranks, per_node, _, _, _ in PLANS
+        for file, name, *_ in PLANS
     }}
 
 
@@ -49,11 +60,14 @@ def select(known, request):
     if request.collective == "reducescatter":
         begin = request.input_buffer + request.rank * (size // request.world_size)
         in_place = request.output_buffer == begin
-    for _, name, collective, ranks, per_node, plan_in_place, least, most in PLANS:
+    if str(request.dtype).rpartition(".")[2].lower() not in DTYPES:
+        return None
+    for _, name, collective, ranks, per_node, plan_in_place, least, most, unit in PLANS:
         if (
             (collective, ranks, plan_in_place) == (request.collective, request.world_size, in_place)
             and per_node in (0, request.n_ranks_per_node)
             and least <= size <= most
+            and size % unit == 0
         ):
             return known[collective][name]
     return None
@@ -66,6 +80,15 @@ def register(rank):
         builder.add_algorithm_builder(algorithm)
     builder.set_algorithm_selector(select)
 '''
+
+
+def unit_bytes(plan: Mapping[str, Any]) -> int:
+    """Bytes of which sizes must be a multiple for the executor to run a plan: every chunk aligned.
+
+    Sizes are those of the larger of a rank's two buffers.
+    """
+    chunks = max(max(gpu["input_chunks"], gpu["output_chunks"]) for gpu in plan["gpus"])
+    return int(chunks * plan.get("buffer_alignment", 16))
 
 
 def registration_snippet(
@@ -91,6 +114,7 @@ def registration_snippet(
             row = (
                 os.path.basename(os.fspath(file)), plan["name"], plan["collective"], len(plan["gpus"]),
                 ranks_per_node, bool(plan["inplace"]), plan["min_message_size"], plan["max_message_size"],
+                unit_bytes(plan),
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise InputError(f"found no {error}; expected an MSCCL++ plan", where=os.fspath(file)) from None

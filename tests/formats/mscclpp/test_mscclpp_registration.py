@@ -12,20 +12,36 @@ from taccl.formats.mscclpp.registration import registration_snippet
 
 
 def plan(
-    name: str, collective: str = "allgather", *, in_place: bool = False, least: int = 0, most: int = 1000
+    name: str,
+    collective: str = "allgather",
+    *,
+    in_place: bool = False,
+    least: int = 0,
+    most: int = 1000,
+    chunks: int = 1,
 ):
     """As much of a plan as the registration looks at, for four ranks."""
     return {
-        "name": name, "collective": collective, "inplace": in_place, "gpus": [{}] * 4,
+        "name": name, "collective": collective, "inplace": in_place,
+        "gpus": [{"input_chunks": chunks, "output_chunks": chunks}] * 4, "buffer_alignment": 4,
         "min_message_size": least, "max_message_size": most,
     }  # fmt: skip
 
 
-def request(collective: str, size: int, inputs: int, outputs: int, *, rank: int = 1, world_size: int = 4):
+def request(
+    collective: str,
+    size: int,
+    inputs: int,
+    outputs: int,
+    *,
+    rank: int = 1,
+    world_size: int = 4,
+    dtype: str = "CppDataType.float16",
+):
     """A call, as MSCCL++ describes it."""
     return SimpleNamespace(
         collective=collective, message_size=size, input_buffer=inputs, output_buffer=outputs, rank=rank,
-        world_size=world_size, n_ranks_per_node=4,
+        world_size=world_size, n_ranks_per_node=4, dtype=dtype,
     )  # fmt: skip
 
 
@@ -65,12 +81,12 @@ def module(monkeypatch):
 
 
 def test_plans_are_registered_from_beside_the_module(module):
-    """With their rank, and for how many ranks they are."""
+    """With their rank, and for no number of ranks, as the module's own selector chooses among them."""
     names = module(registration_snippet({"/elsewhere/a.json": plan("a")}))
     names["register"](3)
     (algorithm,) = Builder.known
     assert algorithm.execution_plan == ("/plans/a.json", 3)
-    assert algorithm.constraint.world_size == 4
+    assert (algorithm.constraint.world_size, algorithm.constraint.n_ranks_per_node) == (0, 0)
     assert Builder.selector is names["select"]
 
 
@@ -101,6 +117,30 @@ def test_calls_are_given_the_plan_that_fits(module, call, expected):
     )
     known = {"allgather": {n: n for n in ("small", "large", "inside")}, "reducescatter": {"sums": "sums"}}
     assert module(text)["select"](known, call) == expected
+
+
+def test_sizes_that_do_not_divide_into_aligned_chunks_are_left_alone(module):
+    """The executor refuses them: of 3 chunks, each a multiple of 4 bytes, sizes are multiples of 12."""
+    select = module(registration_snippet({"1.json": plan("a", "allreduce", chunks=3)}))["select"]
+    known = {"allreduce": {"a": "a"}}
+    assert select(known, request("allreduce", 120, 5000, 9000)) == "a"
+    assert select(known, request("allreduce", 124, 5000, 9000)) is None
+
+
+def test_types_that_the_executor_does_not_add_up_are_left_alone(module):
+    """Bytes, whose plans it refuses."""
+    select = module(registration_snippet({"1.json": plan("a", "allreduce")}))["select"]
+    call = request("allreduce", 120, 5000, 9000, dtype="CppDataType.uint8")
+    assert select({"allreduce": {"a": "a"}}, call) is None
+
+
+def test_an_allreduce_of_pytorch_gets_the_plan_in_place(module):
+    """Of two plans for the same sizes, the call with one buffer gets the one in place."""
+    plans = {"1.json": plan("apart", "allreduce"), "2.json": plan("inside", "allreduce", in_place=True)}
+    select = module(registration_snippet(plans))["select"]
+    known = {"allreduce": {"apart": "apart", "inside": "inside"}}
+    assert select(known, request("allreduce", 120, 9000, 9000)) == "inside"
+    assert select(known, request("allreduce", 120, 5000, 9000)) == "apart"
 
 
 def test_ranks_per_node_can_be_asked_for(module):
