@@ -8,6 +8,8 @@ executor (``get``, reading sums, those fused with signals) are not used: these f
 of channel, and the same for every collective.
 
 Under protocol LL messages are packets that say themselves that they have come; no signals are needed then.
+There is no LL128: a program for it is written as packets where they are safe, else by ``Simple``, with a
+warning.
 
 Every plan is run before it is written, by `taccl.formats.mscclpp.executor`, which knows the executor's rules
 and nothing of programs.
@@ -20,11 +22,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from taccl.arguments import Bytes, Count, Natural, checked
-from taccl.errors import ExportError, InputError, VerificationError
+from taccl.errors import ExportError, FallbackWarning, InputError, VerificationError, warn
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import PlanGpu
 from taccl.formats.mscclpp.messages import place_messages
@@ -116,7 +119,8 @@ def build_mscclpp_plan(
             f"found {num_threads_per_block}; expected a multiple of 32, at most {_MAX_THREADS}",
             where="num_threads_per_block",
         )
-    packets, collective = _uses_packets(program, nodes), program.collective
+    program = _under_known_protocol(program, nodes)
+    packets, collective = program.protocol == "LL", program.collective
     kind = kind_of(program, "MSCCL++")
     buffers = _buffers(program, kind)
     messages = place_messages(program, packets=packets)
@@ -170,24 +174,32 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
     return program.node_of_rank
 
 
-def _uses_packets(program: Program, nodes: Sequence[int]) -> bool:
-    """Whether data goes as packets.
+def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
+    """The program under a protocol that MSCCL++ has; `ExportError` if it is for packets that are not safe."""
+    if program.protocol == "Simple":
+        return program
+    unsafe = _why_no_packets(program, nodes)
+    if program.protocol == "LL":
+        if unsafe:
+            raise ExportError(f"{unsafe}; lower the schedule with protocol='Simple'")
+        return program
+    instead = "Simple" if unsafe else "LL"
+    warn(
+        f"MSCCL++ has no {program.protocol}: the plan sends by {instead}, whose times differ; "
+        "protocol='Simple' or 'LL' chooses one",
+        FallbackWarning,
+    )
+    return replace(program, protocol=instead)
+
+
+def _why_no_packets(program: Program, nodes: Sequence[int]) -> str:
+    """The reason that data must not go as packets; empty if there is none.
 
     The two halves of the scratch buffer take turns. A rank may then write what it wrote two calls ago, which
     is only sure to be read by then if it has heard of every other rank since.
     """
-    if program.protocol == "Simple":
-        return False
-    if program.protocol != "LL":
-        raise ExportError(
-            f"MSCCL++ has protocols Simple and LL, and the program is for {program.protocol}; lower the "
-            "schedule with protocol='LL'"
-        )
     if len(set(nodes)) > 1:
-        raise ExportError(
-            "plans of several nodes are not written as packets (LL); lower the schedule with "
-            "protocol='Simple'"
-        )
+        return "plans of several nodes are not written as packets (LL)"
     collective = program.collective
     for rank in range(program.num_ranks):
         heard = {rank}
@@ -195,11 +207,11 @@ def _uses_packets(program: Program, nodes: Sequence[int]) -> bool:
             if rank in chunk.destinations:
                 heard.update(chunk.origins)
         if len(heard) < program.num_ranks:
-            raise ExportError(
+            return (
                 "packets (LL) are safe only where every rank's output depends on every rank, and that of "
-                f"rank {rank} does not; lower the schedule with protocol='Simple'"
+                f"rank {rank} does not"
             )
-    return True
+    return ""
 
 
 def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:

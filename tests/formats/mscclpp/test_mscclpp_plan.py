@@ -204,7 +204,6 @@ def test_limits_are_named(options, error, words):
 @pytest.mark.parametrize(
     ("name", "options", "plan_options", "words"),
     [
-        ("allgather", {"protocol": "LL128"}, {}, "lower the schedule with protocol='LL'"),
         ("allgather", {"protocol": "LL"}, {"ranks_per_node": 2}, "protocol='Simple'"),
         ("broadcast", {"protocol": "LL"}, {}, "every rank's output depends on every rank"),
         ("gather", {}, {}, "no ranks without output, and rank 1 has none"),
@@ -214,6 +213,19 @@ def test_what_plans_do_not_hold_is_named(name, options, plan_options, words):
     """Protocols, nodes and collectives that the executor cannot take."""
     with pytest.raises(ExportError, match=words):
         build_mscclpp_plan(program_of(name, "ring:4", **options), **plan_options)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan_options", "instead"),
+    [("allgather", {}, "LL"), ("allgather", {"ranks_per_node": 2}, "Simple"), ("broadcast", {}, "Simple")],
+)
+def test_a_program_for_ll128_is_written_for_a_protocol_that_there_is(name, plan_options, instead):
+    """As packets where they are safe, else by Simple, and that is said."""
+    program = program_of(name, "ring:4", protocol="LL128")
+    with pytest.warns(FallbackWarning, match=f"MSCCL\\+\\+ has no LL128: the plan sends by {instead}"):
+        plan = build_mscclpp_plan(program, **plan_options)
+    assert plan["protocol"] == instead
+    assert run_plan(plan)
 
 
 def test_sizes_stay_within_the_offsets():
