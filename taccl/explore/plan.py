@@ -27,6 +27,14 @@ from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionErr
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
+from taccl.formats.runtimes import (
+    IN_BOTH_PLACES,
+    RUNTIMES,
+    USUALLY_IN_PLACE,
+    Runtime,
+    runtime_named,
+    usual_runtimes,
+)
 from taccl.problem import Problem, make_problem
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
@@ -59,6 +67,7 @@ def plan(
     max_ranges: Count = 4,
     protocol: str = "auto",
     lowering: Mapping[str, Any] | None = None,
+    runtime: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best schedule for every size of a range, with the sizes at which one takes over from another.
@@ -87,7 +96,13 @@ def plan(
         By which messages are sent, of those that the topology has; ``"auto"`` compares all of them, and takes
         at every size the one whose launch and finish come to least.
     lowering : mapping, optional
-        Options of `taccl.lower`.
+        Options of `taccl.lower`. Without ``in_place``, programs are for the calls that PyTorch makes: in
+        place for allreduce, reduce and broadcast, else out of place; MSCCL++ gets allgather and
+        reduce-scatter for both.
+    runtime : str, optional
+        The only one to write for, of ``"msccl"``, ``"msccl-executor"``, ``"rccl"`` and ``"mscclpp"``: only
+        its protocols compete, and programs keep within its limits. Default: MSCCL, or RCCL on AMD's machines,
+        and MSCCL++ beside it.
     progress : callable, optional
         Called with a line of text after every size.
 
@@ -111,12 +126,13 @@ def plan(
     grid = _grid(sizes)
     chosen = loaded(sketches)
     check_lowering(lowering or {})
+    runtimes = usual_runtimes(fabric) if runtime is None else (runtime_named(runtime),)
+    topologies = _under_protocols_of(runtimes[0], fabric, protocol, lowering or {})
     cases = []
     for sketch in chosen:
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
         cases.append((name, _problems(fabric, collective, root, sketch, grid)))
-    topologies = [fabric.under(each) for each in fabric.protocols if protocol == "auto"] or [fabric]
-    search = PlanSearch(grid, progress or (lambda _: None), topologies)
+    search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     try:
         if baselines:
             search.add_baselines(cases)
@@ -127,11 +143,30 @@ def plan(
         search.stopped = "interrupted"
     if not search.candidates:
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
-    ranges, notes = search.ranges(max_ranges, dict(lowering or {}))
+    name = cases[0][1][0].collective.name
+    lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
+    ranges, notes = search.ranges(max_ranges, lowered)
     return Plan(
-        fabric, cases[0][1][0].collective.name, ranges, len(search.candidates), time.monotonic() - began,
-        search.stopped, (*search.notes, *notes),
+        fabric, name, ranges, len(search.candidates), time.monotonic() - began, search.stopped,
+        (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
+        both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES,
     )  # fmt: skip
+
+
+def _under_protocols_of(
+    runtime: Runtime, fabric: Topology, protocol: str, lowering: Mapping[str, Any]
+) -> list[Topology]:
+    """The topology under each protocol that competes: of those that were asked for, the runtime's."""
+    asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
+    asked += [] if protocol == "auto" else [fabric.protocol or protocol]
+    known = [each.lower() for each in runtime.protocols]
+    for each in asked:
+        if each.lower() not in known:
+            said = f"found {each}; {runtime.title} has {', '.join(known)}; choose one of these"
+            raise InputError(said, where="protocol")
+    return [fabric.under(each) for each in fabric.protocols if protocol == "auto" and each in known] or [
+        fabric
+    ]
 
 
 def _grid(sizes: str | Iterable[Size]) -> list[int]:
@@ -252,9 +287,13 @@ class PlanSearch:
     """The candidates as they are found."""
 
     def __init__(
-        self, grid: Sequence[int], progress: Callable[[str], None], topologies: Sequence[Topology]
+        self,
+        grid: Sequence[int],
+        progress: Callable[[str], None],
+        topologies: Sequence[Topology],
+        runtime: Runtime = RUNTIMES["msccl"],
     ) -> None:
-        self.grid, self.topologies, self.progress = grid, topologies, progress
+        self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
         self.candidates: list[_TimedSchedule] = []
         self.shapes: set[tuple[object, ...]] = set()
         self.notes: list[str] = []
@@ -329,7 +368,7 @@ class PlanSearch:
             for _, _, winner in tiles:
                 if winner not in programs:
                     try:
-                        programs[winner] = runnable(winner.schedule, lowering)
+                        programs[winner] = runnable(winner.schedule, lowering, self.runtime)
                     except ExportError as error:
                         remaining.remove(winner)
                         notes.append(f"a schedule of {winner.source} was left out: {error}")

@@ -1,33 +1,36 @@
 """A plan as a folder: programs for runtimes, schedules, an index, and how to register it all.
 
 ``plan.json`` is the index. Each range has its schedule in taccl's own format, an MSCCL XML file with its
-sizes, and an MSCCL++ plan where one can hold it. ``environment.sh`` is for the shell that starts a program:
-it names the XML files to the runtime, wherever the folder is. ``register_plans.py`` makes the MSCCL++ plans
-known. The folder is there whole or not at all.
+sizes, and MSCCL++ plans where that runtime can hold them, as far as the plan is for these runtimes.
+``environment.sh`` is for the shell that starts a program: it names the XML files, or their folder, to the
+runtime, wherever the plan is. ``register_plans.py`` makes the MSCCL++ plans known. The folder is there whole
+or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError
-from taccl.formats.msccl.limits import MAX_STEPS
+from taccl.explore.plan_runtimes import XML_FOLDER, ServedSizes, coverage_text, environment_text
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
-from taccl.formats.mscclpp.registration import registration_snippet
+from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.formats.native import save
-from taccl.names import shown
+from taccl.formats.runtimes import RUNTIMES, Runtime
 from taccl.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
@@ -36,18 +39,17 @@ from taccl.program.split import split_threadblocks
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse
-from taccl.units import format_size
 
 if TYPE_CHECKING:
-    from taccl.explore.plan_ranges import Plan
+    from taccl.explore.plan_ranges import Plan, PlanRange
 
 INDEX = "plan.json"
 #: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
 _OWN = re.compile(
-    r"plan\.json|environment\.sh|register_plans\.py|range-\d+\.(xml|json|plan\.json)|__pycache__"
+    r"plan\.json|environment\.sh|register_plans\.py|range-\d+\.(xml|json|([a-z-]+\.)?plan\.json)|__pycache__|"
+    + XML_FOLDER
 )
-#: Files that the MSCCL runtime loads at most.
-_MAX_FILES = 4
+_OWN_XML = re.compile(r"range-\d+\.xml")
 #: How to lower a schedule again when the format has no room for the program.
 _REMEDIES: tuple[dict[str, Any], ...] = (
     {},
@@ -57,16 +59,19 @@ _REMEDIES: tuple[dict[str, Any], ...] = (
 )
 
 
-def runnable(schedule: Schedule, lowering: dict[str, Any]) -> Program:
-    """A program of the schedule that its file has room for."""
+def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> Program:
+    """A program of the schedule that a file for the runtime has room for."""
     last = ExportError("there is no way to lower the schedule")
     for remedy in _REMEDIES:
         if any(name in lowering for name in remedy):
             continue
         whole = lower(schedule, **(remedy | lowering))
-        for program in (whole, split_threadblocks(whole, max_steps=MAX_STEPS)):
+        for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
             try:
-                dump_msccl_xml(program, split=False)
+                if runtime.reads_xml:
+                    dump_msccl_xml(program, split=False, runtime=runtime.name)
+                else:
+                    build_mscclpp_plan(program, split=True)
             except ExportError as error:
                 last = error
             else:
@@ -99,6 +104,8 @@ def check_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Path:
         said = "the folder exists; pass --force (overwrite=True) to replace it, or give another path"
         raise InputError(said, where=where)
     others = [name for name in names if not _OWN.fullmatch(name)]
+    if XML_FOLDER in names and (path / XML_FOLDER).is_dir():
+        others += [name for name in os.listdir(path / XML_FOLDER) if not _OWN_XML.fullmatch(name)]
     if others or (names and not _is_plan(path)):
         found = f", {others[0]!r}" if others else ""
         said = f"the folder holds something other than a plan{found}; give another path"
@@ -143,64 +150,120 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
     names: list[str] = []
     rows: list[dict[str, Any]] = []
     notes = list(plan.notes)
+    runtimes = [RUNTIMES[name] for name in plan.runtimes]
     counts = {len(ranks) for ranks in plan.topology.ranks_of_node}
     ranks_per_node = counts.pop() if len(counts) == 1 else None
     mscclpp: dict[str | os.PathLike[str], dict[str, Any]] = {}
+    served: dict[str, list[ServedSizes]] = {each.name: [] for each in runtimes}
+    xml: list[str] = []
     for number, each in enumerate(plan.ranges, 1):
         if each.program is None:
             raise ExportError(f"range {number} of the plan has no program; make the plan with one")
         stem, name = f"range-{number:02}", f"taccl-{plan.collective}-{number}"
-        files = {"msccl_xml": f"{stem}.xml", "schedule": f"{stem}.json"}
-        # The runtime takes sizes from minBytes up to, but not, maxBytes.
-        text = dump_msccl_xml(each.program, min_bytes=each.min_bytes, max_bytes=each.max_bytes + 1, name=name)
-        (folder / files["msccl_xml"]).write_text(text, encoding="utf-8")
+        files = {"schedule": f"{stem}.json"}
         save(each.schedule, folder / files["schedule"])
-        try:
-            # As far as that runtime's offsets reach.
-            ranged = replace(each.program, sizes_bytes=(each.min_bytes, each.max_bytes))
-            built = build_mscclpp_plan(ranged, ranks_per_node=ranks_per_node, split=True, name=name)
-        except (ExportError, InputError) as error:
-            notes.append(f"range {number} has no MSCCL++ plan: {error}")
-        else:
-            files["mscclpp"] = f"{stem}.plan.json"
-            mscclpp[files["mscclpp"]] = built
-            (folder / files["mscclpp"]).write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
+        sizes = (each.min_bytes, each.max_bytes)
+        for runtime in runtimes:
+            if runtime.reads_xml:
+                files["msccl_xml"] = _xml_file(stem, runtime)
+                xml.append(files["msccl_xml"])
+                (folder / xml[-1]).parent.mkdir(exist_ok=True)
+                (folder / xml[-1]).write_text(_xml_text(each, name, runtime), encoding="utf-8")
+                served[runtime.name].append(ServedSizes(xml[-1], *sizes, each.program.in_place))
+                continue
+            for key, file, program in _placed(plan, each, stem, notes):
+                built = _mscclpp_plan(plan, each, program, file, ranks_per_node, notes)
+                if built is None:
+                    continue
+                files[key], mscclpp[file] = file, built
+                (folder / file).write_text(json.dumps(built, indent=1) + "\n", encoding="utf-8")
+                own = (built["min_message_size"], built["max_message_size"])
+                served[runtime.name].append(ServedSizes(file, *own, program.in_place, unit_bytes(built)))
         names += files.values()
         rows.append({"files": files, **each.to_dict()})
-    (folder / "environment.sh").write_text(_environment(plan), encoding="utf-8")
-    register = ["environment.sh"]
+    register = []
+    for runtime in runtimes:
+        if runtime.reads_xml:
+            register.append("environment.sh")
+            (folder / register[-1]).write_text(environment_text(plan, runtime, xml), encoding="utf-8")
     if mscclpp:
-        snippet = registration_snippet(mscclpp, ranks_per_node=ranks_per_node or 0, module="register_plans")
-        (folder / "register_plans.py").write_text(snippet, encoding="utf-8")
         register.append("register_plans.py")
+        snippet = registration_snippet(mscclpp, ranks_per_node=ranks_per_node or 0, module="register_plans")
+        (folder / register[-1]).write_text(snippet, encoding="utf-8")
     index = {
         "format": "taccl-plan", "version": 1, "register": register, **plan.to_dict(), "notes": notes,
+        "coverage": {each.name: coverage_text(each, plan, served[each.name]) for each in runtimes},
         "ranges": rows,
     }  # fmt: skip
     (folder / INDEX).write_text(json.dumps(index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     return [INDEX, *register, *names]
 
 
-def _environment(plan: Plan) -> str:
-    """What a shell reads before it starts a program on the MSCCL runtime."""
-    programs = [f"range-{number:02}.xml" for number in range(1, len(plan.ranges) + 1)]
-    first = plan.ranges[0].program
-    place = "in place" if first is not None and first.in_place else "out of place"
-    lines = [
-        f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for the MSCCL runtime: source it.",
-        "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
-    ]
-    lines += [
-        f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
-        f"{shown(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
-        for name, each in zip(programs, plan.ranges, strict=True)
-    ]
-    if len(programs) > _MAX_FILES:
-        lines.append(f"# The runtime loads {_MAX_FILES} files at most: leave some out, or plan fewer ranges.")
-    files = ":".join(f"$TACCL_PLAN/{name}" for name in programs)
-    lines += [
-        'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"',
-        f'export MSCCL_XML_FILES="{files}"',
-        "export NCCL_ALGO=MSCCL,RING,TREE",
-    ]
-    return "\n".join([*lines, ""])
+def _xml_file(stem: str, runtime: Runtime) -> str:
+    return f"{stem}.xml" if runtime.name == "msccl" else f"{XML_FOLDER}/{stem}.xml"
+
+
+def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
+    assert each.program is not None, "it is written where there is one"
+    # MSCCL takes sizes from minBytes up to, but not, maxBytes.
+    most = each.max_bytes + (not runtime.includes_most)
+    return dump_msccl_xml(
+        each.program, min_bytes=each.min_bytes, max_bytes=most, name=name, runtime=runtime.name
+    )
+
+
+def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:
+    """The programs of a range for MSCCL++, one for each place: key in the index, file, program."""
+    program = each.program
+    assert program is not None, "it is written where there is one"
+    yield "mscclpp", f"{stem}.plan.json", program
+    if not plan.both_places:
+        return
+    place = "out of place" if program.in_place else "in place"
+    try:
+        other = runnable(
+            each.schedule, {**plan.lowering, "in_place": not program.in_place}, RUNTIMES[plan.runtimes[0]]
+        )
+    except (ExportError, InputError) as error:
+        notes.append(f"{stem} has no MSCCL++ plan {place}: {error}")
+        return
+    yield f"mscclpp_{place.replace(' ', '_')}", f"{stem}.{place.replace(' ', '-')}.plan.json", other
+
+
+def _mscclpp_plan(
+    plan: Plan, each: PlanRange, program: Program, file: str, ranks_per_node: int | None, notes: list[str]
+) -> dict[str, Any] | None:
+    """The MSCCL++ plan of a range, by the fastest protocol that it can be written for; None if none."""
+    ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
+    name = f"taccl-{plan.collective}-{file.removesuffix('.plan.json').removeprefix('range-').lstrip('0')}"
+    reasons: list[str] = []
+    for protocol in _protocols(plan, each, program):
+        try:
+            # As far as that runtime's offsets reach.
+            built = build_mscclpp_plan(
+                replace(ranged, protocol=protocol), ranks_per_node=ranks_per_node, split=True, name=name
+            )
+        except (ExportError, InputError) as error:
+            reasons.append(str(error))
+            continue
+        if protocol != program.protocol:
+            notes.append(f"{file}: MSCCL++ has no {program.protocol}, so that it sends by {protocol}")
+        return built
+    notes.append(f"{file.removesuffix('.plan.json')} has no MSCCL++ plan: {'; '.join(reasons)}")
+    return None
+
+
+def _protocols(plan: Plan, each: PlanRange, program: Program) -> list[str]:
+    """The program's protocol; or, where MSCCL++ lacks it, those that it has, the fastest first."""
+    known = RUNTIMES["mscclpp"].protocols
+    if program.protocol in known:
+        return [program.protocol]
+    timed: list[tuple[float, str]] = []
+    for protocol in known:
+        predicted = 0.0
+        if protocol.lower() in plan.topology.protocols:
+            under = plan.topology.under(protocol.lower())
+            with contextlib.suppress(InputError):  # its order cannot be kept there
+                predicted = simulate(each.schedule, topology=under).as_schedule().predicted_us
+        timed.append((predicted, protocol))
+    return [protocol for _, protocol in sorted(timed)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,12 @@ class Plan:
         Different schedules that were compared.
     stopped : str
         ``"done"``, ``"time limit"`` or ``"interrupted"``: fewer schedules were compared then.
+    runtimes : tuple of str
+        Those that `save` writes for, of `taccl.formats.runtimes.RUNTIMES`.
+    lowering : mapping
+        Options of `taccl.lower` by which the programs were made.
+    both_places : bool
+        Whether MSCCL++ gets every range in place and out of place.
     """
 
     topology: Topology
@@ -112,6 +119,9 @@ class Plan:
     seconds: float
     stopped: str
     notes: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ("msccl", "mscclpp")
+    lowering: Mapping[str, Any] = field(default_factory=dict)
+    both_places: bool = False
 
     @checked
     def range_of(self, size: Size) -> PlanRange:

@@ -14,6 +14,7 @@ from taccl.arguments import checked, known_name
 from taccl.errors import FormatError, InputError, LossyConversionWarning, warn
 from taccl.file_kinds import kinds_in, kinds_of_text, wrong_kind
 from taccl.formats.files import check_writable, write_all
+from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
 from taccl.reading import kinds_of, parse_json, read_text
@@ -301,14 +302,24 @@ def _write(
     """The files written, and the notes of a program that was made on the way."""
     dump = resolve_name(target.dump)
     _check_options(options, (*route, dump), target)
+    said: tuple[str, ...] = ()
     for step in route:
-        thing = step(thing, **_taken(step, options))
-    notes = tuple(getattr(thing, "notes", ())) if route else ()
+        given = _taken(step, options)
+        if "in_place" in _options(step) and "in_place" not in given and _is_usually_in_place(thing):
+            given["in_place"] = True
+            said = ("in place, as PyTorch calls it; in_place=false is for calls with two buffers",)
+        thing = step(thing, **given)
+    notes = (*getattr(thing, "notes", ()), *said) if route else ()
     taken = _taken(dump, options)
     if "path" in inspect.signature(dump).parameters:
         return write_all(dump(thing, path, **taken), overwrite=overwrite), notes
     check_writable(path, overwrite=overwrite)
     return write_all({Path(path): dump(thing, **taken)}, overwrite=overwrite), notes
+
+
+def _is_usually_in_place(schedule: Any) -> bool:
+    """Whether PyTorch calls a schedule's collective with one buffer."""
+    return schedule.problem.collective.name in USUALLY_IN_PLACE
 
 
 def _check_options(

@@ -102,6 +102,49 @@ def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
     assert run("verify", index)[0] == 1
 
 
+def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
+    """A line each, and how to register the files; with --runtime there is one."""
+    words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
+    code, out, _ = run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")
+    assert code == 0
+    assert "msccl: 4KB to 64KB in 1 file, in place" in out
+    assert "mscclpp: 4KB to 64KB in 1 file, in place, multiples of 32B" in out
+    words = (*words, "--time-limit", "0.5", "--runtime", "rccl", "--out-of-place", "-o", tmp_path / "q")
+    code, found = run_json("plan", *words)
+    assert (code, found["coverage"]) == (0, {"rccl": "rccl: 4KB to 64KB in 1 file, out of place"})
+
+
+def test_both_places_cannot_be_asked_for_alone(run):
+    """In place and out of place."""
+    words = ("--topology", "ring:2", "--collective", "allgather", "--in-place", "--out-of-place")
+    code, _, error = run("plan", *words)
+    assert (code, "--out-of-place: was given beside --in-place" in error) == (2, True)
+
+
+@pytest.mark.parametrize(("collective", "in_place"), [("allreduce", True), ("allgather", False)])
+def test_converted_plans_are_for_the_calls_of_pytorch(collective, in_place, run, tmp_path):
+    """In place for sums of all, which is said, unless told otherwise."""
+    source, target = tmp_path / "ring.json", tmp_path / "ring.plan.json"
+    assert (
+        run("baseline", "ring", "ring:4", "--collective", collective, "--size", "64KB", "-o", source)[0] == 0
+    )
+    out = run("convert", source, target)[1]
+    assert json.loads(target.read_text())["inplace"] is in_place
+    assert ("in place, as PyTorch calls it" in out) == in_place
+    assert run("convert", source, target, "--overwrite", "--set", "in_place=false")[0] == 0
+    assert json.loads(target.read_text())["inplace"] is False
+
+
+def test_a_schedule_for_ll128_is_converted(run, tmp_path):
+    """1 MB on MI300X is best sent by LL128, which MSCCL++ has not: the plan is for another, with a warning."""
+    source, target = tmp_path / "s.json", tmp_path / "s.plan.json"
+    words = ("--topology", "mi300x", "--collective", "allreduce", "--size", "1MB", "--protocol", "ll128")
+    assert run("baseline", "pairwise", *words, "-o", source)[0] == 0
+    code, _, error = run("convert", source, target)
+    assert (code, json.loads(target.read_text())["protocol"]) == (0, "LL")
+    assert "MSCCL++ has no LL128: the plan sends by LL" in error
+
+
 def test_a_program_becomes_a_schedule(direct, run, tmp_path):
     """Converted on a topology, it is a file that verifies."""
     target = tmp_path / "schedule.json"

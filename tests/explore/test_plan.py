@@ -165,7 +165,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_environment", full)
+    monkeypatch.setattr(files, "environment_text", full)
     with pytest.raises(InputError, match="No space left"):
         ring_plan().save(folder, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from taccl.errors import ExportError, InputError
-from taccl.formats.msccl import limits
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
+from taccl.formats.runtimes import RUNTIMES
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import split_threadblocks, weight
@@ -94,7 +94,7 @@ def test_xml_beyond_its_limit_is_split_if_asked_for():
 
 def test_a_split_schedule_comes_back_from_xml(monkeypatch):
     """Under a limit of 7 steps an alltoall is refused, or split, and then it runs right from its file."""
-    monkeypatch.setattr(limits, "MAX_STEPS", 7)
+    monkeypatch.setitem(RUNTIMES, "msccl", replace(RUNTIMES["msccl"], max_steps=7))
     program = program_of("alltoall", "ring:5", chunks_per_rank=3)
     with pytest.raises(ExportError, match="at most 7 steps .* leave split=False"):
         dump_msccl_xml(program, split=False)

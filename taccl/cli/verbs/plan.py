@@ -38,7 +38,10 @@ def add(verb: ArgumentParser) -> None:
     help = "ranges at most (default 4, which the MSCCL runtime loads)"
     option(group, "--max-ranges N", help, positive, default=4)
     group = verb.add_argument_group("programs")
-    option(group, "--in-place", "for calls whose input and output are one buffer")
+    help = "only for this one: msccl, msccl-executor, rccl or mscclpp (default: by the machine)"
+    option(group, "--runtime NAME", help)
+    option(group, "--in-place", "for calls whose input and output are one buffer (default: as PyTorch calls)")
+    option(group, "--out-of-place", "for calls with two buffers")
     help = "by which messages are sent (default auto: in each range the one that promises least)"
     add_options(group, "--protocol", help=help)
     help = "cut every chunk into so many parts, or auto: as many as the links need"
@@ -49,18 +52,24 @@ def run(options: Namespace) -> Answer:
     """Find the best schedule for every size of a range, and write files that a runtime registers."""
     from taccl.explore.plan_files import check_folder
     from taccl.program.program import PROTOCOLS
+    from taccl.reading import parse_json, read_text
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)
     asked, options.protocol = options.protocol, "auto"
     topology, sketches = _topology_and_sketches(options)
-    lowering = picked(options, "in_place", "instances")
+    lowering = picked(options, "instances")
+    if options.in_place and options.out_of_place:
+        raise InputError("was given beside --in-place; leave out both for all", where="--out-of-place")
+    if options.in_place or options.out_of_place:
+        lowering["in_place"] = options.in_place
     if asked != "auto" and not topology.protocols:  # costs are the same for all
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
     found = taccl.plan(
         topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
         **picked(options, "sizes", "root", "backend", "threads", "seed", "max_ranges"),
         time_limit_s=options.time_limit, progress=say, protocol=asked, lowering=lowering,
+        runtime=options.runtime,
     )  # fmt: skip
     if found.stopped != "done":
         why = "Ctrl-C" if found.stopped == "interrupted" else "the time limit"
@@ -69,12 +78,19 @@ def run(options: Namespace) -> Answer:
     if options.output is None:
         return Answer(f"{text}\n\nnothing was written; -o DIR writes it", values)
     paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
-    register = [path for path in paths if path.endswith((".sh", ".py"))]
-    lines = [text, "", f"written to {shown(options.output)}: {len(paths)} files; to register them"]
-    lines.append(f"  with the MSCCL runtime:  source {shown(register[0])}")
-    if len(register) > 1:
-        lines.append(f"  with MSCCL++, in Python: register_plans.register(rank), from {shown(register[1])}")
-    return Answer("\n".join(lines), {**values, "files": paths})
+    index = parse_json(read_text(paths[0]), source=paths[0])
+    new = [note for note in index["notes"] if note not in found.notes]
+    lines = [text, *(f"note: {note}" for note in new), ""]
+    lines += [f"written to {shown(options.output)}: {len(paths)} files", *index["coverage"].values()]
+    lines.append("to register them")
+    for path in paths[1 : 1 + len(index["register"])]:
+        if path.endswith(".sh"):
+            runtime = next(each for each in found.runtimes if each != "mscclpp")
+            lines.append(f"  with {runtime}: source {shown(path)}")
+        else:
+            lines.append(f"  with mscclpp, in Python: register_plans.register(rank), from {shown(path)}")
+    values |= {"files": paths, **{name: index[name] for name in ("notes", "coverage")}}
+    return Answer("\n".join(lines), values)
 
 
 def _topology_and_sketches(options: Namespace) -> tuple[Topology, list[Sketch | None]]:

@@ -1,4 +1,4 @@
-"""What the MSCCL runtime's parser and kernels hold, and what of a program is more than that."""
+"""What parsers and kernels of MSCCL XML hold, and what of a program is more than that."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from math import ceil
 from typing import NamedTuple
 
+from taccl.formats.runtimes import Runtime
 from taccl.program.program import Program
 from taccl.program.split import weight
 
-MAX_THREADBLOCKS, MAX_DEPENDED_ID, MAX_STEPS, MAX_CHANNELS, MAX_PEERS = 216, 127, 256, 32, 32
+MAX_DEPENDED_ID, MAX_CHANNELS, MAX_PEERS = 127, 32, 32
 MAX_COUNT, MAX_ELEMENTS, MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 71, 4095, 63, 16, 255
 
 
@@ -21,9 +22,9 @@ class Excess(NamedTuple):
     message: str
 
 
-def excesses(program: Program) -> Iterator[Excess]:
-    """What the format cannot hold, and how to lower the schedule within it."""
-    for where, found, most, what, remedy in _measured(program):
+def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
+    """What files for a runtime cannot hold, and how to lower the schedule within it."""
+    for where, found, most, what, remedy in _measured(program, runtime):
         if found > most:
             names = ("rank", "threadblock", "step")
             place = " of ".join(f"{name} {i}" for name, i in reversed([*zip(names, where, strict=False)]))
@@ -34,7 +35,7 @@ def excesses(program: Program) -> Iterator[Excess]:
             )
 
 
-def _measured(program: Program) -> Iterator[tuple[tuple[int, ...], int, int, str, str]]:
+def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, ...], int, int, str, str]]:
     """All that has a limit: where it is, how many there are, and may be, of what, and how to have fewer."""
     fewer = "fewer num_channels or instances"
     joined = f"threadblocks='per-peer', or {fewer}"
@@ -47,9 +48,9 @@ def _measured(program: Program) -> Iterator[tuple[tuple[int, ...], int, int, str
                     peers[threadblock.channel, word].add(peer)
         pairs = {(peer, channel) for (channel, _), known in peers.items() for peer in known}
         remedy = joined
-        if len(pairs) > MAX_THREADBLOCKS:
+        if len(pairs) > runtime.max_threadblocks:
             remedy = f"{fewer}, or under a sketch by which a rank talks to fewer others"
-        yield (r,), len(rank.threadblocks), MAX_THREADBLOCKS, "threadblocks a rank", remedy
+        yield (r,), len(rank.threadblocks), runtime.max_threadblocks, "threadblocks a rank", remedy
         for (_, word), known in sorted(peers.items()):
             spread = f"channels='by-peer', num_channels={ceil(len(known) / MAX_PEERS) + 1}"
             yield (r,), len(known), MAX_PEERS, f"peers to {word} over one channel", spread
@@ -59,10 +60,10 @@ def _measured(program: Program) -> Iterator[tuple[tuple[int, ...], int, int, str
         yield (r,), elements, MAX_ELEMENTS, "elements a rank, such as threadblocks and steps", smaller
         for t, total in enumerate(weights):
             spread = (
-                f"channels='round-robin', num_channels={ceil(total / MAX_STEPS)} or more, leave split=False "
-                "out, or cut the data into fewer chunks"
+                f"channels='round-robin', num_channels={ceil(total / runtime.max_steps)} or more, leave "
+                "split=False out, or cut the data into fewer chunks"
             )
-            yield (r, t), total, MAX_STEPS, "steps a threadblock, with those that only wait", spread
+            yield (r, t), total, runtime.max_steps, "steps a threadblock, with those that only wait", spread
     for address, step in program.steps():
         yield address, step.count, MAX_COUNT, "chunks a step", f"max_count={MAX_COUNT}"
         last = max((t for t, _ in step.depends), default=-1)

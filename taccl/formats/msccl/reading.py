@@ -17,6 +17,7 @@ from taccl.collective import Collective
 from taccl.errors import FormatError
 from taccl.formats.msccl import limits
 from taccl.formats.program_kind import ProgramKind, collective_of
+from taccl.formats.runtimes import RUNTIMES, Runtime
 from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
@@ -31,8 +32,14 @@ TYPES = {
 }  # fmt: skip
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
-#: What RCCL and the MSCCL executor call collectives, where MSCCL has another name.
-_ALIASES = {"reducescatter": "reduce_scatter"}
+#: What other runtimes call collectives, and MSCCL's names.
+_ALIASES = {theirs: ours for each in RUNTIMES.values() for ours, theirs in each.renamed.items()}
+#: Files for any runtime are read, so that the largest limits count.
+_LARGEST = Runtime(
+    "any", "any runtime",
+    max_steps=max(each.max_steps for each in RUNTIMES.values()),
+    max_threadblocks=max(each.max_threadblocks for each in RUNTIMES.values()),
+)  # fmt: skip
 _LIMIT_BYTES = 64 * 10**6
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 
@@ -143,7 +150,7 @@ class _File:
         for fault in (*check_steps(program), *check_ends(program)):
             place = fault.steps[-1]
             raise self.elements.get(place, self.elements[place[:2]]).error(fault.message)
-        for excess in limits.excesses(program):
+        for excess in limits.excesses(program, _LARGEST):
             raise self.elements[excess.where].error(f"MSCCL XML {excess.message}")
         for address, step in program.steps():
             for t, s in step.depends:
@@ -163,7 +170,7 @@ class _File:
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
                 )
-        blocks = {self._number(tb, "id", 0, limits.MAX_THREADBLOCKS - 1): tb for tb in gpu.all("tb")}
+        blocks = {self._number(tb, "id", 0, _LARGEST.max_threadblocks - 1): tb for tb in gpu.all("tb")}
         if sorted(blocks) != list(range(len(gpu.all("tb")))):
             raise gpu.error(
                 f"threadblocks have ids {sorted(blocks)}; expected 0 to {len(gpu.all('tb')) - 1}, each once"

@@ -1,6 +1,6 @@
-"""Programs as MSCCL XML, the file that the MSCCL runtime (a fork of NCCL) and TACCL's runtime load.
+"""Programs as MSCCL XML, the file that MSCCL (a fork of NCCL), its executor, RCCL and TACCL's runtime load.
 
-What is written follows what that runtime's parser reads and what its kernels do, which is stricter than XML.
+What is written follows what a runtime's parser reads and what its kernels do, which is stricter than XML.
 Limits of the format are checked before anything is written. What a program's several dependencies of one step
 become is a chain of steps that do nothing but wait. What is read is held to the same rules: see
 `taccl.formats.msccl.reading`.
@@ -18,6 +18,7 @@ from taccl.formats.msccl import limits
 from taccl.formats.msccl.limits import excesses
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
 from taccl.formats.program_kind import kind_of, sizes_of, warn_of_split
+from taccl.formats.runtimes import runtime_named
 from taccl.program.checks import parcels_of
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
 from taccl.program.split import split_threadblocks, weight
@@ -38,6 +39,7 @@ def dump_msccl_xml(
     max_bytes: Bytes | Natural | None = None,
     split: bool | None = None,
     name: str = "",
+    runtime: str = "msccl",
 ) -> str:
     """The text of the file.
 
@@ -49,15 +51,25 @@ def dump_msccl_xml(
       `taccl.program.split`. Each has a channel of its own. Default: where needed, with a warning.
     - `name`: Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become
       ``-``.
+    - `runtime`: One of `taccl.formats.runtimes.RUNTIMES` that reads such files, within whose limits and by
+      whose names it is written.
     """
+    reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
     kind = kind_of(program, "MSCCL XML")
+    if kind.name == "custom" and not reader.takes_custom:
+        raise ExportError(
+            f"{reader.title} runs no collectives of their own from MSCCL XML; write it for runtime='msccl', "
+            "or choose allgather, allreduce, alltoall, broadcast, reduce or reduce_scatter among all ranks"
+        )
     if split is not False:
-        whole, program = program, split_threadblocks(program, max_steps=limits.MAX_STEPS)
+        whole, program = program, split_threadblocks(program, max_steps=reader.max_steps)
         if split is None and program is not whole:
-            warn_of_split(f"MSCCL XML holds at most {limits.MAX_STEPS} steps a threadblock")
-    for excess in excesses(program):
-        raise ExportError(f"MSCCL XML {excess.message}")
+            warn_of_split(
+                f"MSCCL XML for {reader.title} holds at most {reader.max_steps} steps a threadblock"
+            )
+    for excess in excesses(program, reader):
+        raise ExportError(f"MSCCL XML for {reader.title} {excess.message}")
     sources, targets = _mirrored(program)
     scratch = program.scratch_chunks
     attributes: dict[str, object] = {
@@ -66,7 +78,7 @@ def dump_msccl_xml(
         "nchannels": program.num_channels,
         "nchunksperloop": kind.size,
         "ngpus": program.num_ranks,
-        "coll": kind.name,
+        "coll": reader.renamed.get(kind.name, kind.name),
         "inplace": int(program.in_place),
         "outofplace": int(not program.in_place),
         "minBytes": min_bytes,

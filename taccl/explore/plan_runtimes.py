@@ -1,0 +1,137 @@
+"""A plan's files for runtimes: how a shell or Python tells a runtime of them, and which sizes they serve.
+
+Variables and folders are those that the sources named in `taccl.formats.runtimes` read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+from taccl.formats.runtimes import Runtime
+from taccl.names import shown
+from taccl.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from taccl.explore.plan_ranges import Plan
+
+#: Folder of the files of runtimes that load every file of a folder, and so may hold nothing else.
+XML_FOLDER = "msccl-algorithms"
+#: Collectives whose calls MSCCL++ gives to plans, of those that it takes for NCCL.
+_SERVED_BY_MSCCLPP = ("allreduce", "allgather", "reduce-scatter", "broadcast")
+
+
+class ServedSizes(NamedTuple):
+    """One file: the sizes that it is for, multiples of `unit_bytes`, and the place of the data."""
+
+    file: str
+    min_bytes: int
+    max_bytes: int
+    in_place: bool
+    unit_bytes: int = 1
+
+
+def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:
+    """One line: the sizes that a runtime has files for, and those of the plan that it has none for."""
+    parts = []
+    for in_place, group in groupby(sorted(served, key=lambda each: each[3:0:-1]), lambda each: each.in_place):
+        files = sorted(group, key=lambda each: each.min_bytes)[: runtime.max_files]
+        place = "in place" if in_place else "out of place"
+        sizes = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _joined(files))
+        units = sorted({each.unit_bytes for each in files} - {1})
+        multiples = f", multiples of {' or '.join(map(format_size, units))}" if units else ""
+        parts.append(f"{sizes} in {format_count(len(files), 'file')}, {place}{multiples}")
+        gaps = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _gaps(plan, files))
+        if gaps:
+            parts[-1] += f" (nothing for {gaps})"
+    said = "; ".join(parts) or "no file"
+    if runtime.name == "mscclpp" and plan.collective not in _SERVED_BY_MSCCLPP:
+        said += f"; its interface of NCCL has no {plan.collective}: for its own executor only"
+    return f"{runtime.name}: {said}"
+
+
+def _joined(files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
+    """Sizes that files serve one after the other, each stretch from its first to its last."""
+    joined: list[tuple[int, int]] = []
+    for each in files:
+        if joined and each.min_bytes <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], each.max_bytes))
+        else:
+            joined.append((each.min_bytes, each.max_bytes))
+    return joined
+
+
+def _gaps(plan: Plan, files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
+    """Sizes of the plan that no file serves."""
+    gaps, begin, end = [], plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
+    for low, high in _joined(files):
+        if low > begin:
+            gaps.append((begin, low - 1))
+        begin = high + 1
+    return [*gaps, (begin, end)] if begin <= end else gaps
+
+
+def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
+    """What a shell reads before it starts a program on a runtime of MSCCL XML, with files beside it."""
+    first = plan.ranges[0].program
+    place = "in place" if first is not None and first.in_place else "out of place"
+    lines = [
+        f"# {plan.collective} on {shown(plan.topology.name)}, {place}, for {runtime.title}: source it.",
+        "# Other sizes, and those that do not divide into chunks, are left to the library's own algorithms.",
+    ]
+    lines += [
+        f"#   {name}: {format_size(each.min_bytes)} to {format_size(each.max_bytes)}, "
+        f"{shown(each.source)}; at most {format_size(each.scratch_bytes)} of scratch"
+        for name, each in zip(files, plan.ranges, strict=True)
+    ]
+    if runtime.max_files is not None and len(files) > runtime.max_files:
+        lines.append(
+            f"# {runtime.title} loads {runtime.max_files} files at most; the others are left out here: plan "
+            "fewer ranges."
+        )
+    folder = 'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"'
+    return "\n".join([*lines, *_SETTINGS[runtime.name](folder, files[: runtime.max_files]), ""])
+
+
+def _msccl(folder: str, files: Sequence[str]) -> list[str]:
+    paths = ":".join(f"$TACCL_PLAN/{name}" for name in files)
+    return [
+        "# For microsoft/msccl (NCCL 2.12.12).",
+        folder,
+        f'export MSCCL_XML_FILES="{paths}"',
+        "export NCCL_ALGO=MSCCL,RING,TREE",
+    ]
+
+
+_OWN_FOLDER = [
+    "# The library loads every file of this folder, in place of the algorithms that it ships with: leave",
+    "# nothing else in it.",
+]
+
+
+def _executor(folder: str, _: Sequence[str]) -> list[str]:
+    return [
+        "# For Azure/msccl-executor-nccl (NCCL 2.23.4), built with at least 64 steps a threadblock.",
+        folder,
+        *_OWN_FOLDER,
+        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
+        "export NCCL_MSCCL_ENABLE=1",
+    ]
+
+
+def _rccl(folder: str, _: Sequence[str]) -> list[str]:
+    return [
+        "# For RCCL 2.21.5 (ROCm 6.3) to 2.27.7 (ROCm 7.2); 2.28.3 (ROCm 7.13) no longer has MSCCL.",
+        folder,
+        *_OWN_FOLDER,
+        f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',
+        "export RCCL_MSCCL_ENABLE=1",
+        "# On by itself only where RCCL knows the server, such as eight MI300X in one.",
+        "export RCCL_MSCCL_FORCE_ENABLE=1",
+        "# In graphs its own MSCCL++ kernels would take allreduce and allgather up to 1 MiB before any file.",
+        "export RCCL_MSCCLPP_ENABLE=0",
+    ]
+
+
+_SETTINGS = {"msccl": _msccl, "msccl-executor": _executor, "rccl": _rccl}

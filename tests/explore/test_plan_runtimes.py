@@ -1,0 +1,183 @@
+"""Plans for runtimes: which files there are, how a shell tells of them, and which calls get them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.explore.plan_files import save_plan
+from taccl.explore.plan_runtimes import ServedSizes, coverage_text
+from taccl.formats.mscclpp.executor import verify_plan
+from taccl.formats.runtimes import RUNTIMES, runtime_named, usual_runtimes
+from tests.formats.msccl import rccl
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def plan_of(topology: str, collective: str, runtime: str | None = None, **lowering: object) -> taccl.Plan:
+    """A plan of what the list scheduler finds for small and large messages."""
+    return taccl.plan(
+        topology, collective, sizes=["4KB", "256KB", "64MB"], backend="greedy", time_limit_s=3, baselines=False,
+        runtime=runtime, lowering=lowering,
+    )  # fmt: skip
+
+
+def saved(plan: taccl.Plan, folder: Path) -> dict:
+    """The index of a plan that was saved."""
+    save_plan(plan, folder)
+    return json.loads((folder / "plan.json").read_text())
+
+
+def variables(folder: Path, *names: str) -> list[str]:
+    """Variables of a shell that read the environment file from elsewhere."""
+    told = " ".join(f'"${name}"' for name in names)
+    words = ["bash", "-c", f'cd / && . "$1" && printf "%s\\n" {told}', "sh", folder / "environment.sh"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
+    """The folder holds algorithms alone, each of which RCCL reads."""
+    folder = tmp_path / "a plan"
+    saved(plan_of("mi300x", "allreduce"), folder)
+    names = ("MSCCL_ALGO_DIR", "RCCL_MSCCL_ENABLE", "RCCL_MSCCL_FORCE_ENABLE", "RCCL_MSCCLPP_ENABLE")
+    algorithms, *switches = variables(folder, *names)
+    assert switches == ["1", "1", "0"]
+    files = sorted(Path(algorithms).iterdir())
+    assert len(files) == len(plan_of("mi300x", "allreduce").ranges)
+    assert {rccl.load(each).collective for each in files} == {"allreduce"}
+    assert "ROCm 7.13" in (folder / "environment.sh").read_text()
+
+
+def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
+    """The ends of ranges in whole chunks of 4-byte elements: of 8 chunks, 32 bytes."""
+    plan = plan_of("mi300x", "allreduce")
+    saved(plan, tmp_path / "p")
+    folder = tmp_path / "p" / "msccl-algorithms"
+    for number, each in enumerate(plan.ranges, 1):
+        unit = 4 * each.program.size_chunks
+        for size in (-(-each.min_bytes // unit) * unit, each.max_bytes // unit * unit):
+            got = rccl.choose(folder, "allreduce", 8, size // 4, 4, in_place=True)
+            assert got == f"range-{number:02}.xml"
+            assert rccl.choose(folder, "allreduce", 8, size // 4, 4, in_place=False) == ""
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"])
+def test_rccl_reads_every_collective(collective, tmp_path):
+    """By its own names, such as reducescatter."""
+    saved(plan_of("mi300x", collective, "rccl"), tmp_path / "p")
+    known = {rccl.load(each).collective for each in (tmp_path / "p" / "msccl-algorithms").iterdir()}
+    assert known == {collective.replace("_", "")}
+    assert not list((tmp_path / "p").glob("*.plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("collective", "places"),
+    [
+        ("allreduce", {True}), ("reduce", {True}), ("broadcast", {True}), ("alltoall", {False}),
+        ("reduce_scatter", {True, False}), ("allgather", {True, False}),
+    ],
+)  # fmt: skip
+def test_mscclpp_gets_the_places_that_pytorch_calls(collective, places, tmp_path):
+    """One buffer in allreduce, reduce and broadcast; both ways in allgather and reduce-scatter; all plans work."""
+    index = saved(plan_of("ring:4", collective), tmp_path / "p")
+    for row in index["ranges"]:
+        files = [name for key, name in row["files"].items() if key.startswith("mscclpp")]
+        plans = [json.loads((tmp_path / "p" / name).read_text()) for name in files]
+        assert {plan["inplace"] for plan in plans} == places
+        assert all(verify_plan(plan) for plan in plans)
+
+
+def test_a_place_that_was_asked_for_is_the_only_one(tmp_path):
+    """Out of place, and no other."""
+    index = saved(plan_of("ring:4", "allreduce", in_place=False), tmp_path / "p")
+    assert [set(row["files"]) for row in index["ranges"]] == [
+        {"msccl_xml", "mscclpp", "schedule"} for _ in index["ranges"]
+    ]
+    assert all(
+        json.loads(path.read_text())["inplace"] is False for path in (tmp_path / "p").glob("*.plan.json")
+    )
+
+
+def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
+    """Ranges of LL128 get files for a protocol that MSCCL++ has, which is noted; no size is left out."""
+    plan = plan_of("mi300x", "allreduce")
+    index = saved(plan, tmp_path / "p")
+    lacking = [number for number, each in enumerate(plan.ranges, 1) if each.protocol == "ll128"]
+    assert lacking
+    for number in lacking:
+        found = json.loads((tmp_path / "p" / f"range-{number:02}.plan.json").read_text())
+        assert found["protocol"] in ("LL", "Simple")
+        assert any(f"range-{number:02}.plan.json: MSCCL++ has no LL128" in note for note in index["notes"])
+    assert index["coverage"]["mscclpp"] == (
+        f"mscclpp: 4KB to 64MB in {len(plan.ranges)} files, in place, multiples of 128B"
+    )
+
+
+def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
+    """No range is for LL128, and there are no files for others."""
+    plan = plan_of("mi300x", "allreduce", "mscclpp")
+    assert {each.protocol for each in plan.ranges} <= {"ll", "simple"}
+    index = saved(plan, tmp_path / "p")
+    assert index["register"] == ["register_plans.py"]
+    assert {path.suffix for path in (tmp_path / "p").iterdir()} == {".json", ".py"}
+
+
+def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
+    """LL128 of MSCCL++."""
+    with pytest.raises(InputError, match=r"MSCCL\+\+ has simple, ll"):
+        taccl.plan("mi300x", "allreduce", sizes=["1MB"], protocol="ll128", runtime="mscclpp")
+    with pytest.raises(InputError, match=r"MSCCL\+\+ has simple, ll"):
+        taccl.plan("ring:4", "allreduce", sizes=["1MB"], lowering={"protocol": "LL128"}, runtime="mscclpp")
+
+
+def test_runtimes_are_named_as_people_write_them():
+    """MSCCL++ is not MSCCL; others are an error that lists all."""
+    assert runtime_named("MSCCL++").name == "mscclpp"
+    assert runtime_named("MSCCL").name == "msccl"
+    with pytest.raises(InputError, match="msccl, msccl-executor, rccl, mscclpp"):
+        runtime_named("oneccl")
+
+
+def test_machines_have_their_makers_runtime():
+    """RCCL for AMD's, by the machine's or the file's name."""
+    own = replace(taccl.topologies.ring(2), name="mi250x2", machine="")
+    assert [each.name for each in usual_runtimes(own)] == ["rccl", "mscclpp"]
+    assert [each.name for each in usual_runtimes(taccl.topologies.dgx2())] == ["msccl", "mscclpp"]
+
+
+def test_gaps_are_said():
+    """Files from 2 KB to 1 MB, of a plan from 1 KB to 64 MB: what lies before and behind."""
+    plan = plan_of("ring:4", "allreduce")
+    low, high = plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes
+    assert (low, high) == (4000, 64 * 10**6)
+    served = [ServedSizes("a", 5001, 10**6, True), ServedSizes("b", 10**6 + 1, 10**7, True, 64)]
+    assert coverage_text(RUNTIMES["rccl"], plan, served) == (
+        "rccl: 5.001KB to 10MB in 2 files, in place, multiples of 64B (nothing for 4KB to 5KB, 10MB to 64MB)"
+    )
+    assert coverage_text(RUNTIMES["mscclpp"], plan, []) == "mscclpp: no file"
+
+
+def test_files_that_msccl_does_not_load_serve_nothing():
+    """It loads four."""
+    plan = plan_of("ring:4", "allreduce")
+    served = [ServedSizes(str(i), 4000 + 1000 * i, 4999 + 1000 * i, True) for i in range(5)]
+    assert coverage_text(RUNTIMES["msccl"], plan, served).startswith("msccl: 4KB to 7.999KB in 4 files")
+
+
+def test_the_folder_of_algorithms_is_replaced_only_as_it_was(tmp_path):
+    """A file of another in it keeps the whole plan."""
+    plan = plan_of("mi300x", "allreduce", "rccl")
+    folder = tmp_path / "p"
+    plan.save(folder)
+    plan.save(folder, overwrite=True)
+    (folder / "msccl-algorithms" / "mine.xml").write_text("mine")
+    with pytest.raises(InputError, match=r"'mine\.xml'"):
+        plan.save(folder, overwrite=True)
