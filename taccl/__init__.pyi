@@ -17,6 +17,7 @@ from taccl.analysis.simulation.steady import initiation_interval as initiation_i
 from taccl.analysis.verification.verify import verify as verify
 from taccl.analysis.verification.violation import Verification as Verification
 from taccl.collective import Collective as Collective
+from taccl.errors import AssumptionWarning as AssumptionWarning
 from taccl.errors import CacheWarning as CacheWarning
 from taccl.errors import CollectiveError as CollectiveError
 from taccl.errors import ExecutionError as ExecutionError

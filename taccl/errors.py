@@ -119,6 +119,10 @@ class TacclWarning(UserWarning):
         super().__init__(shown_lines(message))
 
 
+class AssumptionWarning(TacclWarning):
+    """An import assumed, dropped or guessed part of a machine that its file does not state."""
+
+
 class CacheWarning(TacclWarning):
     """A stored result cannot be used, or a result cannot be stored."""
 

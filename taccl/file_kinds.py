@@ -92,7 +92,7 @@ _ADVICE = {
     "probe": _SHOW,
     "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
     "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
-    "plan for MSCCL++": "`taccl verify {file}` runs it; for anything else give the program that it was made of",
+    "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
     "workload": "`taccl run {file} --topology NAME` reads it",
     "placement": "taccl writes it and does not read it; its hosts, in its order, are what launchers need",
     "upstream sketch": _SHOW,

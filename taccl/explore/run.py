@@ -84,7 +84,9 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
             _end_solvers_soon(run.home)
     row = run.row | figures(result)
     said = (str(w.message) for w in caught if issubclass(w.category, TacclWarning))
-    row["notes"] = "; ".join(dict.fromkeys((*result.notes, *said))) or None
+    model = run.problem.topology.proviso
+    notes = dict.fromkeys((*result.notes, *said, *([f"model: {model}"] if model else [])))
+    row["notes"] = "; ".join(notes) or None
     if any(issubclass(w.category, FallbackWarning) for w in caught):
         # The backend found nothing: another's schedule is none of its own.
         own = [stage.status for stage in result.stages if stage.solver == run.row["backend"]]

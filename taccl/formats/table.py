@@ -103,14 +103,14 @@ FORMATS = (
         loses="the schedule's times, the topology's costs and the sketch; it cannot be read back",
     ),
     FileFormat(
-        "nccl-topology", "topology", "a server, as NCCL dumps it",
+        "nccl-topology", "topology", "a server, as NCCL or RCCL dumps it",
         load="taccl.formats.nccl.topology:load_nccl_topology",
         begins=tells("NCCL topology"),
     ),
     FileFormat(
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
-        begins=r"^(\x1b\[[0-9;]*m|[^\S\n])*GPU\d+\b[^\n]*\bCPU Affinity",
+        begins=r"^(\x1b\[[0-9;]*m|[^\S\n]|[>|])*GPU\d+\b[^\n]*CPU Affinity",
     ),
     FileFormat(
         "taccl-probe", "topology", "latencies and bandwidths between hosts, as `taccl probe` measured them",

@@ -157,7 +157,7 @@ class Placement:
     def _repr_html_(self) -> str:
         """What a notebook shows."""
         more = [("why", self.why), ("order", " ".join(map(str, self.order)))]
-        return card(self.title, facts([*self.times, *more]), notes=self.topology.notes)
+        return card(self.title, facts([*self.times, *more]), notes=self.topology.told)
 
     def __repr__(self) -> str:
         return f"Placement({self.title}: {', '.join(map(' '.join, self.times))})"

@@ -132,6 +132,10 @@ class Topology:
         By which messages are sent: ``"simple"``, ``"ll"`` or ``"ll128"``; empty where costs hold for all.
     launch_us : Fraction
         What a collective takes before its first step, in microseconds; no part of a schedule's finish.
+    notes : tuple of str
+        Facts and choices of an import.
+    assumed : tuple of str
+        Everything that an import assumed, dropped or guessed. Bounds and times then hold for this model.
     """
 
     name: str
@@ -147,6 +151,7 @@ class Topology:
     protocol: str = ""
     launch_us: Fraction = Fraction(0)
     notes: tuple[str, ...] = field(default=(), compare=False)
+    assumed: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         check_topology(self)
@@ -240,6 +245,17 @@ class Topology:
         profile = profile_of(self) if self.protocol else None
         return () if profile is None else tuple(each.name for each in profile.protocols)
 
+    @property
+    def told(self) -> list[str]:
+        """Notes, and assumptions marked as such."""
+        return [*self.notes, *(f"assumed: {each}" for each in self.assumed)]
+
+    @property
+    def proviso(self) -> str:
+        """Number of assumptions that bounds and times rest on; empty without any."""
+        count = format_count(len(self.assumed), "assumption")
+        return f"{count} of the import (taccl show lists them)" if self.assumed else ""
+
     under = transform.under
     without = transform.without
     degraded = transform.degraded
@@ -250,6 +266,7 @@ class Topology:
         return {
             **{name: getattr(self, name) for name in _WORDS},
             **(costs if self.protocol or self.launch_us else {}),
+            **({"assumed": list(self.assumed)} if self.assumed else {}),
             "node_of_rank": list(self.node_of_rank),
             "links": [plain_fields(link) for link in self.links],
             "resources": [resource.name for resource in self.resources],
@@ -266,6 +283,7 @@ class Topology:
                 **{name: data[name] for name in _WORDS},
                 "protocol": data.get("protocol", ""),
                 "launch_us": exact(data.get("launch_us", 0)),
+                "assumed": tuple(map(str, data.get("assumed", ()))),
                 "node_of_rank": tuple(data["node_of_rank"]),
                 "links": tuple(
                     Link(
@@ -317,7 +335,7 @@ class Topology:
             ("profile", self.profile),
         ]
         head = ("links", "where", "alpha in us", "beta in us/MB", "GB/s")
-        return card(self.name, facts(figures), table(head, self.link_kinds, limit=8), notes=self.notes)
+        return card(self.name, facts(figures), table(head, self.link_kinds, limit=8), notes=self.told)
 
     def __repr__(self) -> str:
         return (
@@ -443,7 +461,7 @@ class TopologyBuilder:
         """
         self._switches.append(Switch(name, tuple(ranks), tuple(links), reduces))
 
-    def build(self, *, notes: Sequence[str] = ()) -> Topology:
+    def build(self, *, notes: Sequence[str] = (), assumed: Sequence[str] = ()) -> Topology:
         """The topology; `TopologyError` says what is not there, or which cost is wrong."""
         return Topology(
             **{name: getattr(self, name) for name in (*_WORDS, "protocol", "launch_us")},
@@ -453,6 +471,7 @@ class TopologyBuilder:
             holds=tuple(self._holds),
             switches=tuple(self._switches),
             notes=tuple(notes),
+            assumed=tuple(assumed),
         )
 
 

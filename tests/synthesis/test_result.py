@@ -24,7 +24,7 @@ FIGURES = {
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
     "versions", "notes", "digest", "trace", "choice", "standing", "bound_of_every_cut_us",
-    "launch_us", "predicted_us", "protocol",
+    "launch_us", "predicted_us", "protocol", "assumed",
 }  # fmt: skip
 
 

@@ -45,7 +45,10 @@ def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither."""
+    """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither.
+
+    It is proven for the model, which is said of a topology whose import assumed something.
+    """
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
@@ -54,7 +57,8 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
     else:
         default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes)
         is_sketched, words = clauses != default.clauses, f"best for {bound.scope}"
-    return words + (" under this sketch" if is_sketched or clauses.name else "")
+    words += " under this sketch" if is_sketched or clauses.name else ""
+    return words + (" for this model" if problem.topology.assumed else "")
 
 
 def bound_rows(bound: Certificate, every: Certificate | None) -> list[tuple[str, str]]:

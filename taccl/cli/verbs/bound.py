@@ -74,6 +74,8 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
     if problem.clauses != problem.clauses.only("merge"):
         price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"
         rows.insert(-1, ("without sketch", price))
+    if problem.topology.assumed:
+        rows.append(("model", problem.topology.proviso))
     if in_switches is not None:
         rows.append(("in switches", f"{_brief(in_switches)}, if switches reduce what passes them"))
     if proven is not None:
@@ -87,6 +89,7 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
         "collective": collective.name, "topology": problem.topology.name,
         "sketch": problem.clauses.name or None, "cost_model": problem.topology.cost_model,
         "size_bytes": problem.size_bytes, "num_ranks": problem.topology.num_ranks,
+        "assumed": list(problem.topology.assumed),
         "num_chunks": collective.num_chunks, "notes": list(problem.notes),
     }  # fmt: skip
     text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])

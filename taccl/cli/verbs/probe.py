@@ -83,6 +83,6 @@ def _text(found: taccl.Probe) -> str:
         rows.append(("spread of a pair", f"{found.latency_spread:.1%} (median)"))
     for ranks, rate in found.uplinks:
         rows.append(("shared way out", f"ranks {', '.join(map(str, ranks))}: {rate:.3g} GB/s"))
-    if notes := found.topology().notes:
+    if notes := found.topology().told:
         rows.append(("topology", "; ".join(notes)))
     return f"{found}\n{table(rows, indent='  ')}"

@@ -87,7 +87,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
     lines = [title_of(schedule.problem), table(rows, indent="  ")]
     if limit != 0:
         lines += ["", schedule.table(limit=limit)]
-    notes = schedule.problem.notes
+    notes = (*schedule.problem.notes, *(f"assumed: {each}" for each in schedule.problem.topology.assumed))
     values = {"kind": "schedule", **schedule_figures(schedule), "notes": list(notes), "result": found or None}
     return Answer("\n".join(lines + note_lines(notes)), values)
 
@@ -123,4 +123,4 @@ def _of_topology(topology: Topology) -> Answer:
         "constants": {c.name: {"value": float(c.value), "source": c.source} for c in constants},
         "ranges": [each.model_dump() for each in ranges], "notes": list(topology.notes),
     }  # fmt: skip
-    return Answer("\n".join(lines + note_lines(topology.notes)), values)
+    return Answer("\n".join(lines + note_lines(topology.told)), values)

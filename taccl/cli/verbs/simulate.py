@@ -91,7 +91,7 @@ def _of_program(program: Program, options: argparse.Namespace) -> Answer:
         for size in options.sizes or (None,)
     ]
     first, rows = schedules[0].problem, [following_values(each) for each in schedules]
-    said = [note for each in schedules for note in (*each.problem.topology.notes, *each.problem.notes)]
+    said = [note for each in schedules for note in (*each.problem.topology.told, *each.problem.notes)]
     notes = list(dict.fromkeys(said))
     title = f"program {shown(program.name)}: {first.title}, {program.protocol}"
     lines = [title, "", figures_table(rows, (*_FIGURES, "bound_us", "gap", "busiest", "utilisation"))]

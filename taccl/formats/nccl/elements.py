@@ -1,7 +1,7 @@
 """The elements of an NCCL topology file as a tree of parts, GPUs and NICs, with what was assumed.
 
-Constants are NCCL's (`src/graph/topo.h` and `topo.cc` of NCCL, as of 2026), and so is what is assumed where
-an attribute is missing: NCCL asks the machine first, a file alone cannot.
+Constants are NCCL's and RCCL's (`src/graph/topo.h` and `topo.cc` of each, as of 2026), and so is what is
+assumed where an attribute is missing: NCCL asks the machine first, a file alone cannot.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
+#: PCI classes of GPUs: display controllers, and processing accelerators, as AMD's are.
+GPU_CLASSES = ("0x03", "0x1200")
+#: Elements of links between GPUs, by the fabric that they are of.
+FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
+#: us per MB of a lane of PCIe 1, or two: virtual machines show it of bridges that have no such limit.
+_VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +45,21 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) are negative if not known."""
+    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) are negative if not known.
+
+    - `gcn`: Architecture of a GPU of AMD, such as ``"gfx942"``; empty of others.
+    """
 
     busid: str
     rank: int
     sm: int
+    gcn: str
     element: XmlElement
 
     @property
     def nvlinks(self) -> list[XmlElement]:
-        """The NVLinks that the file lists for it."""
-        return [link for gpu in self.element.all("gpu") for link in gpu.all("nvlink")]
+        """The NVLinks or xGMI links that the file lists for it."""
+        return [link for gpu in self.element.all("gpu") for link in gpu.children if link.tag in FABRICS]
 
 
 def read_system(top: XmlElement, given: Given, name: str) -> System:
@@ -58,6 +68,8 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
     Raises `FormatError` if an element lacks what no argument supplies, or has a value that cannot be read.
     """
     system = System(given, PcieServer(name))
+    if given.pcie_beta is None:
+        system.server.pcie_source = "NCCL's figure for the PCIe link that the file states (pcie_gb_per_s=)"
     cpus = top.all("cpu")
     hosts = {cpu.attributes.get("host_hash", "") for cpu in cpus}
     if len(hosts) > 1:
@@ -84,18 +96,24 @@ def whole(element: XmlElement, name: str, default: int | None = None) -> int:
 
 @dataclass(slots=True)
 class System:
-    """What a file holds, in its order, and a walk through its elements; notes say what was assumed."""
+    """Devices of a file, in its order, and a walk through its elements, with assumptions.
+
+    - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
+    - `bridges`: The same for bridges that are slower than any real one.
+    """
 
     given: Given
     server: PcieServer
     gpus: list[Gpu] = field(default_factory=list)
     latency_us: Fraction = Fraction(0)
-    notes: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
     named: set[str] = field(default_factory=set)
     unknown: list[XmlElement] = field(default_factory=list)
     assumed: Counter[str] = field(default_factory=Counter)
+    cpus: Counter[str] = field(default_factory=Counter)
     passed: set[str] = field(default_factory=set)
+    unsaid: list[tuple[str, str, Fraction, str]] = field(default_factory=list)
+    bridges: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add_cpu(self, cpu: XmlElement, number: int) -> None:
         """A CPU, and everything below it."""
@@ -106,8 +124,12 @@ class System:
             rate, why = _cpu_rate(cpu)
             beta = rate and beta_of_bandwidth(rate)
         said = "no known limit" if beta is None else f"{float(1000 / beta):g} GB/s"
-        self.assumed[f"{said} from a CPU to each other CPU ({why})"] += 1
-        self.server.add_cpu(name, beta)
+        guess = ""
+        if self.given.cpu_beta is None:
+            why += "" if "cpu_gb_per_s=" in why else "; cpu_gb_per_s="
+            guess = f"{said} from a CPU to each other CPU ({why})"
+            self.cpus[guess] += 1
+        self.server.add_cpu(name, beta, guess=guess)
         self._below(cpu, name, None)
 
     def _below(self, element: XmlElement, part: str, slot_beta: Fraction | None) -> None:
@@ -131,15 +153,21 @@ class System:
             return
         if kind == _NVSWITCH:
             return
-        beta = self.given.pcie_beta or self._pcie_beta(pci)
-        self.server.add_device(busid, parent, beta, name=f"{kind} {busid}")
+        name = f"{kind} {busid}"
+        beta, is_said = (self.given.pcie_beta, True) if self.given.pcie_beta else self._pcie_beta(pci)
+        self.server.add_device(busid, parent, beta, name=name)
+        if not is_said:
+            self.unsaid.append((busid, parent, beta, name))
+        elif kind == _SWITCH and beta >= _VIRTUAL_BETA and self.given.pcie_beta is None:
+            self.bridges.append((busid, parent, name))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             gpus = pci.all("gpu")
             if len(gpus) > 1:
                 raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
             rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
-            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag != "nvlink"}
-            self.gpus.append(Gpu(busid, rank, sm, pci))
+            gcn = gpus[0].attributes.get("gcn", "").strip()[:20] if gpus else ""
+            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag not in FABRICS}
+            self.gpus.append(Gpu(busid, rank, sm, gcn, pci))
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
             self._add_nic(pci, busid, busid, beta)
@@ -153,7 +181,7 @@ class System:
             return _GPU
         if busid in (self.given.nics or ()):
             return _NIC
-        if "gpu" in children or code.startswith("0x03"):
+        if "gpu" in children or code.startswith(GPU_CLASSES):
             return _GPU
         if "nic" in children or code.startswith("0x02"):
             return _NIC
@@ -169,13 +197,11 @@ class System:
             rate = whole(element, "speed")
             if rate <= 0:  # NCCL's way with network devices that do not know their speed
                 rate = _MBIT_PER_S_UNKNOWN
-                self.assumed[f"{rate} Mbit/s for a NIC without a speed"] += 1
+                self.assumed[f"{rate} Mbit/s for a NIC without a speed (nic_gb_per_s=)"] += 1
             beta = beta_of_bandwidth(Fraction(rate, 8000))
         elif beta is None and slot_beta is not None:
             beta = slot_beta
-            self.assumed[
-                "the rate of its PCIe link for a NIC without a speed (nic_gb_per_s= says another)"
-            ] += 1
+            self.assumed["the rate of its PCIe link for a NIC without a speed (nic_gb_per_s=)"] += 1
         if beta is None:
             raise element.error(
                 f"found NIC {name[:40]} without a speed; expected one in Mbit/s; add it, or give "
@@ -194,7 +220,7 @@ class System:
         hits = {name.lower(), other.lower()} & set(given or ())
         self.named |= hits
         if given is not None and not hits:
-            self.assumed[f"that {kind} which {kind.lower()}= leaves out do not count"] += 1
+            self.assumed[f"{kind} that {kind.lower()}= does not name are left out"] += 1
         return given is None or bool(hits)
 
     def _once(self, name: str, element: XmlElement) -> None:
@@ -206,18 +232,36 @@ class System:
                 f"found more than {_MAX_DEVICES} devices; expected those of one server; take the rest out"
             )
 
-    def _pcie_beta(self, pci: XmlElement) -> Fraction:
-        """From lanes and rate; where the file lacks one, as NCCL assumes."""
+    def _pcie_beta(self, pci: XmlElement) -> tuple[Fraction, bool]:
+        """The beta by lanes and rate, and True if the file states both; else NCCL's assumption."""
         lanes = whole(pci, "link_width", 0)
         if not 0 <= lanes <= 64:
             raise pci.error(f"found link_width={lanes}; expected 0 to 64 lanes; correct it")
         match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
         units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
-        if not lanes or units is None:
-            self.assumed[
-                "PCIe of 16 lanes, or 8 GT/s (12 GB/s), where a device does not say (pcie_gb_per_s=)"
-            ] += 1
-        return beta_of_bandwidth(Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80))
+        rate = Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80)
+        return beta_of_bandwidth(rate), bool(lanes and units)
+
+    def _settle_pcie(self) -> None:
+        """Settle PCIe rates that the file lacks: no assumption of 16 lanes limits the fastest NIC."""
+        fastest = min((nic.beta_us_per_mb for nic in self.server.nics), default=None)
+        for key, parent, beta, name in self.unsaid:
+            beta = beta if fastest is None else min(beta, fastest)
+            guess = f"{float(1000 / beta):g} GB/s for a PCIe link whose lanes or GT/s the file lacks"
+            guess += " (pcie_gb_per_s=)"
+            self.assumed[guess] += 1
+            self.server.add_device(key, parent, beta, name=name, guess=guess)
+        self.server.gpus = [gpu.busid for gpu in self.gpus]
+        self.server.lift_guesses()
+        tree = self.server.tree
+        for key, parent, name in reversed(self.bridges):
+            below = [tree.edges[child, key]["step"][1] for child in tree.predecessors(key) if child != parent]
+            if not below or min(below) >= _VIRTUAL_BETA:
+                continue
+            guess = "the rate of the fastest device below for a bridge that states one or two lanes of PCIe 1"
+            guess += " (pcie_gb_per_s=)"
+            self.assumed[guess] += 1
+            self.server.add_device(key, parent, min(below), name=name, guess=guess)
 
     def finish(self, top: XmlElement) -> None:
         """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
@@ -236,13 +280,17 @@ class System:
                 f"found no GPU{lacking}; expected devices of class 0x03...; name them by bus id: gpus=[...], "
                 "and NICs by nics=[...]"
             )
+        self._settle_pcie()
         if self.unknown:
-            self.assumed[f"that {len(self.unknown)} devices without a class are of no use ({names})"] += 1
-        for what, count in self.assumed.items():
-            self.notes.append(f"assumed {what}, {count} times" if count > 1 else f"assumed {what}")
+            self.assumed[f"{len(self.unknown)} devices without a class are left out ({names})"] += 1
+        if len(self.server.cpus) > 1:
+            self.assumed += self.cpus
         if self.passed:
             passed = ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
-            self.notes.append(f"elements that are not read: {passed}")
+            self.assumed[f"elements that are not read: {passed}"] += 1
+        self.server.assumed += [
+            f"{each} ({count} times)" if count > 1 else each for each, count in self.assumed.items()
+        ]
 
 
 def _net_name(net: XmlElement) -> str:

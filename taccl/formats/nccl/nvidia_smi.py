@@ -1,14 +1,14 @@
 """The matrix that ``nvidia-smi topo -m`` prints: which devices of a server are joined, and how.
 
-There are no rates in it and no latencies: they come from arguments, and what their defaults stand for is
-among the topology's notes.
+There are no rates in it and no latencies: they come from arguments, and defaults are among the topology's
+assumptions. Quote marks of mails and forums, colours, and text around the matrix are ignored.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, permutations
@@ -26,6 +26,7 @@ from taccl.formats.nccl.server import (
     Wiring,
     build_servers,
 )
+from taccl.names import first_of
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
 from taccl.topology.topology import Topology
@@ -34,10 +35,21 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 
 MAX_FILE_BYTES = 10**6
 _MAX_DEVICES = 512
+#: Of one NVLink each way.
+_NVLINK_GB_PER_S = 25
 #: H100 and B200 have the most NVLinks; a GPU that seems to have more shares them through NVSwitch.
 _MOST_NVLINKS = 18
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: GB/s of 16 lanes of PCIe 3, 4 and 5, by NCCL's constants, and the most NVLinks of a GPU with such a port:
+#: P100 and V100 have 4 to 6, A100 has 12, H100 and B200 have 18.
+_PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe 5", 48))
+#: Colours of a terminal, and quote marks of mails, forums and block comments before a line.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|^\s*(?:[>|]\s?)+")
 _NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
+#: One cell; cells that a terminal or a paste has glued together; and a last cell glued to the CPU affinity.
+_CELL = r"X|SYS|NODE|PHB|PXB|PIX|NV[1-9]\d*"
+_GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
+_GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
+_GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
 _ONE_SWITCH, _SWITCHES, _ONE_CPU = {"PIX"}, {"PIX", "PXB"}, {"PIX", "PXB", "PHB", "NODE"}
 _CELLS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE or SYS"
 
@@ -49,9 +61,9 @@ def load_nvidia_smi(
     nodes: int = 1,
     nics: Sequence[str] | None = None,
     nvlink_joins: NvlinkUse = "auto",
-    nvlink_gb_per_s: Number = 25,
+    nvlink_gb_per_s: Number = _NVLINK_GB_PER_S,
     pcie: PcieUse = "where-needed",
-    pcie_gb_per_s: Number = 12,
+    pcie_gb_per_s: Number | None = None,
     cpu_gb_per_s: Number | None = None,
     nic_gb_per_s: Number | None = None,
     rails: bool = False,
@@ -70,7 +82,8 @@ def load_nvidia_smi(
     - `nvlink_gb_per_s`: Of one NVLink; 25 is that of V100, A100 and H100.
     - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
       always.
-    - `pcie_gb_per_s`: Of every PCIe link; 12 is about that of 16 lanes of PCIe 3.
+    - `pcie_gb_per_s`: Of every PCIe link. By default 12, 24 or 48, which are NCCL's figures for 16 lanes of
+      PCIe 3, 4 and 5, by the number of NVLinks of a GPU; and at least the rate of a NIC.
     - `cpu_gb_per_s`: Between two CPUs; by default they limit nothing.
     - `nic_gb_per_s`: Of every NIC; required for more than one node.
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
@@ -85,42 +98,72 @@ def load_nvidia_smi(
             where="nic_gb_per_s",
         )
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
-    pcie_beta = beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s")
     cpu_beta = None if cpu_gb_per_s is None else beta_of_bandwidth(cpu_gb_per_s, where="cpu_gb_per_s")
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
-    _add_tree(server, matrix, pcie_beta, cpu_beta)
-    server.nics = [Nic(matrix.names.get(nic, nic), nic, nic_beta) for nic in named]
+    if matrix.repairs:
+        server.assumed.append(f"words without a space between them: {first_of(matrix.repairs, 4)}")
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
     server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
+    pcie_beta, guess = (
+        _pcie_guess(server, None if nic_gb_per_s is None else nic_beta)
+        if pcie_gb_per_s is None
+        else (beta_of_bandwidth(pcie_gb_per_s, where="pcie_gb_per_s"), "")
+    )
+    _add_tree(server, matrix, pcie_beta, cpu_beta, guess)
+    server.nics = [Nic(matrix.names.get(nic, nic), nic, nic_beta) for nic in named]
+    if nic_gb_per_s is not None:
+        server.lift_guesses()
     wiring = Wiring(
         nodes, pcie, rails,
         exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
         exact_cost(internode_alpha_us, where="internode_alpha_us"),
     )  # fmt: skip
-    limit = "without limit" if cpu_gb_per_s is None else f"at {cpu_gb_per_s} GB/s"
-    notes = [
-        "the file has no rates: NVLinks are taken to carry "
-        f"{nvlink_gb_per_s} GB/s each and each way (25: V100, A100, H100), PCIe links {pcie_gb_per_s} GB/s "
-        f"(12: PCIe 3 of 16 lanes), and CPUs to talk to each other {limit}",
-        *(
-            f"ranks {ranks[0]}-{ranks[-1]} are taken to share an NVSwitch, with {count} NVLinks each "
-            "(nvlink_joins='pairs' says otherwise)"
-            for ranks, count in server.switches
-        ),
+    if nvlink_gb_per_s == _NVLINK_GB_PER_S and (server.nvlinks or server.switches):
+        server.assumed.append(
+            f"{nvlink_gb_per_s} GB/s for an NVLink each way, as of V100, A100 and H100 (nvlink_gb_per_s=)"
+        )
+    if guess:
+        server.assumed.append(guess)
+    if cpu_gb_per_s is None and len(server.cpus) > 1:
+        server.assumed.append("CPUs talk to each other without limit (cpu_gb_per_s=)")
+    server.assumed += [
+        f"ranks {ranks[0]}-{ranks[-1]} share an NVSwitch, with {count} NVLinks each (nvlink_joins='pairs' "
+        "says otherwise)"
+        for ranks, count in server.switches
+        if nvlink_joins == "auto"
     ]
+    notes = []
     if server.gpus != [f"GPU{rank}" for rank in range(len(server.gpus))]:
         notes.append(f"ranks are GPU columns in their order: {', '.join(server.gpus)}")
     return build_servers(server, wiring, profile="nvidia-smi", notes=notes)
 
 
+def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:
+    """The beta of PCIe links that nobody states, and the assumption behind it."""
+    of_rank = dict.fromkeys(range(len(server.gpus)), 0)
+    for pair, count in server.nvlinks.items():
+        for rank in pair:
+            of_rank[rank] += count
+    of_rank |= {rank: count for ranks, count in server.switches for rank in ranks}
+    most = max(of_rank.values(), default=0)
+    known = (entry for entry in _PCIE_BY_NVLINKS if most <= entry[0])
+    _, generation, rate = next(known, _PCIE_BY_NVLINKS[-1])
+    beta, why = beta_of_bandwidth(rate), f"{rate} GB/s for a PCIe link, 16 lanes of {generation}"
+    why += f" as of GPUs with {most} NVLinks" if most else ""
+    if nic_beta is not None and nic_beta < beta:
+        beta, why = nic_beta, f"{float(1000 / nic_beta):g} GB/s for a PCIe link, the rate of a NIC"
+    return beta, f"{why} (pcie_gb_per_s=)"
+
+
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Devices in the order of their columns, their cells, and what else the text says of them."""
+    """Devices in the order of their columns, their cells, affinities and names, and repairs of the text."""
 
     devices: tuple[str, ...]
     cells: dict[tuple[str, str], str]
     affinity: dict[str, str]
     names: dict[str, str]
+    repairs: tuple[str, ...]
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -142,13 +185,14 @@ class _Matrix:
 
 def _read_matrix(text: str, where: str) -> _Matrix:
     lines = [_COLOUR.sub("", line) for line in text.splitlines()]
+    repairs: list[str] = []
     start = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU\d+(\s|$)", line)), None)
     if start is None:
         raise FormatError(
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    words = lines[start].split()
+    words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])
     place = f"{where}: line {start + 1}"
@@ -160,10 +204,14 @@ def _read_matrix(text: str, where: str) -> _Matrix:
         )
     cells: dict[tuple[str, str], str] = {}
     affinity: dict[str, str] = {}
+    rows: dict[str, tuple[int, list[str]]] = {}
     for number, line in enumerate(lines[start + 1 :], start + 2):
-        words = line.split()
-        if not words or words[0] not in devices or (words[0], words[0]) in cells:
-            continue
+        if (words := line.split()) and words[0] in devices:
+            rows.setdefault(words[0], (number, words))
+    last = _unglued(rows[devices[-1]][1], devices, {}, []) if devices and devices[-1] in rows else []
+    mirror = dict(zip(devices, last[1:], strict=False))
+    for number, words in rows.values():
+        words = _unglued(words, devices, mirror, repairs)
         row = words[1 : 1 + len(devices)]
         _check_row(words[0], row, devices, f"{where}: line {number}")
         cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
@@ -182,7 +230,36 @@ def _read_matrix(text: str, where: str) -> _Matrix:
                     where=place,
                 )
     legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
-    return _Matrix(devices, cells, affinity, {m[1]: m[2][:60] for m in legend if m and m[1] in devices})
+    return _Matrix(
+        devices, cells, affinity, {m[1]: m[2][:60] for m in legend if m and m[1] in devices}, tuple(repairs)
+    )
+
+
+def _unglued(
+    words: list[str], devices: tuple[str, ...], mirror: Mapping[str, str], repairs: list[str]
+) -> list[str]:
+    """The words of a row, with cells split that have no space between them.
+
+    The last cell may be glued to the affinity. In NV120-31, the row of the last device tells NV12 and 0-31
+    from NV1 and 20-31, as both directions have one cell.
+
+    - `mirror` (mapping of str to str): {device: its cell in the row of the last device}.
+    - `repairs`: Receives an entry for each word that is split.
+    """
+    split: list[str] = []
+    for word in words[1:]:
+        parts = [word]
+        if len(split) < len(devices) and _GLUED.fullmatch(word):
+            parts = re.findall(_CELL, word)
+        elif len(split) == len(devices) - 1 and (glued := _GLUED_AFFINITY.fullmatch(word)):
+            cell = mirror.get(words[0], glued[1])
+            # NV12 may also be one cell that the other direction contradicts.
+            if word.startswith(cell) and not re.fullmatch(r"\d*", word.removeprefix(cell)):
+                parts = [cell, word.removeprefix(cell)]
+        if len(parts) > 1:
+            repairs.append(f"{quoted(word)} in the row of {words[0]} is {' and '.join(parts)}")
+        split += parts
+    return [words[0], *split]
 
 
 def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str) -> None:
@@ -219,8 +296,10 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
     return [device for device in others if device in {by_name[nic] for nic in nics}]
 
 
-def _add_tree(server: PcieServer, matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None) -> None:
-    """The tree of PCIe that the cells tell of."""
+def _add_tree(
+    server: PcieServer, matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None, guess: str
+) -> None:
+    """Add the tree of PCIe that the cells tell of, with the assumption behind its rate."""
     above: dict[str, str] = {}
     for number, group in enumerate(matrix.groups(_ONE_CPU)):
         above |= dict.fromkeys(group, f"CPU {number}")
@@ -230,9 +309,10 @@ def _add_tree(server: PcieServer, matrix: _Matrix, pcie_beta: Fraction, cpu_beta
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
         name, parent = f"PCIe switch {number}", above[next(iter(group))]
         above |= dict.fromkeys(group, name)
-        server.add_device(name, parent, pcie_beta, name=name)
+        server.add_device(name, parent, pcie_beta, name=name, guess=guess)
     for device in matrix.devices:
-        server.add_device(device, above[device], pcie_beta, name=matrix.names.get(device, device))
+        name = matrix.names.get(device, device)
+        server.add_device(device, above[device], pcie_beta, name=name, guess=guess)
 
 
 def _nvlinks(

@@ -1,23 +1,25 @@
 """A server as files describe it, and topologies of several such servers.
 
 A server is a tree of PCIe: CPUs, switches, GPUs and NICs. NVLinks join GPUs pair by pair, or through
-NVSwitch. A rank is a GPU, a node is a server; ``docs/formats.md`` says what the topology makes of that. A
-resource is left out where another one, held by at least the same sends for at least as long, says it all.
+NVSwitch; xGMI takes the place of NVLink in servers of AMD. A rank is a GPU, a node is a server;
+``docs/formats.md`` says what the topology makes of that. A resource is left out where another one, held by at
+least the same sends for at least as long, says it all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import import_module
-from itertools import combinations, cycle, pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from typing import Any, Literal, NamedTuple
 
-from taccl.errors import TopologyError
+from taccl.errors import AssumptionWarning, TopologyError, warn
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import Side, Topology, TopologyBuilder
+from taccl.units import format_count
 
 Pair = tuple[int, int]
 #: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
@@ -28,6 +30,8 @@ PcieUse = Literal["where-needed", "always"]
 #: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
 INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")
+#: us per MB of 16 lanes of PCIe 6, by NCCL's figure: no link is guessed to be faster.
+_FASTEST_PCIE = Fraction(1000, 96)
 
 
 class Nic(NamedTuple):
@@ -47,6 +51,14 @@ class PcieServer:
     - `switches` (tuple of (tuple of int, int)): Local ranks that an NVSwitch joins, and NVLinks of each into
       it.
     - `nvlink_beta_us_per_mb`: Of one NVLink.
+    - `fabric`: ``"NVLink"`` or ``"xGMI"``.
+    - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
+      link between the two, and the name of that link}.
+    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, and the argument that
+      replaces it}.
+    - `pcie_source`: Origin of PCIe rates that are neither given nor guessed, and the argument that replaces
+      them.
+    - `assumed`: Everything assumed, dropped or guessed so far.
     """
 
     name: str
@@ -57,19 +69,57 @@ class PcieServer:
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
     switches: tuple[tuple[tuple[int, ...], int], ...] = ()
     nvlink_beta_us_per_mb: Fraction = Fraction(1)
+    fabric: str = "NVLink"
+    devices: dict[str, tuple[str, Fraction, str]] = field(default_factory=dict)
+    guesses: dict[str, str] = field(default_factory=dict)
+    pcie_source: str = ""
+    assumed: list[str] = field(default_factory=list)
 
-    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None) -> None:
-        """A CPU, with links to every other CPU of that beta; None where they limit nothing."""
+    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
+        """Add a CPU, with links to every other CPU of that beta; None where they limit nothing.
+
+        - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
+        """
         for other, beta in self.cpus.items():
-            self.tree.add_edge(name, other, step=(f"{name} to {other}", beta_us_per_mb, "send"))
-            self.tree.add_edge(other, name, step=(f"{other} to {name}", beta, "send"))
+            self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
+            self._add_step(other, name, (f"{other} to {name}", beta, "send"), guess)
         self.tree.add_node(name)
         self.cpus[name] = beta_us_per_mb
 
-    def add_device(self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str) -> None:
-        """A PCIe switch or a device below another part, and the link between the two, as fast both ways."""
-        self.tree.add_edge(key, parent, step=(f"PCIe out of {name}", beta_us_per_mb, "send"))
-        self.tree.add_edge(parent, key, step=(f"PCIe into {name}", beta_us_per_mb, "receive"))
+    def add_device(
+        self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
+    ) -> None:
+        """Add or replace a PCIe switch or a device below another part, with a link as fast both ways."""
+        self.devices[key] = parent, beta_us_per_mb, name
+        self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
+        self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
+
+    def _add_step(self, start: str, end: str, step: tuple[str, Fraction | None, Side], guess: str) -> None:
+        self.tree.add_edge(start, end, step=step)
+        if guess:
+            self.guesses[step[0]] = guess
+
+    def lift_guesses(self) -> None:
+        """Raise guessed links that serve NICs alone, as of a card with two ports, to what these NICs send."""
+        serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
+        sent: dict[str, Fraction] = defaultdict(Fraction)
+        for nic in self.nics:
+            for key in self._above(nic.at):
+                sent[key] += 1 / nic.beta_us_per_mb
+        for key in sent.keys() - serves_gpus:
+            parent, beta, name = self.devices[key]
+            guess = self.guesses.get(f"PCIe out of {name}", "")
+            lifted = max(1 / sent[key], _FASTEST_PCIE)
+            if guess and lifted < beta:
+                guess = f"{_rate(lifted)} for a PCIe link that serves several NICs (pcie_gb_per_s=)"
+                self.assumed += [guess] * (guess not in self.assumed)
+                self.add_device(key, parent, lifted, name=name, guess=guess)
+
+    def _above(self, key: str) -> Iterator[str]:
+        """The device and the PCIe switches above it."""
+        while key in self.devices:
+            yield key
+            key = self.devices[key][0]
 
     def way(self, start: str, end: str) -> list[str]:
         """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
@@ -94,7 +144,7 @@ class Wiring:
 
 
 def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
-    """The topology of ``wiring.nodes`` equal servers."""
+    """The topology of ``wiring.nodes`` equal servers; an `AssumptionWarning` lists what is assumed."""
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
     check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
     if nodes > 1 and not server.nics:
@@ -112,11 +162,16 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
     by_pcie = _pairs_by_pcie(server, wiring.pcie)
     for node in range(nodes):
         _add_node(shared, server, wiring, node, by_pcie)
-    nic_of_rank = _nearest_nics(server)
+    nics = _Nics(server)
     if nodes > 1:
-        _join_nodes(shared, server, wiring, nic_of_rank)
+        _join_nodes(shared, server, wiring, nics)
     shared.add_resources()
-    return builder.build(notes=(*notes, *_notes(server, wiring, by_pcie, nic_of_rank)))
+    assumed = [*_limits_guessed(server, by_pcie, nics if nodes > 1 else None), *server.assumed]
+    assumed += _assumptions(server, wiring, by_pcie, nics)
+    if assumed:
+        told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
+        warn(f"{server.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+    return builder.build(notes=(*notes, *_notes(wiring, by_pcie, nics)), assumed=assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +238,7 @@ def _add_node(
     first, alpha_us = node * len(server.gpus), wiring.intranode_alpha_us
     for (a, b), count in sorted(server.nvlinks.items()):
         beta = server.nvlink_beta_us_per_mb / count
-        name = f"NVLink x{count}" if count > 1 else "NVLink"
+        name = f"{server.fabric} x{count}" if count > 1 else server.fabric
         for src, dst in ((a, b), (b, a)):
             shared.builder.add_link(
                 first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, overhead_us=OVERHEAD_US,
@@ -201,62 +256,166 @@ def _add_node(
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
-def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nic_of_rank: list[int]) -> None:
+class _Nics:
+    """NICs of every local rank, and the steps to and from them.
+
+    A rank uses all NICs that are nearest to it, as one whose rate is the sum, and stripes each send over them
+    in proportion to their rates. Ranks with the same nearest NICs divide them where the numbers allow, and
+    else share them all.
+    """
+
+    def __init__(self, server: PcieServer) -> None:
+        self._server = server
+        self.of_rank = _nearest_nics(server)
+        users = {
+            nic: tuple(rank for rank, nics in enumerate(self.of_rank) if nic in nics)
+            for nic in range(len(server.nics))
+        }
+        self.unused = [server.nics[nic].name for nic, ranks in users.items() if not ranks]
+        #: {local ranks: NICs that exactly these ranks use}: one resource, as they are always busy together.
+        self.units: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for nic, ranks in users.items():
+            if ranks:
+                self.units[ranks].append(nic)
+
+    def name(self, unit: Sequence[int]) -> str:
+        """Names of NICs that are used together."""
+        return " + ".join(self._server.nics[nic].name for nic in unit)
+
+    def beta(self, rank: int) -> Fraction:
+        """Microseconds per MB of all NICs of a local rank together."""
+        return 1 / sum((1 / self._server.nics[nic].beta_us_per_mb for nic in self.of_rank[rank]), Fraction(0))
+
+    def steps(self, rank: int, side: Side) -> list[WayStep]:
+        """PCIe steps to the NICs of a local rank, or from them; each is held for its share of the bytes."""
+        server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
+        for nic in (server.nics[each] for each in self.of_rank[rank]):
+            share = self.beta(rank) / nic.beta_us_per_mb
+            for name, beta, _ in server.steps(gpu, nic.at) if side == "send" else server.steps(nic.at, gpu):
+                held[name] = held.get(name, Fraction(0)) + share * beta
+        return [(name, beta, side) for name, beta in held.items()]
+
+    def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
+        """{(assumption, its beta, beta of NICs together): NICs that PCIe serves below their stated rate}."""
+        server = self._server
+        through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
+        for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
+            for nic in nics:
+                for start, end in ((gpu, server.nics[nic].at), (server.nics[nic].at, gpu)):
+                    for name, beta, _ in server.steps(start, end):
+                        through[name, beta].add(nic)
+        found: dict[tuple[str, Fraction, Fraction], dict[str, None]] = defaultdict(dict)
+        for (name, beta), used in through.items():
+            together = 1 / sum((1 / server.nics[nic].beta_us_per_mb for nic in used), Fraction(0))
+            guess = server.guesses.get(name, server.pcie_source if name.startswith("PCIe") else "")
+            if guess and beta > together:
+                found[guess, beta, together][self.name(sorted(used))] = None
+        return {key: list(names) for key, names in found.items()}
+
+    def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
+        """NICs that a send of a local rank holds, out of a node or into it."""
+        way = "egress" if side == "send" else "ingress"
+        return [
+            (f"NIC{'s' * (len(unit) > 1)} {self.name(unit)} of node {node} {way}", self.beta(rank), side)
+            for ranks, unit in self.units.items()
+            if rank in ranks
+        ]
+
+
+def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics) -> None:
     """The links of every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
-    nics = [server.nics[nic] for nic in nic_of_rank]
-    out = [server.steps(gpu, nic.at) for gpu, nic in zip(server.gpus, nics, strict=True)]
-    into = [server.steps(nic.at, gpu) for gpu, nic in zip(server.gpus, nics, strict=True)]
+    out = [nics.steps(rank, "send") for rank in range(size)]
+    into = [nics.steps(rank, "receive") for rank in range(size)]
     for here, there in permutations(range(wiring.nodes), 2):
         for src in range(size):
             for dst in (src,) if wiring.rails else range(size):
                 steps: list[WayStep] = [
-                    *((f"{name} of node {here}", beta, "send") for name, beta, _ in out[src]),
-                    *((f"{name} of node {there}", beta, "receive") for name, beta, _ in into[dst]),
-                    (f"NIC {nics[src].name} of node {here} egress", nics[src].beta_us_per_mb, "send"),
-                    (f"NIC {nics[dst].name} of node {there} ingress", nics[dst].beta_us_per_mb, "receive"),
+                    *((f"{name} of node {here}", beta, side) for name, beta, side in out[src]),
+                    *((f"{name} of node {there}", beta, side) for name, beta, side in into[dst]),
+                    *nics.ports(src, here, "send"),
+                    *nics.ports(dst, there, "receive"),
                 ]
                 ends = here * size + src, there * size + dst
                 shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _nearest_nics(server: PcieServer) -> list[int]:
-    """The NIC of every local rank: the nearest one; ranks to which the same ones are nearest take turns."""
-    turns: dict[tuple[int, ...], Iterator[int]] = {}
-    chosen = []
-    for gpu in server.gpus:
+def _nearest_nics(server: PcieServer) -> list[tuple[int, ...]]:
+    """NICs of every local rank, by index: the nearest ones, divided among ranks that have the same ones."""
+    ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, gpu in enumerate(server.gpus):
         ways = [server.way(gpu, nic.at) for nic in server.nics]
         # Below a CPU, by way of one, or of two; then the number of steps.
         far = [(len(server.cpus.keys() & way), len(way)) for way in ways]
-        nearest = tuple(nic for nic, each in enumerate(far) if each == min(far))
-        if nearest:
-            chosen.append(next(turns.setdefault(nearest, cycle(nearest))))
+        ranks_near[tuple(nic for nic, each in enumerate(far) if each == min(far))].append(rank)
+    chosen: list[tuple[int, ...]] = [()] * len(server.gpus)
+    for near, ranks in ranks_near.items():
+        is_alike = len({server.nics[nic].beta_us_per_mb for nic in near}) == 1
+        for place, rank in enumerate(ranks):
+            chosen[rank] = near
+            if is_alike and len(ranks) % len(near) == 0:
+                chosen[rank] = (near[place % len(near)],)
+            elif is_alike and len(near) % len(ranks) == 0:
+                each = len(near) // len(ranks)
+                chosen[rank] = near[place * each : (place + 1) * each]
     return chosen
 
 
-def _notes(
-    server: PcieServer, wiring: Wiring, by_pcie: list[tuple[int, int]], nic_of_rank: list[int]
-) -> list[str]:
-    notes = [
-        f"alpha is {float(wiring.intranode_alpha_us):g} us inside a node and "
-        f"{float(wiring.internode_alpha_us):g} us between nodes; unless given, these are TACCL's published "
-        f"constants of NDv2, with NVLink's for PCIe; it holds links and ports for {float(OVERHEAD_US):g} us"
+def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | None) -> list[str]:
+    """Rates that the file or an argument states and an assumed rate on the same path undercuts."""
+    limits = [
+        f"NICs {', '.join(names)} ({_rate(nic)}) are reached at {_rate(step)} only, limited by {guess}"
+        for (guess, step, nic), names in ([] if nics is None else nics.undercut().items())
     ]
+    pairs_of: dict[tuple[str, Fraction], int] = defaultdict(int)
+    for src, dst in by_pcie:
+        steps = server.steps(server.gpus[src], server.gpus[dst])
+        name, slowest, _ = max(steps, key=lambda step: step[1])
+        stated = (beta for each, beta, _ in steps if each not in server.guesses)
+        if name in server.guesses and min(stated, default=slowest) < slowest:
+            pairs_of[server.guesses[name], slowest] += 1
+    return limits + [
+        f"{format_count(count, 'pair')} of local ranks reach {_rate(slowest)} over PCIe, limited by {guess}"
+        for (guess, slowest), count in pairs_of.items()
+    ]
+
+
+def _rate(beta_us_per_mb: Fraction) -> str:
+    return f"{float(1000 / beta_us_per_mb):.4g} GB/s"
+
+
+def _notes(wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
+    notes = []
     if by_pcie:
         notes.append(
             f"PCIe joins {len(by_pcie)} pairs of ranks of a node; its switches and CPUs are shared resources"
         )
-    elif len(server.gpus) > 1:
-        notes.append("NVLink joins all ranks of a node, so no link uses PCIe (pcie='always' adds such links)")
     if wiring.nodes == 1:
-        notes.append("one node, so NICs are not used; nodes= asks for more")
-        return notes
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, nic in enumerate(nic_of_rank):
-        ranks_of[server.nics[nic].name].append(rank)
-    listed = "; ".join(f"{nic}: {', '.join(map(str, ranks))}" for nic, ranks in ranks_of.items())
-    notes.append(f"every rank sends through its nearest NIC (NIC: local ranks): {listed}")
-    unused = [nic.name for nic in server.nics if nic.name not in ranks_of]
-    if unused:
-        notes.append(f"NICs that no rank is given: {', '.join(unused)}; nics= says which ones count")
-    return notes
+        return [*notes, "one node, so NICs are not used; nodes= asks for more"]
+    owners = "; ".join(
+        f"{nics.name(unit)}: {', '.join(map(str, ranks))}" for ranks, unit in nics.units.items()
+    )
+    return [*notes, f"every rank sends through its nearest NICs (NIC: local ranks): {owners}"]
+
+
+def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
+    """Latencies, and the parts of a server that its topology leaves out."""
+    assumed = [
+        f"{float(alpha):g} us for a message {where} ({argument}), TACCL's published constant of NDv2"
+        for alpha, usual, where, argument in (
+            (wiring.intranode_alpha_us, INTRANODE_ALPHA_US, "inside a node", "intranode_alpha_us="),
+            (wiring.internode_alpha_us, INTERNODE_ALPHA_US, "between nodes", "internode_alpha_us="),
+        )
+        if alpha == usual and (len(server.gpus) > 1 if "inside" in where else wiring.nodes > 1)
+    ]
+    if not by_pcie and len(server.gpus) > 1:
+        assumed.append(
+            f"{server.fabric} joins all ranks of a node, so PCIe between them is left out "
+            "(pcie='always' adds it)"
+        )
+    if wiring.nodes > 1:
+        assumed.append("the network between nodes passes all that NICs send, and its nodes are alike")
+        if nics.unused:
+            names = ", ".join(nics.unused)
+            assumed.append(f"NICs {names} are left out: others are nearer to every rank (nics= chooses)")
+    return assumed

@@ -1,7 +1,7 @@
-"""NCCL topology XML: what NCCL dumps (``NCCL_TOPO_DUMP_FILE``) and reads (``NCCL_TOPO_FILE``).
+"""Topology XML of NCCL and RCCL, dumped with ``NCCL_TOPO_DUMP_FILE`` and read with ``NCCL_TOPO_FILE``.
 
-What a file lacks comes from arguments, or is assumed as NCCL assumes it, and every assumption is a note of
-the topology. Rates are NCCL's own, which are about what a program gets, not what a data sheet promises.
+Missing values come from arguments, or are assumed as NCCL assumes them and listed among the topology's
+assumptions. Rates are NCCL's and RCCL's own, which are about those of a program, not those of a data sheet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from taccl.arguments import Number, checked_as, quoted
 from taccl.errors import TopologyError
-from taccl.formats.nccl.elements import Given, Gpu, read_system, whole
+from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
@@ -34,6 +34,13 @@ MAX_FILE_BYTES = 16 * 10**6
 #: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.
 _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _NVLINK_GB_PER_S_UNKNOWN = "20"
+#: GB/s of one xGMI link in each direction by how the GPU's architecture begins: RCCL's constants.
+_XGMI_GB_PER_S = (("gfx90a", "36"), ("gfx94", "48"), ("gfx95", "48"))
+_XGMI_GB_PER_S_UNKNOWN = "24"
+#: RCCL wrote numbers for architectures before it wrote names.
+_GCN_NAMES = {"910": "gfx90a"}
+#: NCCL writes version 1, RCCL version 2.
+_VERSIONS = ("1", "2")
 
 
 @checked_as(TopologyError)
@@ -53,7 +60,7 @@ def load_nccl_topology(
     intranode_alpha_us: Number | None = None,
     internode_alpha_us: Number | None = None,
 ) -> Topology:
-    """The topology of servers as an NCCL topology file describes one.
+    """The topology of servers as a topology file of NCCL or RCCL describes one.
 
     Ranks of a node are as in the file, or else GPUs in the order of their bus ids. What an argument says
     beats the file. Bandwidths are of each direction, in 10**9 bytes a second.
@@ -63,11 +70,12 @@ def load_nccl_topology(
       class of its devices, or has too many. A NIC may be named as its ``<net>`` is.
     - `nvlinks` (int or mapping of (int, int) to int, optional): NVLinks of every rank into one NVSwitch, or
       NVLinks between two local ranks.
-    - `nvlink_gb_per_s`: Of one NVLink; by default NCCL's for the GPU's compute capability.
+    - `nvlink_gb_per_s`: Of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability, or
+      RCCL's for its architecture.
     - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
       always.
-    - `pcie_gb_per_s`: Of every PCIe link; by default lanes times rate, and 12 GB/s where the file does not
-      say.
+    - `pcie_gb_per_s`: Of every PCIe link; by default lanes times rate. Where the file lacks one, 16 lanes of
+      8 GT/s (12 GB/s), and at least the rate of the fastest NIC.
     - `cpu_gb_per_s`: Between two CPUs; by default NCCL's for the kind of CPU, and no limit where the file
       does not say it.
     - `nic_gb_per_s`: Of every NIC; by default as in the file, or that of its PCIe link.
@@ -77,9 +85,12 @@ def load_nccl_topology(
     """
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
-    if top.tag != "system" or top.attributes.get("version", "1") != "1":
+    if top.tag != "system" or top.attributes.get("version", "1") not in _VERSIONS:
         found = f"<{top.tag[:40]}> of version {quoted(top.attributes.get('version', ''))}"
-        raise top.error(f"found {found}; expected <system> of version 1; give a file that NCCL wrote")
+        raise top.error(
+            f"found {found}; expected <system> of version 1 (NCCL) or 2 (RCCL); give a file that "
+            "NCCL_TOPO_DUMP_FILE names"
+        )
     given = Given(
         gpus=_names(gpus), nics=_names(nics),
         pcie_beta=_beta(pcie_gb_per_s, "pcie_gb_per_s"),
@@ -87,29 +98,30 @@ def load_nccl_topology(
         nic_beta=_beta(nic_gb_per_s, "nic_gb_per_s"),
     )  # fmt: skip
     system = read_system(top, given, Path(where).stem)
-    notes = system.notes
-    ranked = _ranked(system.gpus, notes)
     server = system.server
+    assumed = server.assumed
+    ranked = _ranked(system.gpus, assumed)
+    server.fabric = next((FABRICS[link.tag] for gpu in ranked for link in gpu.nvlinks), server.fabric)
     server.gpus = [gpu.busid for gpu in ranked]
     server.nvlinks, server.switches = (
-        _nvlinks(ranked, notes) if nvlinks is None else _given_nvlinks(nvlinks, len(ranked))
+        _nvlinks(ranked, server.fabric, assumed) if nvlinks is None else _given_nvlinks(nvlinks, len(ranked))
     )
     joined = server.nvlinks or server.switches
     if not joined and len(ranked) > 1:
-        notes.append(
-            "the file has no NVLinks between its GPUs (NCCL asks the machine); if there are any, give "
-            "nvlinks=: how many each rank has into NVSwitch, or how many join each pair of local ranks"
+        assumed.append(
+            "the server has no NVLinks between its GPUs, as the file lists none (NCCL asks the machine); "
+            "nvlinks= states the number of each rank into NVSwitch, or of each pair of local ranks"
         )
     nvlink_beta = _beta(nvlink_gb_per_s, "nvlink_gb_per_s")
     if nvlink_beta is None:
-        nvlink_beta = _nvlink_beta(ranked, notes if joined else [])
+        nvlink_beta = _nvlink_beta(ranked, server.fabric, assumed if joined else [])
     server.nvlink_beta_us_per_mb = nvlink_beta
     wiring = Wiring(
         nodes, pcie, rails,
         _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
         _alpha(internode_alpha_us, system.latency_us or INTERNODE_ALPHA_US, "internode_alpha_us"),
     )  # fmt: skip
-    return build_servers(server, wiring, profile="nccl", notes=notes)
+    return build_servers(server, wiring, profile="nccl", notes=())
 
 
 def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -124,24 +136,24 @@ def _alpha(alpha_us: Number | None, default: Fraction, where: str) -> Fraction:
     return default if alpha_us is None else exact_cost(alpha_us, where=where)
 
 
-def _ranked(gpus: list[Gpu], notes: list[str]) -> list[Gpu]:
+def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:
     ranks = [gpu.rank for gpu in gpus if gpu.rank >= 0]
     if not ranks:
-        notes.append("the file has no ranks; GPUs are ranks in the order of their bus ids")
+        assumed.append("the file has no ranks; GPUs are ranks in the order of their bus ids")
         return sorted(gpus, key=lambda gpu: gpu.busid)
     rank, count = Counter(ranks).most_common(1)[0]
     if count > 1:
         twice = next(gpu for gpu in gpus if gpu.rank == rank)
         raise twice.element.error(f"found rank {rank} {count} times; expected it once; correct it")
     if len(ranks) < len(gpus):
-        notes.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
+        assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
     if sorted(ranks) != list(range(len(ranks))):
-        notes.append("the file's ranks have gaps; they are numbered anew from 0, in their order")
+        assumed.append("the file's ranks have gaps; they are numbered anew from 0, in their order")
     return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)
 
 
-def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
-    """NVLinks between pairs of local ranks, and into the NVSwitch, as the file lists them."""
+def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs, Switches]:
+    """NVLinks or xGMI links between pairs of local ranks, and into the NVSwitch, as the file lists them."""
     rank_of = {gpu.busid: rank for rank, gpu in enumerate(ranked)}
     directed: Counter[tuple[int, int]] = Counter()
     into_switch: Counter[int] = Counter()
@@ -157,9 +169,10 @@ def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
                 left_out["a CPU"] += count
             elif code.startswith("0x0680"):
                 into_switch[rank] += count
-            elif not code.startswith("0x03") and target not in rank_of:
+            elif not code.startswith(GPU_CLASSES) and target not in rank_of:
                 raise link.error(
-                    f"found tclass={quoted(code)}; expected 0x03... (GPU) or 0x068000 (NVSwitch); correct it"
+                    f"found tclass={quoted(code)}; expected 0x03... or 0x1200... (GPU), or 0x068000 "
+                    "(NVSwitch); correct it"
                 )
             elif target == gpu.busid:
                 left_out["the GPU itself"] += count
@@ -173,12 +186,14 @@ def _nvlinks(ranked: list[Gpu], notes: list[str]) -> tuple[Pairs, Switches]:
                 f"found {count} NVLinks from {ranked[a].busid} to {ranked[b].busid} and {directed[b, a]} "
                 "back; expected as many; correct the counts"
             )
-    notes += [f"{count} NVLinks to {what} are left out" for what, count in left_out.items()]
+    assumed += [f"{count} {fabric}s to {what} are left out" for what, count in left_out.items()]
     switches: Switches = ()
     if into_switch:
         fewest, most = min(into_switch.values()), max(into_switch.values())
         if fewest < most:
-            notes.append(f"ranks have {fewest} to {most} NVLinks into NVSwitch; every port is given {fewest}")
+            assumed.append(
+                f"ranks have {fewest} to {most} NVLinks into NVSwitch; every port is given {fewest}"
+            )
         switches = ((tuple(sorted(into_switch)), fewest),)
     return {pair: count for pair, count in directed.items() if pair[0] < pair[1]}, switches
 
@@ -199,15 +214,23 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
     return pairs, ()
 
 
-def _nvlink_beta(ranked: list[Gpu], notes: list[str]) -> Fraction:
-    """Of one NVLink: NCCL's constant for the slowest of the GPUs."""
-    rates = []
-    for sm in {gpu.sm for gpu in ranked}:
-        known = (rate for least, rate in _NVLINK_GB_PER_S if sm >= least)
-        kind = "GPUs that the file does not name" if sm < 0 else f"compute capability {sm / 10:g}"
-        rates.append(Fraction(next(known, _NVLINK_GB_PER_S_UNKNOWN)))
-        notes.append(
-            f"NVLink: {float(rates[-1]):g} GB/s each and each way, NCCL's constant for {kind} "
-            "(nvlink_gb_per_s= says another)"
-        )
-    return beta_of_bandwidth(min(rates))
+def _nvlink_beta(ranked: list[Gpu], fabric: str, assumed: list[str]) -> Fraction:
+    """The beta of one NVLink or xGMI link: NCCL's or RCCL's constant for the slowest of the GPUs."""
+    library = "NCCL" if fabric == "NVLink" else "RCCL"
+    rates = {}
+    for gpu in ranked:
+        if fabric == "NVLink":
+            known = (rate for least, rate in _NVLINK_GB_PER_S if gpu.sm >= least)
+            kind = (
+                f"compute capability {gpu.sm / 10:g}" if gpu.sm >= 0 else "GPUs that the file does not name"
+            )
+            rates[kind] = next(known, _NVLINK_GB_PER_S_UNKNOWN)
+        else:
+            kind = _GCN_NAMES.get(gpu.gcn, gpu.gcn if gpu.gcn.startswith("gfx") else f"gfx{gpu.gcn}")
+            known = (rate for begins, rate in _XGMI_GB_PER_S if kind.startswith(begins))
+            rates[kind] = next(known, _XGMI_GB_PER_S_UNKNOWN)
+    assumed += [
+        f"{rate} GB/s for one {fabric} each way, {library}'s constant for {kind} (nvlink_gb_per_s=)"
+        for kind, rate in rates.items()
+    ]
+    return beta_of_bandwidth(min(map(Fraction, rates.values())))

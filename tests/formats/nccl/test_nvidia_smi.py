@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 import taccl
-from taccl.errors import FormatError, InputError, TopologyError
+from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyError
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
 from tests.foreign import OURS, foreign_files
 
@@ -96,11 +96,15 @@ def test_allgather_on_every_file_verifies(path):
         assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
 
 
-def test_every_assumption_is_a_note():
-    """Rates and alphas are not in the file."""
-    notes = " ".join(load_nvidia_smi(SQUARE).notes)
-    for part in ("25 GB/s", "12 GB/s", "without limit", "0.3 us", "2.6 us", "pcie='always'", "nodes="):
-        assert part in notes
+def test_every_assumption_is_told():
+    """Rates and alphas are not in the file: each is an assumption, and a warning lists them all."""
+    with pytest.warns(AssumptionWarning, match="7 assumptions") as caught:
+        topology = load_nvidia_smi(SQUARE, nodes=2, nic_gb_per_s=10)
+    assert len(topology.assumed) == 7
+    parts = ("25 GB/s", "12 GB/s", "without limit", "0.3 us", "2.6 us", "pcie='always'", "network between")
+    for part in parts:
+        assert part in str(caught[0].message)
+        assert sum(part in each for each in topology.assumed) == 1
 
 
 def test_dgx1_nvlinks(dgx1):

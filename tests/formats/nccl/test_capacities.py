@@ -1,0 +1,277 @@
+"""Capacities of imported servers against figures counted by hand from the text of each file."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+import taccl
+from taccl.errors import AssumptionWarning
+
+
+class Count(NamedTuple):
+    """A file, its arguments, and capacities in GB/s: out of a node, out of one by its rank 0, and inside it."""
+
+    file: str
+    arguments: dict
+    num_gpus: int
+    node: float
+    rank: float
+    inside: float
+
+
+#: In GB/s: NVLink 25 (nvidia-smi) or 20.6 (NCCL, H100), xGMI 48, PCIe 12, 24 or 48 by generation.
+REPORTED = [
+    # 4 NVLinks to GPU1 and PCIe 3 to GPU2.
+    Count("reported/smi/bridge-plus-one.txt", {}, 3, 0, 0, 4 * 25 + 12),
+    # 12 NVLinks to the neighbour and one PCIe 4 link to the rest.
+    Count("reported/smi/bridged-pairs.txt", {}, 8, 0, 0, 12 * 25 + 24),
+    Count("reported/smi/single-space.txt", {}, 8, 0, 0, 12 * 25 + 24),
+    Count("reported/smi/in-a-paste.txt", {}, 8, 0, 0, 12 * 25 + 24),
+    Count("reported/bridged-four.txt", {}, 4, 0, 0, 12 * 25 + 24),
+    # Two NICs of each of two GPUs.
+    Count(
+        "reported/smi/four-cards-a-gpu.txt",
+        {"nodes": 2, "nic_gb_per_s": 12, "pcie_gb_per_s": 55, "nvlink_joins": "switch"},
+        2, 4 * 12, 2 * 12, 18 * 25,
+    ),
+    Count("reported/smi/four-cards-a-gpu.txt", {"nodes": 2, "nic_gb_per_s": 12}, 2, 4 * 12, 2 * 12, 18 * 25),
+    # Two NICs that no GPU is near; eight GPUs take turns.
+    Count("reported/smi/four-numa-uneven.txt", {"nodes": 2, "nic_gb_per_s": 12.5}, 8, 2 * 12.5, 12.5, 12.5),
+    # Four of six NICs have GPUs near.
+    Count("reported/smi/four-of-eight-nics.txt", {"nodes": 2, "nic_gb_per_s": 50}, 8, 4 * 50, 50, 18 * 25),
+    Count("reported/smi/four-plain.txt", {}, 4, 0, 0, 12),
+    Count("reported/smi/glued-affinity.txt", {}, 4, 0, 0, 12 * 25),
+    Count("reported/smi/glued.txt", {"nodes": 2, "nic_gb_per_s": 50}, 2, 2 * 50, 50, 18 * 25),
+    # Two GPUs to each of four NICs; two more NICs are far from all.
+    Count("reported/smi/nv8-shared-cards.txt", {"nodes": 2, "nic_gb_per_s": 25}, 8, 4 * 25, 25, 8 * 25),
+    Count("reported/smi/one-gpu.txt", {"nodes": 2, "nic_gb_per_s": 12.5}, 1, 12.5, 12.5, 0),
+    Count("reported/smi/one-plus-three.txt", {}, 4, 0, 0, 12),
+    # Two GPUs and two NICs under each of two PCIe switches: a NIC for each GPU.
+    Count("reported/smi/ragged.txt", {"nodes": 2, "nic_gb_per_s": 25}, 4, 4 * 25, 25, 12 * 25),
+    Count("reported/smi/six-escapes.txt", {}, 6, 0, 0, 12),
+    Count("reported/smi/v100x4-two-cards.txt", {"nodes": 2, "nic_gb_per_s": 12.5}, 4, 25, 12.5, 6 * 25),
+    Count("nvidia-smi/dgx1.txt", {"nodes": 2, "nic_gb_per_s": 12.5}, 8, 4 * 12.5, 12.5, 6 * 25),
+    # Two ports of 25 GB/s for each of four GPUs, in a PCIe 5 slot of 48 by NCCL's figure, or of 55.
+    Count("reported/xml/two-ports-a-gpu.xml", {"nodes": 2}, 4, 4 * 48, 48, 18 * 20.6),
+    Count("reported/xml/two-ports-a-gpu.xml", {"nodes": 2, "pcie_gb_per_s": 55}, 4, 4 * 50, 50, 18 * 20.6),
+    Count("reported/xml/numa-minus-one.xml", {"nodes": 2}, 4, 1.25, 1.25, 24),
+    Count("reported/xml/rccl-mesh.xml", {}, 4, 0, 0, 3 * 48),
+    Count("reported/xml/rccl-mesh-v1.xml", {}, 4, 0, 0, 3 * 48),
+    # Slots without a width; bridges of one lane of PCIe 1, as virtual machines show.
+    Count("reported/xml/vm-bridges.xml", {"nodes": 2}, 4, 4 * 50, 50, 18 * 20.6),
+    Count("reported/xml/vm-bridges.xml", {"nodes": 1, "nvlinks": {}, "pcie": "always"}, 4, 0, 0, 50),
+    Count("nccl-topo/aws-p4d-24xl-topo.xml", {"nodes": 2}, 8, 4 * 12, 12, 12),
+    Count("nccl-topo/azure-ncv4-topo.xml", {"nodes": 2}, 4, 12.5, 12.5, 12.5),
+    Count("nccl-topo/azure-ndv2-topo.xml", {"nodes": 2}, 8, 24, 24, 24),
+    Count("nccl-topo/azure-ndv4-topo.xml", {"nodes": 2}, 8, 8 * 24, 24, 24),
+    Count("nccl-topo/azure-ndv5-topo.xml", {"nodes": 2}, 8, 8 * 48, 48, 48),
+]  # fmt: skip
+
+
+def _capacity(topology, links):
+    """GB/s that links carry together, by what they hold: the optimum of a linear program."""
+    if not links:
+        return 0
+    place = {link: index for index, link in enumerate(links)}
+    rows: dict[int, np.ndarray] = {}
+    for hold in topology.holds:
+        if hold.link in place:
+            row = rows.setdefault(hold.resource, np.zeros(len(links)))
+            row[place[hold.link]] += float(hold.beta_us_per_mb) / 1000
+    held = np.array(list(rows.values()))
+    return -linprog(-np.ones(len(links)), A_ub=held, b_ub=np.ones(len(held))).fun
+
+
+def _counted(topology):
+    """Capacities in GB/s: out of node 0, out of it by rank 0, and inside it by rank 0."""
+    out = [e for e in topology.internode_links if topology.node_of_rank[topology.links[e].src] == 0]
+    own = [e for e in out if topology.links[e].src == 0]
+    inside = [e for e in topology.links_from[0] if not topology.is_internode(e)]
+    return tuple(_capacity(topology, links) for links in (out, own, inside))
+
+
+def _load(path, **arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)
+        return taccl.topologies.load(path, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", REPORTED, ids=lambda count: count.file.rpartition("/")[2])
+def test_reported_file_has_the_capacity_counted_by_hand(shared_data, count):
+    """No import loses or invents capacity."""
+    topology = _load(shared_data / count.file, **count.arguments)
+    assert topology.num_ranks == count.num_gpus * topology.num_nodes
+    assert _counted(topology) == pytest.approx((count.node, count.rank, count.inside))
+
+
+def _smi(tmp_path, *rows):
+    columns = [row.split()[0] for row in rows]
+    lines = ["\t".join(("", *columns, "CPU Affinity", "NUMA Affinity"))]
+    lines += ["\t".join(row.split()) + ("\t0-7\t0" if row.startswith("GPU") else "") for row in rows]
+    path = tmp_path / "server.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _near(tmp_path, num_gpus, num_nics, num_nvlinks=18):
+    """GPUs and NICs that are all as near to one another, under one CPU."""
+    devices = [f"GPU{i}" for i in range(num_gpus)] + [f"NIC{i}" for i in range(num_nics)]
+
+    def cell(a, b):
+        return "X" if a == b else f"NV{num_nvlinks}" if a[0] == b[0] == "G" else "NODE"
+
+    return _smi(tmp_path, *(" ".join((a, *(cell(a, b) for b in devices))) for a in devices))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_nics", "rank"),
+    [(1, 1, 20), (2, 2, 20), (2, 4, 40), (4, 2, 20), (2, 3, 48), (3, 2, 40)],
+)
+def test_every_near_nic_is_kept(tmp_path, num_gpus, num_nics, rank):
+    """A node sends what its NICs of 20 GB/s do together; one rank its part, at most what PCIe 5 carries."""
+    path = _near(tmp_path, num_gpus, num_nics)
+    topology = _load(path, nodes=2, nic_gb_per_s=20, nvlink_joins="switch")
+    node, own, _ = _counted(topology)
+    assert (node, own) == pytest.approx((20 * num_nics, rank))
+
+
+@pytest.mark.parametrize(
+    ("num_nvlinks", "nic", "rate"),
+    [
+        (0, 10, 12),
+        (4, 10, 12),
+        (6, 10, 12),
+        (8, 10, 24),
+        (12, 10, 24),
+        (18, 10, 48),
+        (12, 50, 50),
+        (0, 25, 25),
+    ],
+)
+def test_pcie_generation_is_told_by_nvlinks_or_by_the_nic(tmp_path, num_nvlinks, nic, rate):
+    """PCIe 3 up to V100, PCIe 4 at A100, PCIe 5 at H100; and never less than the NIC's rate."""
+    cell = f"NV{num_nvlinks}" if num_nvlinks else "NODE"
+    rows = [f"GPU0 X {cell} NODE", f"GPU1 {cell} X NODE", "NIC0 NODE NODE X"]
+    topology = _load(_smi(tmp_path, *rows), nic_gb_per_s=nic, pcie="always", nvlink_joins="pairs")
+    assert any(each.startswith(f"{rate} GB/s for a PCIe link") for each in topology.assumed)
+
+
+def test_guess_that_limits_a_given_rate_is_told(tmp_path):
+    """Two NICs of 50 GB/s at a GPU whose PCIe is guessed: 100 GB/s are reached at 50."""
+    with pytest.warns(AssumptionWarning, match=r"NIC0 \+ NIC1 \(100 GB/s\) are reached at 50 GB/s only"):
+        topology = taccl.topologies.load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50)
+    assert "pcie_gb_per_s=" in topology.assumed[0]
+
+
+def test_given_rate_limits_without_a_word(tmp_path):
+    """A PCIe rate that the caller gives is no guess, whatever it limits."""
+    topology = _load(_near(tmp_path, 1, 2), nodes=2, nic_gb_per_s=50, pcie_gb_per_s=55)
+    assert not any("only" in each for each in topology.assumed)
+    assert _counted(topology)[:2] == pytest.approx((55, 55))
+
+
+def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
+    """A NIC behind the other CPU is of no use beside one that is near, and is named."""
+    rows = ["GPU0 X NV18 PIX SYS", "GPU1 NV18 X PIX SYS", "NIC0 PIX PIX X SYS", "NIC1 SYS SYS SYS X"]
+    topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
+    assert _counted(topology)[0] == pytest.approx(20)
+    assert any("NICs NIC1 are left out" in each for each in topology.assumed)
+
+
+def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
+    """Ports of 25 and 12.5 GB/s at one GPU send 37.5 GB/s together."""
+    net = '<net name="p{0}" dev="{0}" speed="{1}" port="{0}" gdr="1"/>'
+    slot = 'link_speed="32.0 GT/s PCIe" link_width="16"'
+    path = tmp_path / "dump.xml"
+    path.write_text(
+        '<system version="1"><cpu numaid="0">'
+        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"/></pci>'
+        f'<pci busid="0:2:0.0" class="0x020000" {slot}><nic>{net.format(0, 200000)}{net.format(1, 100000)}</nic>'
+        "</pci></cpu></system>"
+    )
+    assert _counted(_load(path, nodes=2))[:2] == pytest.approx((37.5, 37.5))
+
+
+def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
+    """Two GPUs of AMD with xGMI links between them."""
+    gpu = (
+        '<pci busid="0:{0}:0.0" class="0x038000" link_speed="16 GT/s" link_width="16">'
+        '<gpu dev="{0}" sm="90" gcn="{gcn}" arch="38911" rank="{0}" gdr="1">'
+        '<xgmi target="0:{1}:0.0" count="{count}" tclass="{tclass}"/></gpu></pci>'
+    )
+    gpus = "".join(gpu.format(a, 1 - a, gcn=gcn, count=count, tclass=tclass) for a in (0, 1))
+    path = tmp_path / "rccl.xml"
+    path.write_text(f'<system version="{version}"><cpu numaid="0">{gpus}</cpu></system>')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("gcn", "rate"),
+    [
+        ("906", 24),
+        ("908", 24),
+        ("910", 36),
+        ("gfx90a", 36),
+        ("940", 48),
+        ("gfx942", 48),
+        ("gfx950", 48),
+        ("", 24),
+    ],
+)
+def test_xgmi_has_the_rate_of_its_architecture(tmp_path, gcn, rate):
+    """RCCL's constants for a link, by architecture; four links between two dies add up."""
+    topology = _load(_rccl(tmp_path, 4, gcn))
+    assert _counted(topology)[2] == pytest.approx(4 * rate)
+    assert {link.name for link in topology.links} == {"xGMI x4"}
+
+
+@pytest.mark.parametrize(("version", "tclass"), [(1, "0x038000"), (2, "0x120000"), (2, "0x038000")])
+def test_both_versions_and_classes_of_rccl_are_read(tmp_path, version, tclass):
+    """NCCL writes version 1 and RCCL version 2; AMD's GPUs are display controllers or accelerators."""
+    assert len(_load(_rccl(tmp_path, 1, "gfx942", version, tclass)).links) == 2
+
+
+def test_given_rate_of_xgmi_beats_the_constant(tmp_path):
+    """Links of 60 GB/s, as given."""
+    topology = _load(_rccl(tmp_path, 1, "gfx942"), nvlink_gb_per_s=60)
+    assert _counted(topology)[2] == pytest.approx(60)
+    assert not any("xGMI each way" in each for each in topology.assumed)
+
+
+@pytest.mark.parametrize(
+    ("mark", "fence"), [("> ", "```"), (">", ""), ("> > ", "---"), ("| ", ""), ("    ", "~~~")]
+)
+def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
+    """Quote marks, fences and a prompt around the matrix change nothing."""
+    plain = _near(tmp_path, 2, 1)
+    quoted = tmp_path / "paste.txt"
+    lines = [mark + line for line in plain.read_text().splitlines()]
+    quoted.write_text("\n".join(("Hello,", "$ nvidia-smi topo -m", fence, *lines, fence, "thanks")) + "\n")
+    assert _load(quoted).links == _load(plain).links
+
+
+def test_glued_cells_are_split_and_told(tmp_path):
+    """NODENODE is two cells, and NV120-31 is NV12 and 0-31, as the row of the other GPU says NV12."""
+    rows = ["GPU0 X NV12 NODE NODE", "GPU1 NV12 X NODE NODE", "NIC0 NODE NODE X PIX", "NIC1 NODE NODE PIX X"]
+    path = _smi(tmp_path, *rows)
+    whole = _load(path)
+    text = path.read_text().replace("NODE\tNODE", "NODENODE")
+    path.write_text(text)
+    glued = _load(path)
+    assert glued.links == whole.links
+    assert any("'NODENODE' in the row of GPU0 is NODE and NODE" in each for each in glued.assumed)
+    path.write_text("GPU0 GPU1CPU Affinity NUMA Affinity\nGPU0 X NV120-31 0\nGPU1 NV12 X 0-31 0\n")
+    assert _load(path).links[0].beta_us_per_mb == whole.links[0].beta_us_per_mb
+
+
+def test_number_of_nvlinks_is_not_split(tmp_path):
+    """NV12 against NV1 back is a contradiction and no NV1 with an affinity of 2."""
+    path = _smi(tmp_path, "GPU0 X NV12", "GPU1 NV1 X")
+    with pytest.raises(taccl.FormatError, match="NV12 from GPU1 to GPU0|NV1 from GPU1|NV12 from GPU0"):
+        _load(path)
