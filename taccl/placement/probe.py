@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.errors import InputError
+from taccl.errors import AssumptionWarning, InputError, warn
 from taccl.formats.files import write_whole
 from taccl.names import shown
 from taccl.topology.clusters import asymmetry, completed, levels
@@ -34,6 +35,9 @@ APART = 3.0
 _USUAL_LATENCY_US = 10.0
 USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
+#: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
+_KINDS_APART = 1.5
+_GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 #: Each further level of clusters passes such a part of what the level within passes; our choice.
 _FURTHER = 2.0
 
@@ -87,6 +91,11 @@ class Probe:
     def num_hosts(self) -> int:
         """How many rows there are."""
         return len(self.hosts)
+
+    @property
+    def is_one_server(self) -> bool:
+        """True if all ranks are GPUs of one server, by their names: one host's, or ``"GPU 0"`` and so on."""
+        return len(set(self.hosts)) == 1 or all(map(_GPU.fullmatch, self.hosts))
 
     def _checked(self, name: str, values: Any) -> NDArray[np.float64]:
         where = f"probe.{name}"
@@ -144,8 +153,9 @@ class Probe:
     ) -> Topology:
         """The topology of what was measured: a link a pair, a port a host, and uplinks of clusters.
 
-        Racks, and pods of racks, are found by clustering. What was not measured is assumed, and the notes of
-        the topology say so.
+        Racks, and pods of racks, are found by clustering. GPUs of one server (`is_one_server`) are one node
+        without uplinks; links of a GPU that are about as fast share its port, as NVLinks and a PCIe slot have
+        a port each. What was not measured is assumed, and `assumed` of the topology lists it.
 
         Parameters
         ----------
@@ -168,7 +178,7 @@ class Probe:
         alpha = np.full((count, count), _USUAL_LATENCY_US) if latencies is None else completed(latencies)
         assumed = [f"every port {rate:g} GB/s"] * (rates is None)
         assumed += [f"every latency {_USUAL_LATENCY_US:g} us"] * (latencies is None)
-        found = levels(self.distance)
+        found = [] if self.is_one_server else levels(self.distance)
         innermost = found[0].tolist() if found else [0] * count
         shared = [(f"ranks {ranks[0]}-{ranks[-1]}", list(ranks), each) for ranks, each in self.uplinks]
         if not self.uplinks and over > 1 and found:
@@ -187,8 +197,16 @@ class Probe:
             slowness = np.where(inside[:, None] != inside, np.maximum(slowness, 1.0 / each), slowness)
             crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
         builder = TopologyBuilder(name, innermost, profile="measured")
+        kinds = _kinds_of_links(slowness) if self.is_one_server else np.zeros((count, count), np.int64)
         ports = [
-            [builder.add_resource(f"port {way} {host}") for host in range(count)] for way in ("out", "in")
+            [
+                [
+                    builder.add_resource(f"port {way} {host}" + (f" of kind {kind}" if kind else ""))
+                    for kind in range(kinds.max() + 1)
+                ]
+                for host in range(count)
+            ]
+            for way in ("out", "in")
         ]
         alpha_us, beta = np.round(alpha, 3).tolist(), _rounded(1000.0 * slowness).tolist()
         ends = np.array([*permutations(range(count), 2)])
@@ -196,7 +214,9 @@ class Probe:
             link = builder.add_link(
                 src, dst, alpha_us=str(alpha_us[src][dst]), beta_us_per_mb=str(beta[src][dst])
             )
-            hold_ends(builder, link, ports[0][src], ports[1][dst], alpha_us=builder.links[link].alpha_us)
+            kind = kinds[src, dst]
+            ends_held = ports[0][src][kind], ports[1][dst][kind]
+            hold_ends(builder, link, *ends_held, alpha_us=builder.links[link].alpha_us)
         for what, inside, held in crossed:
             sides: tuple[tuple[Side, str], ...] = (("send", "uplink"), ("receive", "downlink"))
             for side, way in sides:
@@ -205,9 +225,21 @@ class Probe:
                 for link in np.flatnonzero(inside[near] & ~inside[far]).tolist():
                     builder.add_hold(link, shared_way, alpha_us=0, beta_us_per_mb=held, side=side)
         nested = ", in ".join(format_count(int(labels.max()) + 1, "cluster") for labels in found)
-        notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
-        notes += [f"assumed, as it was not measured: {'; '.join(assumed)}"] if assumed else []
-        return builder.build(notes=notes)
+        if found:
+            assumed.insert(0, f"{count} hosts are in {nested}, as their distances suggest")
+        if self.is_one_server:
+            notes = [f"{count} GPUs of one server"]
+            of_each = format_count(int(kinds.max()) + 1, "kind")
+            assumed.append(
+                f"links of a GPU share a port, one for each of {of_each} of links by rate, as pairs were "
+                "measured one at a time"
+            )
+        else:
+            notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
+        if assumed:
+            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
+            warn(f"{name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
+        return builder.build(notes=notes, assumed=assumed)
 
     def to_dict(self) -> dict[str, Any]:
         """The probe as plain values; None where nothing was measured."""
@@ -242,6 +274,14 @@ class Probe:
         return (
             f"Probe({format_count(self.num_hosts, 'host')}, {', '.join(known)}{', sampled' * self.sampled})"
         )
+
+
+def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two."""
+    off = ~np.eye(len(slowness), dtype=bool)
+    ordered = np.sort(slowness[off])
+    starts = ordered[1:][ordered[1:] > _KINDS_APART * ordered[:-1]]
+    return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
 
 
 def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,9 +24,20 @@ def _positive(value: object) -> Fraction:
 
 
 def _pair(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"found {quoted(value)}; expected [source, destination]")
-    return value
+    if not isinstance(value, list) or len(value) not in (2, 3):
+        raise ValueError(
+            f"found {quoted(value)}; expected [source, destination], or also the name of the link"
+        )
+    return value if len(value) == 3 else [*value, None]
+
+
+def _which(value: object) -> str | int | None:
+    """One of several links between the same ranks: its name, or its number among them from 0 on."""
+    if value is None or isinstance(value, str) or (type(value) is int and value >= 0):
+        return value
+    raise ValueError(
+        f"found {quoted(value)}; expected a link's name, or its number among those of the same ends"
+    )
 
 
 def _version(value: object) -> object:
@@ -58,7 +69,7 @@ def _in_network(value: object) -> InNetwork:
 _InNetwork = Annotated[Any, PlainValidator(_in_network)]
 _PositiveCost = Annotated[Fraction, BeforeValidator(_positive)]
 _Ranks = Annotated[list[Index], BeforeValidator(_as_list), Field(min_length=1)]
-_Pair = Annotated[tuple[_Ranks, _Ranks], BeforeValidator(_pair)]
+_Pair = Annotated[tuple[_Ranks, _Ranks, Annotated[Any, PlainValidator(_which)]], BeforeValidator(_pair)]
 
 
 class _Costed(Table):
@@ -207,13 +218,17 @@ class NetworkEntry(Table):
     rails: Annotated[bool, Field(strict=True)] = False
 
 
-class _TopologyFile(Table):
+class TopologyFile(Table):
+    """Fields of every topology file."""
+
     schema_: Annotated[int, BeforeValidator(_version), Field(alias="schema")]
     name: str | None = None
     alpha_meaning: Literal["occupies", "pipelined"] = "occupies"
+    #: Assumptions of the import that the file was written after.
+    assumed: list[str] = []
 
 
-class MachineFile(_TopologyFile):
+class MachineFile(TopologyFile):
     """A machine by name."""
 
     machine: str
@@ -225,7 +240,7 @@ class MachineFile(_TopologyFile):
     constants: dict[str, Cost] | None = None
 
 
-class FabricFile(_TopologyFile):
+class FabricFile(TopologyFile):
     """A fabric by name, which may be cut into nodes."""
 
     fabric: str
@@ -241,7 +256,7 @@ class FabricFile(_TopologyFile):
         return self
 
 
-class NodeFile(_TopologyFile):
+class NodeFile(TopologyFile):
     """A machine in a few lines."""
 
     node: NodeEntry
@@ -251,7 +266,7 @@ class NodeFile(_TopologyFile):
     launch_us: Cost = Fraction(0)
 
 
-class LinksFile(_TopologyFile):
+class LinksFile(TopologyFile):
     """Link by link."""
 
     ranks_per_node: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)]

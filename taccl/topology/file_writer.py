@@ -13,12 +13,14 @@ from taccl.topology.parts import links_among
 from taccl.topology.topology import plain_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from taccl.topology.topology import Hold, Topology
 
 #: Digits of a number, before the point and behind it.
 _MAX_DIGITS = 30
+#: The end of every refusal.
+_SAVED = "; save it as JSON: taccl.save(topology, 'topology.json')"
 
 
 def dump_topology(topology: Topology) -> str:
@@ -26,22 +28,24 @@ def dump_topology(topology: Topology) -> str:
 
     The same ranks, links, switches and resources, and who holds what for how long; resources and holds may
     come in another order. Costs are exact: those without a decimal form are text such as ``"20/3"``. The
-    topology's notes become comments. A `LossyConversionWarning` says that machine and profile do, too, and
-    that a switch has only some of the links among its ranks.
+    topology's notes become comments, its assumptions a field. A `LossyConversionWarning` says that machine
+    and profile become comments, too, and that a switch has only some of the links among its ranks.
 
-    Raises `ExportError` if such files cannot say it: links that hold no resource of their own, parallel links
-    that hold different ones, nodes whose ranks do not follow one another, the costs of the published tool, or
-    names that are no text.
+    Raises `ExportError` if such files cannot say it: links that hold no resource of their own, nodes whose
+    ranks do not follow one another, the costs of the published tool, or names that are no text. The message
+    names `taccl.save`, which holds every topology in JSON.
     """
     if topology.cost_model != "physical":
         raise ExportError(
             "a topology file holds times of bytes, and this topology has the published tool's costs of one "
-            "chunk; keep its own file"
+            f"chunk{_SAVED}"
         )
     named = topology.machine or topology.profile
     names = "machine, profile and protocol" if topology.protocol else "machine and profile"
     lost = [f"the names of {names}, which it keeps as a comment"] if named else []
     lines = [*_comments(topology), "schema = 1", f"name = {toml_text(topology.name)}"]
+    if topology.assumed:
+        lines += ["assumed = [", *(f"  {toml_text(each)}," for each in topology.assumed), "]"]
     if topology.alpha_meaning != "occupies":
         lines.append(f'alpha_meaning = "{topology.alpha_meaning}"')
     if topology.launch_us:
@@ -50,7 +54,7 @@ def dump_topology(topology: Topology) -> str:
     if list(topology.node_of_rank) != [node for node, count in enumerate(counts) for _ in range(count)]:
         raise ExportError(
             "a topology file numbers ranks node by node, and this topology does not; relabel it first "
-            "(taccl.topology.transform.relabel)"
+            "(taccl.topology.transform.relabel), or save it as JSON: taccl.save(topology, 'topology.json')"
         )
     lines.append(f"nodes = {topology.num_nodes}")
     lines.append(f"ranks_per_node = {counts[0] if len(set(counts)) == 1 else counts}")
@@ -112,29 +116,50 @@ def _resource_lines(topology: Topology, own: set[int]) -> Iterator[str]:
             as_long = rate == topology.links[hold.link].held_us(topology.alpha_meaning)
             entries[hold.side, *((None, None) if as_long else rate)].append(hold.link)
         for number, ((side, alpha_us, beta_us_per_mb), links) in enumerate(entries.items()):
-            pairs = dict.fromkeys((topology.links[e].srcs, topology.links[e].dsts) for e in links)
-            meant = [e for pair in pairs for e in parallel[pair]]
-            if sorted(meant) != sorted(links):
-                odd = next(iter({*meant}.symmetric_difference(links) or links))
+            if len(set(links)) < len(links):
+                twice = next(e for e in links if links.count(e) > 1)
                 raise ExportError(
-                    f"a topology file names links by their ends, and of those joining {topology.links[odd]} "
-                    f"only some hold {topology.resources[resource].name}, or one holds it twice"
+                    f"a topology file says once that a link holds a resource, and {topology.links[twice]} "
+                    f"holds {topology.resources[resource].name} twice alike{_SAVED}"
                 )
+            pairs = _named(topology, links, parallel)
             yield from ("", "[[resource]]", f"name = {toml_text(name)}")
             if number:
                 yield "continues = true"
-            yield f"links = [{', '.join(f'[{_ranks(src)}, {_ranks(dst)}]' for src, dst in pairs)}]"
+            yield f"links = [{', '.join(pairs)}]"
             if side != "send":
                 yield f'side = "{side}"'
             if beta_us_per_mb is not None and alpha_us is not None:
                 if not beta_us_per_mb:
                     raise ExportError(
                         f"a topology file has no place for resources that are held for as long whatever the "
-                        f"bytes, as {topology.resources[resource].name} is"
+                        f"bytes, as {topology.resources[resource].name} is{_SAVED}"
                     )
                 if alpha_us:
                     yield f"alpha_us = {_number(alpha_us)}"
                 yield f"beta_us_per_mb = {_number(beta_us_per_mb)}"
+
+
+def _named(
+    topology: Topology,
+    links: list[int],
+    parallel: Mapping[tuple[tuple[int, ...], tuple[int, ...]], list[int]],
+) -> Iterator[str]:
+    """Links as an entry names them: by their ends where it means all of them, else also by name or number."""
+    meant = set(links)
+    done: set[int] = set()
+    for e in links:
+        link = topology.links[e]
+        alike = parallel[link.srcs, link.dsts]
+        if e in done:
+            continue
+        ends = f"{_ranks(link.srcs)}, {_ranks(link.dsts)}"
+        if meant.issuperset(alike):
+            done.update(alike)
+            yield f"[{ends}]"
+            continue
+        is_unique = [topology.links[other].name for other in alike].count(link.name) == 1
+        yield f"[{ends}, {toml_text(link.name) if is_unique else alike.index(e)}]"
 
 
 def _own_resources(topology: Topology) -> list[Hold]:
@@ -154,7 +179,7 @@ def _own_resources(topology: Topology) -> list[Hold]:
         if not mine:
             raise ExportError(
                 f"in a topology file every link is a resource of its own, and link {link} holds none; "
-                "give it one"
+                "give it one, or save it as JSON: taccl.save(topology, 'topology.json')"
             )
         own.append(mine[0])
     return own
@@ -172,5 +197,5 @@ def _number(value: Fraction) -> str:
     if value == Fraction(text) and max(len(whole), len(decimals)) <= _MAX_DIGITS:
         return text
     if max(len(str(value.numerator)), len(str(value.denominator))) > _MAX_DIGITS:
-        raise ExportError(f"a topology file holds numbers of at most {_MAX_DIGITS} digits; round {value}")
+        raise ExportError(f"a topology file holds numbers of at most {_MAX_DIGITS} digits{_SAVED}")
     return f'"{value}"'

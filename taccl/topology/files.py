@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from os import PathLike
 
-    from pydantic import BaseModel
-
     from taccl.topology import file_schema as schema
     from taccl.topology.topology import Side, Topology
 
@@ -59,7 +57,7 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     path = Path(path)
     where = str(path)
     data = parse(read_text(path, MAX_FILE_BYTES), source=where, exact=True)
-    made: dict[str, tuple[type[BaseModel], Callable[[Any, str], Topology]]] = {
+    made: dict[str, tuple[type[schema.TopologyFile], Callable[[Any, str], Topology]]] = {
         "machine": (schema.MachineFile, _from_name), "fabric": (schema.FabricFile, _from_name),
         "node": (schema.NodeFile, _described_machine), "ranks_per_node": (schema.LinksFile, _from_links),
     }  # fmt: skip
@@ -69,7 +67,11 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     model, make = made[kind]
     file = validated(model, data, source=where, error=TopologyError)
     try:
-        return make(file, path.stem)
+        topology = make(file, path.stem)
+        if file.assumed:
+            cache, topology = topology.cache, replace(topology, assumed=tuple(file.assumed))
+            topology.cache.update(cache)
+        return topology
     except TopologyError as error:
         raise TopologyError(error.message, where=": ".join(filter(None, (where, error.where)))) from None
 
@@ -78,7 +80,9 @@ def _from_name(file: schema.MachineFile | schema.FabricFile, _: str) -> Topology
     """The machine or fabric that a file names, with what it says differs."""
     kind = "machine" if hasattr(file, "machine") else "fabric"
     name = getattr(file, kind)
-    said = {field: getattr(file, field) for field in file.model_fields_set - {"schema_", "name", kind}}
+    said = {
+        field: getattr(file, field) for field in file.model_fields_set - {"schema_", "name", "assumed", kind}
+    }
     if len(said.get("bandwidth_gb_per_s") or ()) == 1:
         said["bandwidth_gb_per_s"] = said["bandwidth_gb_per_s"][0]
     try:
@@ -293,13 +297,28 @@ def _add_holds(
     where: str,
 ) -> None:
     """Add a hold of a resource for every link that the entry means."""
-    for src, dst in dict.fromkeys((tuple(sorted(src)), tuple(sorted(dst))) for src, dst in entry.links):
-        found = links_of.get((src, dst))
-        if not found:
-            ends = "->".join(",".join(map(str, end)) for end in (src, dst))
-            raise TopologyError(f"link {ends} does not exist; list it under [[link]]", where=where)
-        for index in found:
+    held: set[int] = set()
+    for src, dst, which in entry.links:
+        ends = tuple(sorted(src)), tuple(sorted(dst))
+        for index in _links_meant(builder, links_of.get(ends, []), ends, which, where):
+            if index in held:
+                continue
+            held.add(index)
             link = builder.links[index]
             alpha, beta = (0, entry.rate()) if entry.has_rate else link.held_us(builder.alpha_meaning)
             alpha = alpha if entry.alpha_us is None else entry.alpha_us
             builder.add_hold(index, resource, alpha_us=alpha, beta_us_per_mb=beta, side=entry.side)
+
+
+def _links_meant(
+    builder: TopologyBuilder, found: list[int], ends: Ends, which: str | int | None, where: str
+) -> list[int]:
+    """All links between the same ranks, or the one of a name or number; `TopologyError` without any."""
+    if isinstance(which, str):
+        found = [index for index in found if builder.links[index].name == which]
+    elif which is not None:
+        found = found[which : which + 1]
+    if not found:
+        named = "->".join(",".join(map(str, end)) for end in ends) + ("" if which is None else f" ({which})")
+        raise TopologyError(f"link {named} does not exist; list it under [[link]]", where=where)
+    return found

@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl import Probe
-from taccl.errors import FormatError, InputError
+from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.placement.matrices import load_probe
 from taccl.topology.clusters import completed, levels, nested_order
 
@@ -89,14 +89,14 @@ def test_nothing_measured_is_refused():
 
 
 def test_a_probe_makes_a_topology():
-    """Links have the latencies measured; a rack of two shares an uplink no slower than a host; notes say so."""
+    """Links have the latencies measured; a rack of two shares an uplink no slower than a host, as assumed."""
     topology = Probe(NAMES, OURS).topology()
     links = {(e.src, e.dst): (float(e.alpha_us), float(e.beta_us_per_mb)) for e in topology.links}
     assert links[0, 1] == (5, 80)
     assert links[0, 2] == (9, 80)
     assert topology.ranks_of_node == ((0, 1), (2,))
     assert "uplink of rack 0" in {resource.name for resource in topology.resources}
-    assert "every port 12.5 GB/s; uplinks oversubscribed 4 times" in topology.notes[1]
+    assert "every port 12.5 GB/s; uplinks oversubscribed 4 times" in "; ".join(topology.assumed)
 
 
 def test_what_is_shared_follows_the_oversubscription():
@@ -119,7 +119,46 @@ def test_measured_uplinks_stand_for_assumed_ones():
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),))
     names = {resource.name for resource in probe.topology().resources}
     assert {"uplink of ranks 0-1", "downlink of ranks 0-1"} <= names
-    assert len(probe.topology().notes) == 1
+    assert not any("uplinks" in each for each in probe.topology().assumed)
+
+
+SERVER = [[0, 100, 20, 20], [100, 0, 20, 20], [20, 20, 0, 100], [20, 20, 100, 0]]
+
+
+@pytest.mark.parametrize(
+    "names", [("GPU 0", "GPU 1", "GPU 2", "GPU 3"), ("cuda:0", "cuda:1", "cuda:2", "cuda:3"), ("a",) * 4]
+)
+def test_gpus_of_one_server_are_one_node_without_uplinks(names):
+    """However near some are to each other, no rack is made of them."""
+    topology = Probe(names, bandwidth_gb_per_s=SERVER).topology()
+    assert topology.num_nodes == 1
+    assert not any("link of" in resource.name for resource in topology.resources)
+    assert any("share a port" in each for each in topology.assumed)
+
+
+def test_links_of_one_kind_share_a_port():
+    """NVLinks of 100 GB/s and a slot of 20 are busy at once; two sends through the slot take turns."""
+    topology = Probe(("GPU 0", "GPU 1", "GPU 2", "GPU 3"), bandwidth_gb_per_s=SERVER).topology()
+
+    def port(dst):
+        (link,) = topology.links_between(0, dst)
+        return topology.holds_of_link[link][1].resource
+
+    assert port(2) == port(3) != port(1)
+
+
+def test_clusters_and_ports_that_are_guessed_are_told():
+    """Racks are found by clustering, rates assumed: a warning says both."""
+    with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):
+        Probe(NAMES, OURS).topology()
+
+
+def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
+    """Two bridged pairs: 32 MB into each pair through two slots of 21 GB/s take 762 us."""
+    topology = taccl.topologies.load(shared_data / "reported" / "logs" / "p2p-two-bridges.txt")
+    problem = taccl.make_problem(topology, "allgather", size_bytes=64 * 10**6)
+    bound = taccl.lower_bound(problem, divisible=True)
+    assert 755 < bound.bound_us < 770
 
 
 def test_probes_are_read_back(tmp_path):

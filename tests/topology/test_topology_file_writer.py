@@ -160,14 +160,34 @@ def test_links_without_a_resource_of_their_own_are_refused():
         dump_topology(bare)
 
 
-def test_parallel_links_with_different_holds_are_refused():
-    """Of two links with the same ends, entries of resources cannot name one."""
+@pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
+def test_parallel_links_of_two_kinds_return(names, tmp_path):
+    """Of two links with the same ends one holds a port; entries name it, or number it where names are alike."""
     builder = TopologyBuilder("twins", [0, 0])
-    first = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="a")
-    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="b")
-    builder.add_hold(first, builder.add_resource("port"), alpha_us=0, beta_us_per_mb=1)
-    with pytest.raises(ExportError, match="only some hold port"):
-        dump_topology(builder.build())
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name=names[0])
+    second = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=2, name=names[1])
+    builder.add_hold(second, builder.add_resource("port"), alpha_us=0, beta_us_per_mb=2)
+    topology = builder.build()
+    assert said(again(topology, tmp_path)) == said(topology)
+
+
+def test_link_that_an_entry_names_must_exist(tmp_path):
+    """A name or a number that no parallel link has is an error that shows both."""
+    path = tmp_path / "twins.toml"
+    for which in ('"c"', "2"):
+        path.write_text(
+            "schema = 1\nranks_per_node = 2\n"
+            + '[[link]]\nsrc = 0\ndst = 1\nbeta_us_per_mb = 1\nname = "a"\n' * 2
+            + f'[[resource]]\nname = "port"\nlinks = [[0, 1, {which}]]\n'
+        )
+        with pytest.raises(TopologyError, match=rf"link 0->1 \({which.strip(chr(34))}\) does not exist"):
+            load_topology(path)
+
+
+def test_assumptions_return(tmp_path):
+    """What an import assumed is a field of the file."""
+    topology = replace(taccl.topologies.ring(3), assumed=("a guess", 'another "one"'))
+    assert again(topology, tmp_path).assumed == topology.assumed
 
 
 @pytest.mark.parametrize(

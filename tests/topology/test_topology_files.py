@@ -233,7 +233,7 @@ def test_a_switch_without_a_rate_takes_the_links_there_are(load: Load) -> None:
             f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[1, 0]]",
             r"resource\[0\].links: link 1->0 does not exist",
         ),
-        (f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[0, 1, 2]]", r"expected \[source, destination\]"),
+        (f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[0, 1, 2, 3]]", r"expected \[source, destination\]"),
         (f"{LINK}beta_us_per_mb = 1\n{NIC}links = [[0, 1]]\nbeta_us_per_mb = 2", "longer than the send"),
         (f"{LINK}beta_us_per_mb = 1\n{2 * (NIC + 'links = [[0, 1]]' + chr(10))}", "found 'NIC' twice"),
         (
