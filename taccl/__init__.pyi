@@ -42,10 +42,10 @@ from taccl.explore.compare import compare as compare
 from taccl.explore.compare import sweep as sweep
 from taccl.explore.plan import plan as plan
 from taccl.explore.plan_ranges import Plan as Plan
-from taccl.formats.native import load as load
-from taccl.formats.native import save as save
 from taccl.formats.registry import convert as convert
 from taccl.formats.registry import write as write
+from taccl.formats.saved import load as load
+from taccl.formats.saved import save as save
 from taccl.measure.fit import Fit as Fit
 from taccl.measure.fit import fit as fit
 from taccl.placement.measuring import probe as probe

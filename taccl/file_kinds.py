@@ -17,6 +17,8 @@ MARKS: dict[str, dict[str, str | None]] = {
     "schedule": {"format": "taccl-schedule"},
     "plan": {"format": "taccl-plan"},
     "probe": {"format": "taccl-probe"},
+    "saved topology": {"format": "taccl-topology"},
+    "problem": {"format": "taccl-problem"},
     "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
     "timeline": {"traceEvents": None},
     "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
@@ -32,9 +34,9 @@ MARKS: dict[str, dict[str, str | None]] = {
 _FIELDS = {
     "topology": {
         "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
-        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls",
+        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls", "assumed",
     },
-    "sketch": {"chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
+    "sketch": {"$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
 }  # fmt: skip
 
 #: Only the top of a text is looked at.
@@ -90,6 +92,8 @@ _ADVICE = {
     "schedule": _SHOW,
     "plan": "`taccl verify {file}` checks the files that it lists",
     "probe": _SHOW,
+    "saved topology": _SHOW,
+    "problem": "taccl.load reads it in Python; commands take a sketch or a topology",
     "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
     "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
     "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",

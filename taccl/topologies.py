@@ -38,7 +38,7 @@ __all__ = [
 
 @checked_as(TopologyError)
 def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments: Any) -> Topology:
-    """The topology in a file: TOML or JSON of our own, or what another tool wrote, told by its content.
+    """The topology in a file: TOML or JSON of our own, or of another tool, told by its content.
 
     Parameters
     ----------
@@ -48,7 +48,8 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
         By which messages are sent, of those that the profile of the file's machine has.
     **arguments
         What the file does not say, for files of other tools; see `load_nccl_topology`, `load_nvidia_smi` and
-        `load_astra_network` in `taccl.formats`, and `load_probe_topology` in `taccl.placement.matrices`.
+        `load_astra_network` in `taccl.formats`, `load_probe_topology` in `taccl.placement.matrices`, and
+        `load_upstream_topology` in `taccl.sketch.upstream` for those of the published TACCL tool.
 
     Raises
     ------
@@ -57,9 +58,14 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     """
     # The readers of files need pydantic, which machines and fabrics do not wait for.
     from taccl.formats.registry import foreign_topology
+    from taccl.reading import kinds_of
     from taccl.topology.files import load_topology
 
     found = foreign_topology(path)
+    if found is None and "upstream topology" in kinds_of(path):
+        from taccl.sketch.upstream import load_upstream_topology
+
+        found = "a topology of the published TACCL tool", load_upstream_topology
     if found is None and arguments:
         said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
         raise TopologyError(said, where=str(path))

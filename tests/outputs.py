@@ -118,6 +118,8 @@ FIELDS = {
     "schedule": '{"format": "taccl-schedule"}',
     "plan": '{"format": "taccl-plan", "version": 1}',
     "probe": '{"format": "taccl-probe"}',
+    "saved topology": '{"format": "taccl-topology"}',
+    "problem": '{"format": "taccl-problem"}',
     "algorithm of the published TACCL tool": '{"sccl_type": "algorithm"}',
     "timeline": '{"traceEvents": []}',
     "plan for MSCCL++": '{"name": "x", "gpus": [], "inplace": true, "protocol": "Simple"}',

@@ -9,6 +9,7 @@ import pytest
 
 import taccl
 from taccl.errors import FormatError, InputError
+from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
 from taccl.placement.files import read_hosts
 from taccl.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
@@ -215,7 +216,7 @@ def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
     path = tmp_path / "file"
     path.write_text(text)
     readers = {
-        "a topology": taccl.topologies.load, "a sketch": taccl.load_sketch, "a schedule": taccl.load,
+        "a topology": taccl.topologies.load, "a sketch": taccl.load_sketch, "a schedule": load_schedule,
         "a workload": load_workload, "a set of search parameters": taccl.SearchParameters.load,
         "a log of a benchmark": read_log, "a host file": read_hosts,
     }  # fmt: skip

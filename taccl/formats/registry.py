@@ -20,7 +20,9 @@ from taccl.names import did_you_mean
 from taccl.reading import kinds_of, parse_json, read_text
 from taccl.topology.topology import Topology
 
-FOREIGN_TOPOLOGIES = ("nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network")
+FOREIGN_TOPOLOGIES = (
+    "nccl-topology", "nvidia-smi", "taccl-probe", "pair-matrix", "astra-sim-network", "taccl-topology-json",
+)  # fmt: skip
 
 _LIMIT_BYTES = 10**9
 #: Marks of XML and of text are near the top.

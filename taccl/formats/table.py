@@ -91,6 +91,18 @@ FORMATS = (
         begins=r"^((ranks_per_node|fabric|link)\s*=|\[\[(link|resource)\]\])",
     ),
     FileFormat(
+        "taccl-topology-json", "topology", "any topology, as taccl.save writes it",
+        load="taccl.formats.saved:load_topology",
+        dump="taccl.formats.saved:dump_topology",
+        fields=MARKS["saved topology"],
+    ),
+    FileFormat(
+        "taccl-problem", "problem", "any problem, as taccl.save writes it",
+        load="taccl.formats.saved:load_problem",
+        dump="taccl.formats.saved:dump_problem",
+        fields=MARKS["problem"],
+    ),
+    FileFormat(
         "taccl-workload", "workload", "a step of operations that compute and communicate",
         load="taccl.workload.files:load_workload",
         fields=MARKS["workload"],
@@ -138,6 +150,7 @@ KINDS = {
     "program": "taccl.program.program:Program",
     "topology": "taccl.topology.topology:Topology",
     "workload": "taccl.workload.workload:Workload",
+    "problem": "taccl.problem:Problem",
 }
 
 #: From one kind of thing to another: a function of it, and of options.

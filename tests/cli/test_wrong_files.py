@@ -67,7 +67,11 @@ def files(tmp_path_factory):
     for kind, name in formats.items():
         write(schedule, found[kind], format=name, overwrite=True)
     write(problem.topology, found["topology"], format="taccl-topology", overwrite=True)
+    taccl.save(problem.topology, found["saved topology"], overwrite=True)
+    taccl.save(problem, found["problem"], overwrite=True)
     save_workload(block(), folder / "step.toml")
+    few = {"sizes": ["1KB", "1MB"], "backend": "greedy", "baselines": False, "time_limit_s": 2}
+    taccl.plan("ring:4", "allgather", **few).save(folder / "plan")
     taccl.Probe(("a", "b"), latency_us=[[0, 5], [5, 0]]).save(folder / "probe.json")
     found["sketch"].write_text('schema = 1\nmachine = "ndv2"\n[routing]\nslack = 1\n')
     log = (
@@ -83,7 +87,7 @@ def files(tmp_path_factory):
     fit = taccl.fit([str(found["log of nccl-tests or rccl-tests"])], "dgx-h100")
     found["profile"].write_text(fit.to_toml(accept=True))
     others = {
-        "workload": folder / "step.toml", "probe": folder / "probe.json",
+        "workload": folder / "step.toml", "plan": folder / "plan" / "plan.json", "probe": folder / "probe.json",
         "upstream topology": OURS / "upstream-taccl/topo/ndv2-2MB.json",
         "upstream sketch": OURS / "upstream-taccl/sketch/ndv2-n2.json",
         "NCCL topology": OURS / "nccl-topo/two-cpus-topo.xml", "ASTRA-sim network": OURS / "astra-sim/ring-3.yml",

@@ -12,6 +12,7 @@ from taccl.cli.options import add_options, add_output, option, reader, refuse
 from taccl.cli.output import Answer, check_output, progress_shown, with_content
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
+from taccl.formats.native import load as load_schedule
 from taccl.names import table
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> Answer:
 
         options.mpich_base = find_library()
     topology, hosts = _hosts(options)
-    algorithm = taccl.load(options.algorithm) if is_file(options.algorithm) else options.algorithm
+    algorithm = load_schedule(options.algorithm) if is_file(options.algorithm) else options.algorithm
     with progress_shown(wanted=True) as progress:
         given = {"time_limit_s": options.time_limit, "seed": options.seed, "progress": progress}
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)

@@ -1,0 +1,173 @@
+"""One pair of functions that saves and loads schedules, topologies, problems and sketches.
+
+Topologies and problems are JSON: their plain values under ``topology`` or ``problem``, and their notes. Every
+one that exists in memory fits. ``docs/formats.md`` lists the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from taccl.arguments import checked
+from taccl.errors import FormatError, InputError
+from taccl.formats import native
+from taccl.formats.files import write_whole
+from taccl.problem import Problem
+from taccl.reading import kinds_of, parse_json, read_text, reads
+from taccl.schedule.schedule import Schedule
+from taccl.sketch.sketch import Sketch
+from taccl.topology.topology import Topology
+
+VERSION = 1
+_LIMIT_BYTES = 10**9
+#: Marks a sketch that says too little to be told from a topology; editors find the schema by it.
+_SCHEMA = "sketch.schema.json"
+
+T = TypeVar("T")
+
+
+@checked
+def save(
+    thing: Schedule | Topology | Problem | Sketch,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Write a schedule, a topology, a problem or a sketch to a file, whole or not at all; `load` reads it.
+
+    The file is JSON. Topologies and sketches are TOML, which people can edit, if its name ends in ``.toml``.
+
+    Parameters
+    ----------
+    thing : Schedule, Topology, Problem or Sketch
+        Compact and implicit schedules are listed first. A schedule is saved with its bound and gap.
+    path : path
+        Of the file.
+    extra : dict, optional
+        Origin of a schedule, such as ``result.to_dict()``; by default its bound and gap are found anew.
+
+    Raises
+    ------
+    InputError
+        If the file exists and `overwrite` is False, or it cannot be written; or if `extra` is given without a
+        schedule.
+    ExportError
+        If a TOML file cannot hold the topology; JSON can.
+    """
+    if isinstance(thing, Schedule):
+        native.save(thing, path, overwrite=overwrite, extra=extra)
+        return
+    if extra is not None:
+        raise InputError("found extra without a schedule; leave it out", where="extra")
+    write_whole(path, _text(thing, is_toml=os.fspath(path).lower().endswith(".toml")), overwrite=overwrite)
+
+
+def _text(thing: Topology | Problem | Sketch, *, is_toml: bool) -> str:
+    if isinstance(thing, Sketch):
+        if is_toml:
+            return f'"$schema" = "{_SCHEMA}"\n{thing.to_toml()}'
+        return json.dumps({"$schema": _SCHEMA, **thing.to_dict()}, indent=2) + "\n"
+    if isinstance(thing, Problem):
+        if is_toml:
+            raise InputError("a problem is saved as JSON; give a path that ends in .json", where="path")
+        return dump_problem(thing)
+    if is_toml:
+        from taccl.topology.file_writer import dump_topology as dump_toml
+
+        return dump_toml(thing)
+    return dump_topology(thing)
+
+
+@checked
+def load(path: str | os.PathLike[str]) -> Any:
+    """The schedule, topology, problem or sketch in a file, or what another tool's file holds.
+
+    The content tells the kind: files that `save` wrote, and all that `taccl.topologies.load`,
+    `taccl.load_sketch` and ``taccl convert`` read.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read; `FormatError` if it holds nothing that is known.
+    """
+    from taccl import topologies
+    from taccl.formats.registry import format_of_content, read
+    from taccl.sketch.library import load_sketch
+
+    try:
+        known = format_of_content(path)
+    except FormatError as unknown:
+        kinds = kinds_of(path)
+        if "upstream topology" in kinds or "topology" in kinds:
+            return topologies.load(path)
+        if "sketch" in kinds or "upstream sketch" in kinds:
+            return load_sketch(path)
+        try:  # a machine's name and no more
+            return topologies.load(path)
+        except InputError:
+            raise unknown from None
+    return topologies.load(path) if known.holds == "topology" else read(path, format=known.name)
+
+
+def dump_topology(topology: Topology) -> str:
+    """The content of a topology's JSON file."""
+    return _document("topology", topology.to_dict(), notes=list(topology.notes))
+
+
+@reads("saved topology")
+def load_topology(path: str | os.PathLike[str]) -> Topology:
+    """The topology in a JSON file that `dump_topology` wrote."""
+    return _made(path, "topology", lambda plain, data: replace(Topology.from_dict(plain), notes=_notes(data)))
+
+
+def dump_problem(problem: Problem) -> str:
+    """The content of a problem's JSON file."""
+    notes = {"notes": list(problem.notes), "topology_notes": list(problem.topology.notes)}
+    return _document("problem", problem.to_dict(), **notes, chunks_open=problem.chunks_open)
+
+
+@reads("problem")
+def load_problem(path: str | os.PathLike[str]) -> Problem:
+    """The problem in a JSON file that `dump_problem` wrote."""
+
+    def made(plain: dict[str, Any], data: dict[str, Any]) -> Problem:
+        problem = Problem.from_dict(plain)
+        topology = replace(problem.topology, notes=_notes(data, "topology_notes"))
+        chunks_open = data["chunks_open"]
+        if not isinstance(chunks_open, bool):
+            raise TypeError("chunks_open is true or false")
+        return replace(problem, topology=topology, notes=_notes(data), chunks_open=chunks_open)
+
+    return _made(path, "problem", made)
+
+
+def _document(kind: str, plain: dict[str, Any], **more: Any) -> str:
+    head = {"format": f"taccl-{kind}", "version": VERSION, **more}
+    lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in (head | {kind: plain}).items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _notes(data: dict[str, Any], name: str = "notes") -> tuple[str, ...]:
+    return tuple(map(str, data[name]))
+
+
+def _made(path: str | os.PathLike[str], kind: str, make: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
+    """The thing of a kind that a function makes of its plain values and of the whole document."""
+    where = str(Path(path))
+    data = parse_json(read_text(path, _LIMIT_BYTES), source=where)
+    if data.get("format") != f"taccl-{kind}" or data.get("version") != VERSION:
+        said = f"found no {kind} of version {VERSION}; expected a file that taccl.save wrote"
+        raise FormatError(said, where=where)
+    try:
+        return make(data[kind], data)
+    except InputError as error:
+        raise FormatError(str(error), where=where) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        said = f"found values that make no {kind} ({error}); save it anew"
+        raise FormatError(said, where=where) from None

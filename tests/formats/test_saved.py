@@ -1,0 +1,146 @@
+"""Schedules, topologies, problems and sketches come back from the files that one function writes."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+import taccl
+from taccl.errors import AssumptionWarning, ExportError, FormatError, InputError
+from taccl.sketch.upstream import load_upstream_topology
+from taccl.topologies import TopologyBuilder
+from tests.foreign import OURS, foreign_files
+
+
+def _twins():
+    """Parallel links of two kinds, one of which holds a port twice, in nodes that are not in order."""
+    builder = TopologyBuilder("twins", [1, 0])
+    first = builder.add_link(0, 1, alpha_us=Fraction(1, 3), beta_us_per_mb=1, name="a")
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name="a")
+    port = builder.add_resource("port")
+    for _ in range(2):
+        builder.add_hold(first, port, alpha_us=0, beta_us_per_mb=1)
+    return builder.build(notes=["a note"], assumed=["a guess"])
+
+
+def _matrix():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)
+        return taccl.topologies.load(OURS / "nvidia-smi" / "square.txt", nodes=2, nic_gb_per_s=10)
+
+
+TOPOLOGIES = {
+    "twins": _twins,
+    "reversed": lambda: taccl.topologies.ndv2(1).reversed,
+    "protocol": lambda: taccl.topologies.dgx_h100(1, protocol="ll128"),
+    "slower": lambda: taccl.topologies.ring(4).degraded({(0, 1): Fraction(1, 7)}),
+    "rack": lambda: taccl.topologies.rack(4),
+    "adding switch": lambda: taccl.topologies.in_network(4),
+    "import": _matrix,
+    "published": lambda: load_upstream_topology(next((OURS / "upstream-taccl" / "topo").glob("*.json"))),
+}
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_every_topology_returns(name, tmp_path):
+    """Links, resources, holds, notes and assumptions, whatever a TOML file could not hold."""
+    made = TOPOLOGIES[name]()
+    topology = made() if callable(made) else made
+    path = tmp_path / "t.json"
+    taccl.save(topology, path)
+    for found in (taccl.load(path), taccl.topologies.load(path)):
+        assert found == topology
+        assert (found.notes, found.assumed) == (topology.notes, topology.assumed)
+
+
+def test_topology_is_toml_by_its_ending(tmp_path):
+    """A file that people can edit; where it cannot hold a topology, the message names the one that can."""
+    path = tmp_path / "t.toml"
+    taccl.save(_matrix(), path)
+    assert taccl.load(path).links == _matrix().links
+    with pytest.raises(ExportError, match=r"taccl\.save\(topology, 'topology\.json'\)"):
+        taccl.save(_twins(), tmp_path / "twins.toml")
+
+
+def test_problem_returns(tmp_path):
+    """Topology, chunks, clauses, releases, notes, and whether the number of chunks is open."""
+    topology = taccl.topologies.ring(4)
+    collective = taccl.collectives.allgather(4)
+    problem = taccl.make_problem(topology, collective, chunk_bytes=1000, notes=["padded"])
+    problem = replace(problem, release_us=((0, 0, Fraction(1, 3)),))
+    for number, each in enumerate((problem, taccl.make_problem(_matrix(), "allreduce", size_bytes=10**6))):
+        path = tmp_path / f"{number}.json"
+        taccl.save(each, path)
+        found = taccl.load(path)
+        assert found == each
+        assert (found.notes, found.chunks_open) == (each.notes, each.chunks_open)
+        assert found.topology.assumed == each.topology.assumed
+
+
+@pytest.mark.parametrize("ending", ["json", "toml"])
+@pytest.mark.parametrize("name", ["", *taccl.shipped_sketches()])
+def test_every_sketch_returns(name, ending, tmp_path):
+    """As JSON and as TOML, for `load_sketch` too; also one that only names its machine."""
+    sketch = taccl.load_sketch(name) if name else taccl.Sketch(schema=1, machine="ndv2")
+    path = tmp_path / f"sketch.{ending}"
+    taccl.save(sketch, path)
+    assert taccl.load(path).to_dict() == sketch.to_dict() == taccl.load_sketch(path).to_dict()
+
+
+def test_schedule_returns(tmp_path):
+    """A result is saved as its schedule."""
+    result = taccl.synthesize(
+        taccl.make_problem(taccl.topologies.ring(3), "allgather", size_bytes=3000), backend="greedy"
+    )
+    taccl.save(result, tmp_path / "s.json")
+    assert taccl.load(tmp_path / "s.json") == result.schedule
+
+
+@pytest.mark.parametrize("path", foreign_files("upstream-taccl/topo/*.json"))
+def test_published_topologies_are_read_as_the_command_line_reads_them(path):
+    """`taccl.topologies.load` and `taccl.load` take files of the published tool, which show one node."""
+    assert taccl.topologies.load(path) == taccl.load(path) == load_upstream_topology(path)
+    assert taccl.topologies.load(path, nodes=1) == load_upstream_topology(path)
+
+
+def test_other_files_are_loaded_as_what_they_hold(tmp_path):
+    """A program, a machine by name, and another tool's matrix."""
+    assert isinstance(taccl.load(OURS / "msccl-xml" / "allgather-4-direct.xml"), taccl.Program)
+    (tmp_path / "m.toml").write_text('schema = 1\nmachine = "ndv2"\n')
+    assert taccl.load(tmp_path / "m.toml").machine == "ndv2"
+    assert taccl.load(OURS / "nvidia-smi" / "square.txt").num_ranks == 4
+
+
+def test_text_of_no_kind_is_refused(tmp_path):
+    """The message lists what is read."""
+    (tmp_path / "x.txt").write_text("hello\n")
+    with pytest.raises(FormatError, match="expected one of"):
+        taccl.load(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 9}, {"topology": {}}, {"topology": 3}, {"notes": None}], ids=str
+)
+def test_changed_topology_is_refused(change, tmp_path):
+    """A version that is not known, a field that is missing or of another kind, with the file's name."""
+    path = tmp_path / "t.json"
+    taccl.save(taccl.topologies.ring(3), path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(FormatError, match=r"t\.json"):
+        taccl.load(path)
+
+
+def test_wrong_arguments_of_save_are_named(tmp_path):
+    """An extra without a schedule, a problem as TOML, and a thing of no kind."""
+    ring = taccl.topologies.ring(3)
+    with pytest.raises(InputError, match="extra without a schedule"):
+        taccl.save(ring, tmp_path / "t.json", extra={})
+    problem = taccl.make_problem(ring, "allgather", size_bytes=3000)
+    with pytest.raises(InputError, match="saved as JSON"):
+        taccl.save(problem, tmp_path / "p.toml")
+    with pytest.raises(InputError, match="a schedule, a topology, a problem or a sketch"):
+        taccl.save({}, tmp_path / "x.json")
