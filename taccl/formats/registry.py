@@ -30,18 +30,7 @@ _HEAD_CHARACTERS = 1 << 16
 #: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
 _PARSED_CHARACTERS = 64 * 10**6
 #: The name of the first element of XML, behind comments and declarations.
-_FIRST_ELEMENT = re.compile(
-    r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>|<!DOCTYPE[^<>\[]*+>)*+<([\w.:-]+)"
-)
-#: XML of other tools by its first element: the kind of file, and the one that is read instead.
-_OTHER_XML = {
-    "graphs": "the rings and trees of NCCL (NCCL_GRAPH_DUMP_FILE), which hold no links; give the file of "
-    "NCCL_TOPO_DUMP_FILE",
-    "nvidia_smi_log": "the state of GPUs (nvidia-smi -q -x), which holds no links; give the output of "
-    "`nvidia-smi topo -m`",
-    "topology": "a machine's tree of CPUs and devices (hwloc, lstopo), which holds no rates; give the output "
-    "of `nvidia-smi topo -m`, or the file of NCCL_TOPO_DUMP_FILE",
-}
+_FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 
 
 class Conversion(NamedTuple):
@@ -196,8 +185,6 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     if text.startswith("<"):
         first = _FIRST_ELEMENT.match(text)
         element = first[1] if first else ""
-        if element in _OTHER_XML:
-            raise FormatError(f"found {_OTHER_XML[element]}", where=where)
         top = f"XML with <{element[:40]}> at its top" if element else "XML without an element"
         raise _unknown(top, where, kinds_of_text(text))
     if not text.startswith("{"):

@@ -45,7 +45,20 @@ def there_and_back(thing, kind, **options):
 
 def test_every_format_is_here():
     """A format more that is read and written needs a property more."""
-    assert set(BOTH_WAYS) == {"taccl-schedule", "upstream-algorithm", "msccl-xml", "taccl-topology"}
+    own = {"taccl-schedule", "taccl-topology", "taccl-topology-json", "taccl-problem"}
+    assert set(BOTH_WAYS) == own | {"upstream-algorithm", "msccl-xml"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("taccl-topology-json", "topology"), ("taccl-problem", "problem")]
+)
+def test_topologies_and_problems_come_back(kind, name):
+    """The same file, to the byte, and an equal thing."""
+    problem = schedule("alltoall", "mesh:2x3", chunks_per_rank=2).problem
+    before = problem if name == "problem" else problem.topology
+    first, second, again = there_and_back(before, kind)
+    assert first == second
+    assert again == before
 
 
 @pytest.mark.slow

@@ -100,6 +100,8 @@ class System:
 
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
     - `bridges`: The same for bridges that are slower than any real one.
+    - `cards` (mapping of str to str): {bus id without function: first device}. Functions of a NIC share its
+      PCIe link, as in NCCL.
     """
 
     given: Given
@@ -114,6 +116,7 @@ class System:
     passed: set[str] = field(default_factory=set)
     unsaid: list[tuple[str, str, Fraction, str]] = field(default_factory=list)
     bridges: list[tuple[str, str, str]] = field(default_factory=list)
+    cards: dict[str, str] = field(default_factory=dict)
 
     def add_cpu(self, cpu: XmlElement, number: int) -> None:
         """A CPU, and everything below it."""
@@ -146,20 +149,26 @@ class System:
         busid = pci.attributes.get("busid", "").strip().lower()
         if not busid or len(busid) > 32:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
-        self._once(busid, pci)
         kind = self._kind(pci, busid)
+        key = busid
+        if busid in self.seen and kind in (_SWITCH, _NIC):  # RCCL dumps nested switches so
+            key = f"{busid} #{len(self.seen)}"
+        self._once(key, pci)
         if kind is None:
             self.unknown.append(pci)
             return
         if kind == _NVSWITCH:
             return
-        name = f"{kind} {busid}"
         beta, is_said = (self.given.pcie_beta, True) if self.given.pcie_beta else self._pcie_beta(pci)
-        self.server.add_device(busid, parent, beta, name=name)
-        if not is_said:
-            self.unsaid.append((busid, parent, beta, name))
-        elif kind == _SWITCH and beta >= _VIRTUAL_BETA and self.given.pcie_beta is None:
-            self.bridges.append((busid, parent, name))
+        if kind == _NIC:
+            key = self.cards.setdefault(busid.rpartition(".")[0] or busid, key)
+        if key not in self.server.devices:
+            name = f"{kind} {key}"
+            self.server.add_device(key, parent, beta, name=name)
+            if not is_said:
+                self.unsaid.append((key, parent, beta, name))
+            elif kind == _SWITCH and beta >= _VIRTUAL_BETA and self.given.pcie_beta is None:
+                self.bridges.append((key, parent, name))
         if kind == _GPU and self._wanted(busid, self.given.gpus, "GPUs"):
             gpus = pci.all("gpu")
             if len(gpus) > 1:
@@ -170,8 +179,8 @@ class System:
             self.gpus.append(Gpu(busid, rank, sm, gcn, pci))
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
-            self._add_nic(pci, busid, busid, beta)
-        self._below(pci, busid, beta)
+            self._add_nic(pci, key, busid, beta)
+        self._below(pci, key, beta)
 
     def _kind(self, pci: XmlElement, busid: str) -> str | None:
         """What a device is; None where the file does not say."""

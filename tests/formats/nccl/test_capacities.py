@@ -198,6 +198,37 @@ def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
     assert _counted(_load(path, nodes=2))[:2] == pytest.approx((37.5, 37.5))
 
 
+def test_functions_of_one_card_share_its_slot(tmp_path):
+    """NICs 2.0 and 2.1 of 25 GB/s are ports of a card in one slot of 24 GB/s, as NCCL merges them."""
+    net = '<nic><net name="p{0}" dev="{0}" speed="200000" port="1" gdr="1"/></nic>'
+    slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
+    path = tmp_path / "dump.xml"
+    path.write_text(
+        '<system version="1"><cpu numaid="0">'
+        f'<pci busid="0:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="80" rank="0"/></pci>'
+        f'<pci busid="0:3:0.0" class="0x030200" {slot}><gpu dev="1" sm="80" rank="1"/></pci>'
+        f'<pci busid="0:2:0.0" class="0x020000" {slot}>{net.format(0)}</pci>'
+        f'<pci busid="0:2:0.1" class="0x020000" {slot}>{net.format(1)}</pci></cpu></system>'
+    )
+    assert _counted(_load(path, nodes=2))[:2] == pytest.approx((24, 24))
+
+
+def test_switches_of_one_bus_id_are_parts_of_their_own(tmp_path):
+    """RCCL dumps one bus id for several switches of a tree: each has its own link."""
+    slot = 'link_speed="16.0 GT/s PCIe" link_width="16"'
+    switch = f'<pci busid="0:9:0.0" class="0x060400" {slot}>{{}}</pci>'
+    gpus = [
+        f'<pci busid="0:{rank}:0.0" class="0x030200" {slot}><gpu dev="{rank}" sm="80" rank="{rank}"/></pci>'
+        for rank in range(4)
+    ]
+    path = tmp_path / "dump.xml"
+    pairs = switch.format(gpus[0] + gpus[1]) + switch.format(gpus[2] + gpus[3])
+    path.write_text(f'<system version="2"><cpu numaid="0">{pairs}</cpu></system>')
+    topology = _load(path)
+    across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
+    assert _capacity(topology, across) == pytest.approx(24)
+
+
 def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):
     """Two GPUs of AMD with xGMI links between them."""
     gpu = (
