@@ -146,6 +146,8 @@ def plan(
     name = cases[0][1][0].collective.name
     lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
     ranges, notes = search.ranges(max_ranges, lowered)
+    if fabric.assumed:
+        notes.append(f"model: {fabric.proviso}")
     return Plan(
         fabric, name, ranges, len(search.candidates), time.monotonic() - began, search.stopped,
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,

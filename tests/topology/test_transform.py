@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from taccl.errors import TopologyError
 from taccl.topology.fabrics import mesh, ring, star
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.topology import Topology, TopologyBuilder
 from taccl.topology.transform import degraded, relabel, without
-
-if TYPE_CHECKING:
-    from taccl.topology.topology import Topology
 
 
 def edges(topology: Topology) -> list[tuple[int, int]]:
@@ -26,6 +23,22 @@ def edges(topology: Topology) -> list[tuple[int, int]]:
 
 def names(topology: Topology) -> set[str]:
     return {resource.name for resource in topology.resources}
+
+
+def test_transforms_keep_assumptions() -> None:
+    """Relabelled, cut, slowed, reversed, under another protocol, or written as plain values."""
+    guessed = replace(ring(4), assumed=("a guess",))
+    machine = replace(dgx_h100(1), assumed=("a guess",))
+    for each in (
+        relabel(guessed, [1, 2, 3, 0]),
+        without(guessed, links=[(0, 1)]),
+        without(guessed, ranks=[3]),
+        degraded(guessed, {(0, 1): Fraction(1, 2)}),
+        guessed.reversed(),
+        Topology.from_dict(guessed.to_dict()),
+        machine.under("ll"),
+    ):
+        assert each.assumed == ("a guess",)
 
 
 def test_relabel_renames_ends_nodes_and_switches() -> None:
