@@ -47,5 +47,5 @@ def test_a_topology_is_no_schedule(run, tmp_path, verb):
     code, _, said = run(verb, str(path), *options)
     assert (code, said) == (
         2,
-        f"taccl: error: {path}: found a topology; expected a schedule; give a file of one\n",
+        f"taccl: error: {path}: found a topology; expected a schedule; `taccl show {path}` reads it\n",
     )
