@@ -122,7 +122,7 @@ FORMATS = (
     FileFormat(
         "nvidia-smi", "topology", "a server, as nvidia-smi topo -m prints it",
         load="taccl.formats.nccl.nvidia_smi:load_nvidia_smi",
-        begins=r"^(\x1b\[[0-9;]*m|[^\S\n]|[>|])*GPU\d+\b[^\n]*CPU Affinity",
+        begins=r"^[^\n]{0,80}?\bGPU\d+[^\n]*CPU Affinity",
     ),
     FileFormat(
         "taccl-probe", "topology", "latencies and bandwidths between hosts, as `taccl probe` measured them",

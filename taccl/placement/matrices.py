@@ -14,7 +14,7 @@ from taccl.errors import FormatError, InputError
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.names import shown
-from taccl.placement.probe import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, Probe
+from taccl.placement.probe import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, PortUse, Probe
 from taccl.reading import parse_json, read_text, reads
 
 if TYPE_CHECKING:
@@ -67,10 +67,14 @@ def load_probe_topology(
     *,
     bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
     oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+    ports: PortUse = "shared",
 ) -> Topology:
     """The topology of the probe, or the matrix, in a file; see `Probe.topology`."""
     return load_probe(path).topology(
-        name=Path(path).stem, bandwidth_gb_per_s=bandwidth_gb_per_s, oversubscription=oversubscription
+        name=Path(path).stem,
+        bandwidth_gb_per_s=bandwidth_gb_per_s,
+        oversubscription=oversubscription,
+        ports=ports,
     )
 
 

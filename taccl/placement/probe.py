@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Number
     from taccl.topology.topology import Side, Topology
 
+PortUse = Literal["shared", "none"]
 #: Two directions that differ by more than this factor are taken for a mistake, and named.
 APART = 3.0
 #: Assumed where nothing was measured; our choices, which notes of the topology name.
@@ -150,6 +151,7 @@ class Probe:
         name: str = "probe",
         bandwidth_gb_per_s: Number = USUAL_GB_PER_S,
         oversubscription: Number = USUAL_OVERSUBSCRIPTION,
+        ports: PortUse = "shared",
     ) -> Topology:
         """The topology of what was measured: a link a pair, a port a host, and uplinks of clusters.
 
@@ -166,6 +168,9 @@ class Probe:
         oversubscription : number
             How many times what leaves a rack the hosts of it can send, where no uplinks were measured; each
             further level passes half of that. 1: nothing is shared.
+        ports : {"shared", "none"}
+            Use of a port by the links of a host, or by those of a GPU that are about as fast: one send at a
+            time; or every link has wires of its own, as xGMI and NVLinks between pairs do.
         """
         count = self.num_hosts
         rate = float(exact_cost(bandwidth_gb_per_s, where="bandwidth_gb_per_s"))
@@ -198,7 +203,7 @@ class Probe:
             crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
         builder = TopologyBuilder(name, innermost, profile="measured")
         kinds = _kinds_of_links(slowness) if self.is_one_server else np.zeros((count, count), np.int64)
-        ports = [
+        ends_of = [
             [
                 [
                     builder.add_resource(f"port {way} {host}" + (f" of kind {kind}" if kind else ""))
@@ -215,8 +220,9 @@ class Probe:
                 src, dst, alpha_us=str(alpha_us[src][dst]), beta_us_per_mb=str(beta[src][dst])
             )
             kind = kinds[src, dst]
-            ends_held = ports[0][src][kind], ports[1][dst][kind]
-            hold_ends(builder, link, *ends_held, alpha_us=builder.links[link].alpha_us)
+            ends_held = ends_of[0][src][kind], ends_of[1][dst][kind]
+            if ports == "shared":
+                hold_ends(builder, link, *ends_held, alpha_us=builder.links[link].alpha_us)
         for what, inside, held in crossed:
             sides: tuple[tuple[Side, str], ...] = (("send", "uplink"), ("receive", "downlink"))
             for side, way in sides:
@@ -229,11 +235,12 @@ class Probe:
             assumed.insert(0, f"{count} hosts are in {nested}, as their distances suggest")
         if self.is_one_server:
             notes = [f"{count} GPUs of one server"]
-            of_each = format_count(int(kinds.max()) + 1, "kind")
-            assumed.append(
-                f"links of a GPU share a port, one for each of {of_each} of links by rate, as pairs were "
-                "measured one at a time"
-            )
+            if ports == "shared":
+                of_each = format_count(int(kinds.max()) + 1, "kind")
+                assumed.append(
+                    f"links of a GPU share a port, one for each of {of_each} of links by rate, as pairs were "
+                    "measured one at a time (ports='none' gives each link wires of its own)"
+                )
         else:
             notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
         if assumed:

@@ -147,6 +147,14 @@ def test_links_of_one_kind_share_a_port():
     assert port(2) == port(3) != port(1)
 
 
+def test_links_with_wires_of_their_own_hold_no_port():
+    """As xGMI between every two: all links of a GPU are busy at once."""
+    probe = Probe(("GPU 0", "GPU 1", "GPU 2"), bandwidth_gb_per_s=np.full((3, 3), 48.0))
+    topology = probe.topology(ports="none")
+    assert {len(holds) for holds in topology.holds_of_link} == {1}
+    assert not any("port" in each for each in topology.assumed)
+
+
 def test_clusters_and_ports_that_are_guessed_are_told():
     """Racks are found by clustering, rates assumed: a warning says both."""
     with pytest.warns(AssumptionWarning, match=r"3 hosts are in 2 clusters.*every port 12\.5 GB/s"):

@@ -42,8 +42,10 @@ _MOST_NVLINKS = 18
 #: GB/s of 16 lanes of PCIe 3, 4 and 5, by NCCL's constants, and the most NVLinks of a GPU with such a port:
 #: P100 and V100 have 4 to 6, A100 has 12, H100 and B200 have 18.
 _PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe 5", 48))
-#: Colours of a terminal, and quote marks of mails, forums and block comments before a line.
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|^\s*(?:[>|]\s?)+")
+#: Colours of a terminal, and bars of a table in Markdown.
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
+#: The header, behind quote marks of a mail or the name of a host that a launcher puts before each line.
+_HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
 _NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: One cell; cells that a terminal or a paste has glued together; and a last cell glued to the CPU affinity.
 _CELL = r"X|SYS|NODE|PHB|PXB|PIX|NV[1-9]\d*"
@@ -184,14 +186,20 @@ class _Matrix:
 
 
 def _read_matrix(text: str, where: str) -> _Matrix:
-    lines = [_COLOUR.sub("", line) for line in text.splitlines()]
+    lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
-    start = next((i for i, line in enumerate(lines) if re.match(r"\s*GPU\d+(\s|$)", line)), None)
-    if start is None:
+    headers = [(i, found) for i, line in enumerate(lines) if (found := _HEADER.match(line))]
+    start, header = next(
+        ((i, found) for i, found in headers if "CPU Affinity" in lines[i] or not found[1].strip()),
+        (None, None),
+    )
+    if start is None or header is None:
         raise FormatError(
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
+    prefix = header[1].strip()
+    lines = [line.strip().removeprefix(prefix) if line.strip().startswith(prefix) else "" for line in lines]
     words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])

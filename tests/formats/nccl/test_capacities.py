@@ -276,15 +276,25 @@ def test_given_rate_of_xgmi_beats_the_constant(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mark", "fence"), [("> ", "```"), (">", ""), ("> > ", "---"), ("| ", ""), ("    ", "~~~")]
+    ("mark", "fence"),
+    [("> ", "```"), (">", ""), ("> > ", "---"), ("| ", ""), ("    ", "~~~"), ("node-1: ", "")],
 )
 def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
-    """Quote marks, fences and a prompt around the matrix change nothing."""
+    """Quote marks, fences, a prompt and a host's name before each line change nothing."""
     plain = _near(tmp_path, 2, 1)
     quoted = tmp_path / "paste.txt"
     lines = [mark + line for line in plain.read_text().splitlines()]
     quoted.write_text("\n".join(("Hello,", "$ nvidia-smi topo -m", fence, *lines, fence, "thanks")) + "\n")
     assert _load(quoted).links == _load(plain).links
+
+
+def test_matrix_in_a_markdown_table_is_read(tmp_path):
+    """Bars between the cells are none of them."""
+    plain = _near(tmp_path, 2, 1)
+    table = tmp_path / "table.md"
+    lines = ["| " + " | ".join(line.split("\t")) + " |" for line in plain.read_text().splitlines()]
+    table.write_text("\n".join((lines[0], "|---" * 6 + "|", *lines[1:])) + "\n")
+    assert _load(table).links == _load(plain).links
 
 
 def test_glued_cells_are_split_and_told(tmp_path):
