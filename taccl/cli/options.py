@@ -171,7 +171,6 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
-    from taccl.formats.native import load as load_schedule
     from taccl.formats.registry import format_of_content, wrong_format
 
     given, found = picked(options, "topology", "chunk_size", "time_unit_us"), format_of_content(file)
@@ -187,7 +186,8 @@ def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     if found.holds != "schedule" or not found.load:
         raise wrong_format(file, found, "a schedule")
     refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
-    return load_schedule(file)
+    schedule: Schedule = taccl.load(file)
+    return schedule
 
 
 def flag_of(name: str) -> str:

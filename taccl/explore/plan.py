@@ -146,8 +146,6 @@ def plan(
     name = cases[0][1][0].collective.name
     lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
     ranges, notes = search.ranges(max_ranges, lowered)
-    if fabric.assumed:
-        notes.append(f"model: {fabric.proviso}")
     return Plan(
         fabric, name, ranges, len(search.candidates), time.monotonic() - began, search.stopped,
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
@@ -298,7 +296,7 @@ class PlanSearch:
         self.grid, self.topologies, self.progress, self.runtime = grid, topologies, progress, runtime
         self.candidates: list[_TimedSchedule] = []
         self.shapes: set[tuple[object, ...]] = set()
-        self.notes: list[str] = []
+        self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
         self.stopped = "done"
         self.failure: Exception | None = None
 

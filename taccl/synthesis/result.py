@@ -175,7 +175,7 @@ class Result:
         """What is proven of the finish: ``"proven best"``, ``"best for 2 chunks a rank"``, or nothing.
 
         Proven best is what no schedule beats under the same costs, however the data is cut into chunks; under
-        a sketch, no schedule that obeys it. An imported topology's assumptions make it best for this model.
+        a sketch, no schedule that obeys it.
         """
         return standing(self.bound, self.schedule.finish, self.bound_of_every_cut)
 
@@ -216,10 +216,10 @@ class Result:
             *bound_rows(self.bound, self.bound_of_every_cut),
             *along,
             ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
-            *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
             ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
             ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
+            *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]
 
     def lines(self) -> list[str]:

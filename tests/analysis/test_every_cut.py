@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 import taccl
 from taccl.analysis.certificates import every_cut
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
-from taccl.cli import main
 from taccl.cli.text import result_answer
 from tests.fuzzing import by_turns
 
@@ -132,30 +130,3 @@ def test_scope_names_the_chunks():
     assert taccl.lower_bound(problem).scope == "2 chunks a rank"
     assert taccl.lower_bound(problem, divisible=True).scope == "every cut"
     assert "for 2 chunks a rank" in repr(taccl.lower_bound(problem))
-
-
-def test_what_rests_on_assumptions_is_proven_for_this_model(tmp_path):
-    """An imported topology: results, saved results and figures name the number of assumptions."""
-    topology = replace(RING, assumed=("every port 12.5 GB/s", "no uplinks"))
-    problem = taccl.make_problem(topology, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
-    result = taccl.synthesize(problem, time_limit_s=5)
-    assert result.standing == "proven best for this model"
-    answer = result_answer(result)
-    assert "2 assumptions of the import (taccl show lists them)" in answer.text
-    assert answer.values["assumed"] == list(topology.assumed)
-    taccl.save(result, tmp_path / "s.json")
-    assert taccl.load(tmp_path / "s.json").problem.topology.assumed == topology.assumed
-
-
-def test_bound_of_an_import_names_its_assumptions(tmp_path, capsys):
-    """`taccl bound` counts them, `taccl show` lists them: of a topology and of a schedule on it."""
-    topology = replace(RING, assumed=("every port 12.5 GB/s",))
-    path, schedule = str(tmp_path / "t.json"), str(tmp_path / "s.json")
-    taccl.save(topology, path)
-    ring = taccl.baselines.ring(taccl.make_problem(topology, "allgather", size_bytes=5_000_000))
-    taccl.save(ring, schedule, extra={})
-    assert main(["bound", "--topology", path, "--collective", "allgather", "--size", "5MB"]) == 0
-    assert "1 assumption of the import" in capsys.readouterr().out
-    for each in (path, schedule):
-        assert main(["show", each]) == 0
-        assert "assumed: every port 12.5 GB/s" in capsys.readouterr().out

@@ -45,10 +45,7 @@ def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither.
-
-    It is proven for the model, which is said of a topology whose import assumed something.
-    """
+    """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither."""
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
@@ -57,8 +54,8 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
     else:
         default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes)
         is_sketched, words = clauses != default.clauses, f"best for {bound.scope}"
-    words += " under this sketch" if is_sketched or clauses.name else ""
-    return words + (" for this model" if problem.topology.assumed else "")
+    words += " for this model" if problem.topology.assumed else ""
+    return words + (" under this sketch" if is_sketched or clauses.name else "")
 
 
 def bound_rows(bound: Certificate, every: Certificate | None) -> list[tuple[str, str]]:

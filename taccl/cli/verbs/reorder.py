@@ -136,5 +136,5 @@ def _text(found: taccl.Placement, hosts: list[str]) -> str:
     ] or [*map(str, range(found.topology.num_ranks))]
     order = " ".join(names[slot] for slot in found.order)
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
-    lines += [f"  note: {note}" for note in found.topology.told]
+    lines += [f"  note: {note}" for note in found.topology.notes]
     return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])
