@@ -57,26 +57,7 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
         If the file cannot be read, it has no use for an argument, or the machine lacks the protocol.
     """
     # The readers of files need pydantic, which machines and fabrics do not wait for.
-    from taccl.formats.registry import foreign_topology
-    from taccl.reading import kinds_of
-    from taccl.topology.files import load_topology
+    from taccl.formats.registry import load_topology
 
-    found = foreign_topology(path)
-    if found is None and "upstream topology" in kinds_of(path):
-        from taccl.sketch.upstream import load_upstream_topology
-
-        found = "a topology of the published TACCL tool", load_upstream_topology
-    if found is None and arguments:
-        said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
-        raise TopologyError(said, where=str(path))
-    if found is None:
-        topology = load_topology(path)
-    else:
-        name, reader = found
-        try:
-            topology = reader(path, **arguments)
-        except TypeError as error:
-            unknown = str(error).partition("argument ")[2] or str(error)
-            said = f"found {name}, which has no use for {unknown}; leave it out"
-            raise TopologyError(said, where=str(path)) from None
+    topology = load_topology(path, **arguments)
     return topology if protocol is None else topology.under(protocol)

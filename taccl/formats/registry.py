@@ -11,13 +11,15 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_name
-from taccl.errors import FormatError, InputError, LossyConversionWarning, warn
+from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
 from taccl.file_kinds import kinds_in, kinds_of_text, wrong_kind
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
 from taccl.reading import kinds_of, parse_json, read_text
+from taccl.sketch.upstream import load_upstream_topology
+from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology
 
 FOREIGN_TOPOLOGIES = (
@@ -215,15 +217,34 @@ def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -
 
 
 def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., Topology]] | None:
-    """What another tool's topology file is, and the function that reads it; None of any other file.
+    """Name and reader of another tool's topology file; None for any other file.
 
     Raises `InputError` if the file cannot be read.
     """
     try:
         found = format_of_content(path)
     except FormatError:
+        if "upstream topology" in kinds_of(path):
+            return "a topology of the published TACCL tool", load_upstream_topology
         return None
     return (found.name, resolve_name(found.load)) if found.name in FOREIGN_TOPOLOGIES else None
+
+
+def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
+    """The topology in a file of taccl's own or of another tool; see `taccl.topologies.load`."""
+    found = foreign_topology(path)
+    if found is None:
+        if arguments:
+            said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
+            raise TopologyError(said, where=os.fspath(path))
+        return load_own_topology(path)
+    name, reader = found
+    try:
+        return reader(path, **arguments)
+    except TypeError as error:
+        unknown = str(error).partition("argument ")[2] or str(error)
+        said = f"found {name}, which has no use for {unknown}; leave it out"
+        raise TopologyError(said, where=os.fspath(path)) from None
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:

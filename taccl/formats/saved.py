@@ -96,23 +96,24 @@ def load(path: str | os.PathLike[str]) -> Any:
     InputError
         If the file cannot be read; `FormatError` if it holds nothing that is known.
     """
-    from taccl import topologies
-    from taccl.formats.registry import format_of_content, read
+    from taccl.formats import registry
     from taccl.sketch.library import load_sketch
 
     try:
-        known = format_of_content(path)
+        known = registry.format_of_content(path)
     except FormatError as unknown:
         kinds = kinds_of(path)
         if "upstream topology" in kinds or "topology" in kinds:
-            return topologies.load(path)
+            return registry.load_topology(path)
         if "sketch" in kinds or "upstream sketch" in kinds:
             return load_sketch(path)
         try:  # a machine's name and no more
-            return topologies.load(path)
+            return registry.load_topology(path)
         except InputError:
             raise unknown from None
-    return topologies.load(path) if known.holds == "topology" else read(path, format=known.name)
+    return (
+        registry.load_topology(path) if known.holds == "topology" else registry.read(path, format=known.name)
+    )
 
 
 def dump_topology(topology: Topology) -> str:
