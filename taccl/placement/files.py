@@ -1,4 +1,4 @@
-"""Files that tell launchers and stock libraries which rank goes where, and what to run at which size."""
+"""Files that tell MPI libraries which algorithm to run at which size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
-from taccl.names import shown
-from taccl.reading import read_text, reads
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from taccl.placement.placement import Placement
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
 
@@ -46,83 +43,6 @@ _NCCL = {
 _SIZES = tuple(1 << power for power in range(10, 31))
 #: Beyond all sizes.
 _ENDLESS = 2**63 - 1
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
-
-
-@checked
-@reads("host file")
-def read_hosts(path: str | os.PathLike[str]) -> list[str]:
-    """The host of every slot in a file of lines ``name`` or ``name:slots``, in order; ``#`` begins a comment.
-
-    Raises `FormatError` for a line that is neither, and a host that is named twice.
-    """
-    slots: list[str] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        word = line.partition("#")[0].strip()
-        if not word:
-            continue
-        name, _, count = word.partition(":")
-        where = f"{path}: line {number}"
-        if not _HOST.fullmatch(word) or count == "0":
-            raise FormatError(f"found {shown(repr(word), 60)}; expected name or name:slots", where=where)
-        if name in slots:
-            said = f"found host {shown(name, 60)} twice; name it once, with its number of slots: {name}:2"
-            raise FormatError(said, where=where)
-        slots += [name] * int(count or 1)
-    return slots
-
-
-@checked
-def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
-    """A host file by which a launcher starts rank r on its host: for Hydra (``mpiexec -f``), or Open MPI.
-
-    Parameters
-    ----------
-    placement : Placement
-        The order of ranks.
-    hosts : sequence of str
-        The host of every slot.
-    launcher : str
-        ``"mpich"`` or ``"openmpi"``.
-
-    Raises
-    ------
-    InputError
-        If there are fewer hosts than ranks; or of Open MPI, which knows a host once, if ranks of one host do
-        not follow one another: a rank file can say that.
-    """
-    known_word(launcher, ("mpich", "openmpi"), "launcher")
-    runs = [(name, len(list(ranks))) for name, ranks in groupby(_placed(placement, hosts))]
-    names = [name for name, _ in runs]
-    if launcher == "mpich":
-        return "".join(f"{name}:{count}\n" for name, count in runs)
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        said = f"found ranks of host {shown(twice, 60)} that do not follow one another; write a rank file"
-        raise InputError(said, where="hosts")
-    return "".join(f"{name} slots={count}\n" for name, count in runs)
-
-
-@checked
-def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
-    """A rank file for Open MPI: ``mpirun --map-by rankfile:FILE=...``, or ``--rankfile`` before version 5."""
-    used: dict[str, int] = {}
-    lines = []
-    for rank, host in enumerate(_placed(placement, hosts)):
-        lines.append(f"rank {rank}={host} slot={used.get(host, 0)}\n")
-        used[host] = used.get(host, 0) + 1
-    return "".join(lines)
-
-
-def _placed(placement: Placement, hosts: Sequence[str]) -> list[str]:
-    """The host of every rank."""
-    count = len(placement.order)
-    if len(hosts) < count:
-        raise InputError(f"found {len(hosts)} slots for {count} ranks; name a slot for each", where="hosts")
-    for name in hosts:
-        if not _HOST.fullmatch(name) or ":" in name:
-            raise InputError(f"found {shown(repr(name), 60)}; expected the name of a host", where="hosts")
-    return [hosts[slot] for slot in placement.order]
 
 
 @dataclass(frozen=True, slots=True)

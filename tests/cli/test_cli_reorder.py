@@ -35,7 +35,7 @@ def test_an_order_and_its_files(matrix, tmp_path, capsys):
     }
     order = [values["hosts"][slot] for slot in values["order"]]
     assert files["hosts"].read_text() == "".join(f"{name}:1\n" for name in order)
-    assert files["ranks"].read_text().startswith(f"rank 0={order[0]} slot=0\n")
+    assert files["ranks"].read_text().startswith(f"rank 0={order[0]}\n")
     assert json.loads(files["out.json"].read_text())["order"] == values["order"]
     assert files["rules"].read_text().startswith("1  # collectives")
     assert files["tuner"].read_text().splitlines()[1].startswith("allreduce,0,")

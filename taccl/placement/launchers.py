@@ -1,0 +1,205 @@
+"""Files by which launchers start ranks on their hosts: Hydra, Open MPI, SLURM and torchrun."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from taccl.arguments import checked, known_word
+from taccl.errors import FormatError, InputError
+from taccl.names import shown
+from taccl.reading import read_text, reads
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from taccl.placement.placement import Placement
+
+LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
+#: Port at which torchrun's processes meet; PyTorch's default.
+_PORT = 29500
+_TORCHRUN = """\
+# Prints the options of torchrun for the host that it runs on, or for the host that is named:
+#   torchrun $(sh FILE) train.py
+# Static rendezvous honours --node-rank; --rdzv-backend=c10d does not, and orders hosts by itself.
+host=${{1:-$(hostname)}}
+case "$host" in
+{cases}
+*) echo "$0: $host is not one of the hosts" >&2; exit 1 ;;
+esac
+"""
+
+
+@checked
+@reads("host file")
+def read_hosts(path: str | os.PathLike[str]) -> list[str]:
+    """The host of every slot in a file of lines ``name`` or ``name:slots``, in order; ``#`` begins a comment.
+
+    Raises `FormatError` for a line that is neither, and a host that is named twice.
+    """
+    slots: list[str] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        word = line.partition("#")[0].strip()
+        if not word:
+            continue
+        name, _, count = word.partition(":")
+        where = f"{path}: line {number}"
+        if not _HOST.fullmatch(word) or count == "0":
+            raise FormatError(f"found {shown(repr(word), 60)}; expected name or name:slots", where=where)
+        if name in slots:
+            said = f"found host {shown(name, 60)} twice; name it once, with its number of slots: {name}:2"
+            raise FormatError(said, where=where)
+        slots += [name] * int(count or 1)
+    return slots
+
+
+@checked
+def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
+    """The placement that launchers can start: the ranks of a host take its slots in turn.
+
+    Launchers choose the host of a rank, and neither its core nor its GPU. So a gain from exchanging slots of
+    one host is none of theirs: the order has their slots ascending, its figures are simulated anew, and the
+    order given is kept where nothing is left of the gain.
+
+    Raises `InputError` if there are fewer hosts than ranks.
+    """
+    from taccl.placement.case import Case
+
+    named = _placed(placement, hosts)
+    slots = {host: iter([slot for slot, name in enumerate(hosts) if name == host]) for host in hosts}
+    order = tuple(next(slots[host]) for host in named)
+    if order == placement.order:
+        return placement
+    steps = placement.algorithm
+    case = Case(placement.topology, steps.collective.name, steps, placement.size_bytes)
+    given = tuple(range(len(order)))
+    after = case.us(case.ticks(order, compiled=not case.is_small))
+    if after >= placement.before_us:
+        order, after = given, placement.before_us
+    before, _ = placement.limits
+    return replace(
+        placement, order=order, after_us=after, proven=after <= placement.bound_us,
+        limits=(before, case.limits(order, case.ticks(order, compiled=not case.is_small))),
+    )  # fmt: skip
+
+
+@checked
+def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich") -> str:
+    """A file by which a launcher starts rank r on its host; `command` says how. It binds no rank to a core.
+
+    Parameters
+    ----------
+    placement : Placement
+        The order of ranks.
+    hosts : sequence of str
+        The host of every slot.
+    launcher : str
+        - ``"mpich"``: Hydra's host file, ``name:ranks``.
+        - ``"openmpi"``: ``name slots=ranks`` if the ranks of each host follow one another; else a line per
+          rank, for the sequential mapper.
+        - ``"slurm"``: a line per rank, for ``SLURM_HOSTFILE``.
+        - ``"torchrun"``: a shell script that prints the options for the host that it runs on.
+
+    Raises
+    ------
+    InputError
+        If there are fewer hosts than ranks; or for torchrun, which numbers the ranks of a host in a row, if
+        those of one host do not follow one another.
+    """
+    known_word(launcher, LAUNCHERS, "launcher")
+    placed = _placed(placement, hosts)
+    if launcher == "slurm" or (launcher == "openmpi" and _torn(placed)):
+        return "".join(f"{name}\n" for name in placed)
+    if launcher == "torchrun":
+        return _torchrun(placed)
+    line = "{}:{}\n" if launcher == "mpich" else "{} slots={}\n"
+    return "".join(line.format(name, count) for name, count in _runs(placed))
+
+
+@checked
+def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
+    """A rank file for Open MPI 5: ``mpirun --map-by rankfile:FILE=...``. Its ranks are not bound to cores.
+
+    It names no slots: these are core numbers, and would pin each rank to a core. Versions before 5 accept no
+    line without one; there a host file for the sequential mapper does (`hostfile`).
+    """
+    return "".join(f"rank {rank}={host}\n" for rank, host in enumerate(_placed(placement, hosts)))
+
+
+@checked
+def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str) -> str:
+    """The command that starts ranks by the file that `hostfile` writes, up to the program."""
+    known_word(launcher, LAUNCHERS, "launcher")
+    placed, file = _placed(placement, hosts), shlex.quote(path)
+    count = len(placed)
+    if launcher == "slurm":
+        return f"SLURM_HOSTFILE={file} srun -n {count} --distribution=arbitrary"
+    if launcher == "torchrun":
+        return f"torchrun $(sh {file})"
+    if launcher == "mpich":
+        return f"mpiexec -f {file} -n {count}"
+    return f"mpirun -n {count} --hostfile {file}{' --map-by seq' if _torn(placed) else ''}"
+
+
+@checked
+def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[str]:
+    """What a launcher does otherwise than without the file, one sentence each."""
+    placed = _placed(placement, hosts)
+    if launcher == "openmpi" and _torn(placed):
+        return [
+            "ranks of a host do not follow one another, so the host file needs --map-by seq; Open MPI 5 then "
+            "binds ranks to NUMA domains: add --bind-to core or --bind-to none for another binding"
+        ]
+    if launcher != "mpich" or not _torn(placed):
+        return []
+    names = [*dict.fromkeys(placed)]
+    whole = ", ".join(f"{name}:{placed.count(name)}" for name in names)
+    ranks = ",".join(str(names.index(name)) for name in placed)
+    return [
+        "ranks of a host do not follow one another, and Hydra counts local ranks from 0 in each line: with "
+        f"MPICH 5, give hosts {whole} and -rankmap {ranks} instead if local ranks choose GPUs"
+    ]
+
+
+def _torchrun(placed: Sequence[str]) -> str:
+    if _torn(placed):
+        said = "found ranks of a host that do not follow one another, but torchrun numbers them in a row"
+        raise InputError(f"{said}; give a matrix with one row per host", where="launcher")
+    runs = _runs(placed)
+    short = [name.partition(".")[0] for name, _ in runs]
+    lines = []
+    for number, (name, count) in enumerate(runs):
+        words = [name, f"{name}.*"]
+        # `hostname` may print a host without the domain that it is listed with.
+        if short[number] != name and short.count(short[number]) == 1 and not short[number].isdigit():
+            words.append(short[number])
+        given = f"--nnodes={len(runs)} --node-rank={number} --nproc-per-node={count} --rdzv-backend=static"
+        meet = f"--master-addr={runs[0][0]} --master-port={_PORT}"
+        lines.append(f"{'|'.join(words)}) echo {given} {meet} ;;")
+    return _TORCHRUN.format(cases="\n".join(lines))
+
+
+def _runs(placed: Sequence[str]) -> list[tuple[str, int]]:
+    """(host, ranks) of ranks that follow one another."""
+    return [(name, len(list(ranks))) for name, ranks in groupby(placed)]
+
+
+def _torn(placed: Sequence[str]) -> bool:
+    """True if the ranks of some host do not follow one another."""
+    return len(_runs(placed)) > len(set(placed))
+
+
+def _placed(placement: Placement, hosts: Sequence[str]) -> list[str]:
+    """The host of every rank."""
+    count = len(placement.order)
+    if len(hosts) < count:
+        raise InputError(f"found {len(hosts)} slots for {count} ranks; name a slot for each", where="hosts")
+    for name in hosts:
+        if not _HOST.fullmatch(name) or ":" in name:
+            raise InputError(f"found {shown(repr(name), 60)}; expected the name of a host", where="hosts")
+    return [hosts[slot] for slot in placement.order]

@@ -1,0 +1,299 @@
+"""Files for launchers; each is read by the real launcher, or by a parser written from its documentation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl.errors import ExecutionError, FormatError, InputError
+from taccl.placement.case import Case
+from taccl.placement.launchers import as_launched, caveats, command, hostfile, rankfile, read_hosts
+from taccl.placement.placement import Placement
+from tests.placement.test_files import OPENMPI, ROOT, needs_openmpi, said
+
+#: Prints a rank, its local rank, its host, and the cores that it may run on.
+TELL = """
+import os
+names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK"), ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"), ("PMI_HOSTNAME",)
+words = [next((os.environ[each] for each in some if each in os.environ), "-") for some in names]
+os.write(1, (" ".join(words) + " " + ",".join(map(str, sorted(os.sched_getaffinity(0)))) + "\\n").encode())
+"""
+#: Hosts of four slots: each once, each twice in a row, and in turns. The order is (2, 0, 3, 1).
+HOSTS = {"once": "abcd", "in a row": "aabb", "in turns": "abab"}
+
+
+@pytest.fixture(scope="module")
+def placement():
+    """Four ranks on slots 2, 0, 3 and 1."""
+    topology = taccl.topologies.ring(4)
+    case = Case(topology, "allreduce", "ring", "1MB")
+    return Placement(topology, case.algorithm, 10**6, (2, 0, 3, 1), 2.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def mpiexec():
+    """Hydra's launcher."""
+    from taccl.runtime.environment import find_mpiexec
+
+    try:
+        return find_mpiexec()
+    except ExecutionError as error:
+        pytest.skip(f"MPICH is not here: {error}")
+
+
+def placed(placement, hosts):
+    """The host of every rank."""
+    return [hosts[slot] for slot in placement.order]
+
+
+class TestHosts:
+    """The hosts in their present order."""
+
+    def test_hosts_are_read(self, tmp_path):
+        """Names with slots; comments and empty lines count for nothing."""
+        path = tmp_path / "hosts"
+        path.write_text("# ours\na:2\n\nb  # the other\n")
+        assert read_hosts(path) == ["a", "a", "b"]
+
+    @pytest.mark.parametrize(
+        ("text", "complaint"),
+        [
+            ("a\nb\na\n", "line 3: found host a twice"),
+            ("a b\n", "line 1: found 'a b'"),
+            ("a:0\n", "line 1: found 'a:0'"),
+        ],
+    )
+    def test_bad_hosts_are_named(self, tmp_path, text, complaint):
+        """With their line."""
+        path = tmp_path / "hosts"
+        path.write_text(text)
+        with pytest.raises(FormatError, match=complaint):
+            read_hosts(path)
+
+    @pytest.mark.parametrize(
+        ("hosts", "complaint"),
+        [(["a"], "found 1 slots for 4 ranks"), (["a", "b", "c", "d e"], "found 'd e'")],
+    )
+    def test_hosts_that_will_not_do(self, placement, hosts, complaint):
+        """Too few, or no names."""
+        with pytest.raises(InputError, match=complaint):
+            hostfile(placement, hosts)
+
+
+class TestAsLaunched:
+    """What a launcher can start."""
+
+    def test_slots_of_a_host_are_taken_in_turn(self, placement):
+        """Hosts of ranks stay; on each host the first rank has the first slot."""
+        started = as_launched(placement, list("aabb"))
+        assert placed(started, "aabb") == placed(placement, "aabb")
+        assert started.order == (2, 0, 3, 1)
+        slow = replace(placement, before_us=1e9)
+        assert as_launched(slow, list("abba")).order == (1, 0, 3, 2)
+
+    def test_slots_of_one_host_are_no_gain(self, placement):
+        """Of ranks that all share a host no launcher makes another order: the one given is kept."""
+        started = as_launched(placement, ["vm"] * 4)
+        assert started.order == (0, 1, 2, 3)
+        assert started.after_us == started.before_us
+        assert "nothing to gain" in started.why
+
+    def test_figures_are_those_of_the_order_started(self, placement):
+        """They are simulated anew."""
+        case = Case(placement.topology, "allreduce", "ring", "1MB")
+        slow = replace(placement, before_us=1e9)
+        started = as_launched(slow, list("abba"))
+        assert started.after_us == case.us(case.ticks(started.order))
+
+
+class TestHydra:
+    """MPICH's launcher."""
+
+    def test_ranks_of_a_host_share_a_line(self, placement):
+        """Rank 0 first; ranks of one host that follow one another are counted."""
+        assert hostfile(placement, list("abcd")) == "c:1\na:1\nd:1\nb:1\n"
+        assert hostfile(placement, list("abbb")) == "b:1\na:1\nb:2\n"
+
+    def test_local_ranks_that_repeat_are_said(self, placement):
+        """Two lines of one host are two proxies; a rank map has one, in the same order."""
+        assert not caveats(placement, list("abcd"), "mpich")
+        assert "hosts b:2, a:2 and -rankmap 0,1,0,1" in caveats(placement, list("aabb"), "mpich")[0]
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+    def test_ranks_start_in_that_order(self, placement, mpiexec, tmp_path, hosts):
+        """Real ranks, each of which says for which host it was started."""
+        path = tmp_path / "hosts"
+        path.write_text(hostfile(placement, list(hosts)))
+        words = shlex.split(command(placement, list(hosts), "mpich", str(path)))
+        out = said(mpiexec, "-launcher", "fork", *words[1:], sys.executable, "-c", TELL)
+        found = [line.split() for line in sorted(out.splitlines())]
+        assert [host for _, _, host, _ in found] == placed(placement, hosts)
+
+    @pytest.mark.slow
+    def test_a_rank_map_keeps_local_ranks(self, mpiexec, placement, tmp_path):
+        """What the caveat advises: the same hosts, and local ranks 0 and 1 on each."""
+        hosts = list("aabb")
+        advice = re.search(r"hosts (.*) and -rankmap (\S+)", caveats(placement, hosts, "mpich")[0])
+        path = tmp_path / "hosts"
+        path.write_text(advice[1].replace(", ", "\n") + "\n")
+        out = said(
+            mpiexec,
+            "-launcher",
+            "fork",
+            "-f",
+            path,
+            "-rankmap",
+            advice[2],
+            "-n",
+            4,
+            sys.executable,
+            "-c",
+            TELL,
+        )
+        found = [line.split() for line in sorted(out.splitlines())]
+        assert [host for _, _, host, _ in found] == placed(placement, hosts)
+        assert [local for _, local, _, _ in found] == ["0", "0", "1", "1"]
+
+    @pytest.mark.slow
+    def test_cores_are_as_without_the_file(self, mpiexec, placement, tmp_path):
+        """Ranks may run wherever they might have."""
+        path = tmp_path / "hosts"
+        path.write_text(hostfile(placement, ["localhost"] * 4))
+        tell = ("-n", 4, sys.executable, "-c", TELL)
+        cores = [
+            sorted(line.split()[-1] for line in said(mpiexec, *words, *tell).splitlines())
+            for words in ((), ("-f", path))
+        ]
+        assert cores[0] == cores[1]
+
+
+class TestOpenMpi:
+    """Open MPI's launcher."""
+
+    def test_ranks_of_a_host_are_slots(self, placement):
+        """Where they follow one another; else a line is one rank, and the command says how lines are read."""
+        assert hostfile(placement, list("abcd"), "openmpi") == "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
+        assert hostfile(placement, list("aabb"), "openmpi") == "b\na\nb\na\n"
+        assert command(placement, list("abcd"), "openmpi", "f") == "mpirun -n 4 --hostfile f"
+        assert command(placement, list("aabb"), "openmpi", "f") == "mpirun -n 4 --hostfile f --map-by seq"
+        assert "--bind-to" in caveats(placement, list("aabb"), "openmpi")[0]
+
+    def test_a_rank_file_names_no_core(self, placement):
+        """What stands behind `slot` is the number of a core."""
+        assert rankfile(placement, list("abbb")) == "rank 0=b\nrank 1=a\nrank 2=b\nrank 3=b\n"
+
+    def mapped(self, *words):
+        """The host of every rank, as Open MPI maps them without starting any."""
+        out = said(
+            f"{OPENMPI}/bin/mpirun", *words, "--display", "map", "--rtos", "donotlaunch", "true", **ROOT
+        )
+        found, host = {}, ""
+        for line in out.splitlines():
+            if node := re.search(r"Data for node: (\S+)", line):
+                host = node[1]
+            elif proc := re.search(r"Data for proc: \[.*,(\d+)\]", line):
+                found[int(proc[1])] = host
+        return [found[rank] for rank in range(len(found))]
+
+    @pytest.mark.slow
+    @needs_openmpi
+    @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+    def test_ranks_are_mapped_in_that_order(self, placement, tmp_path, hosts):
+        """By the host file with its command, and by the rank file."""
+        path, ranks = tmp_path / "hosts", tmp_path / "ranks"
+        path.write_text(hostfile(placement, list(hosts), "openmpi"))
+        ranks.write_text(rankfile(placement, list(hosts)))
+        words = shlex.split(command(placement, list(hosts), "openmpi", str(path)))
+        assert self.mapped(*words[1:]) == placed(placement, hosts)
+        assert self.mapped("-n", 4, "--map-by", f"rankfile:FILE={ranks}") == placed(placement, hosts)
+
+    @pytest.mark.slow
+    @needs_openmpi
+    def test_cores_are_as_without_the_file(self, tmp_path):
+        """Two real ranks here may run where they might have; those of a rank file on all cores."""
+        topology = taccl.topologies.ring(2)
+        case = Case(topology, "allreduce", "ring", "1MB")
+        swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)
+        path, ranks = tmp_path / "hosts", tmp_path / "ranks"
+        path.write_text(hostfile(swapped, ["localhost"] * 2, "openmpi"))
+        ranks.write_text(rankfile(swapped, ["localhost"] * 2))
+        with_file = shlex.split(command(swapped, ["localhost"] * 2, "openmpi", str(path)))[1:]
+        cores = [
+            [line.split()[-1] for line in sorted(self.started(words).splitlines())]
+            for words in (("-n", 2), with_file, ("-n", 2, "--map-by", f"rankfile:FILE={ranks}"))
+        ]
+        assert cores[0] == cores[1]
+        assert cores[2] == [",".join(map(str, sorted(os.sched_getaffinity(0))))] * 2
+
+    def started(self, words):
+        """What real ranks print."""
+        return said(f"{OPENMPI}/bin/mpirun", *words, sys.executable, "-c", TELL, **ROOT)
+
+
+class TestSlurm:
+    """srun's arbitrary distribution: task r runs on the host in line r of the file that SLURM_HOSTFILE names."""
+
+    @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
+    def test_each_task_has_its_line(self, placement, hosts):
+        """Without counts or comments; and srun is not given the number of nodes, which it would refuse."""
+        assert hostfile(placement, list(hosts), "slurm").split("\n") == [*placed(placement, hosts), ""]
+        words = shlex.split(command(placement, list(hosts), "slurm", "my hosts"))
+        assert words == ["SLURM_HOSTFILE=my hosts", "srun", "-n", "4", "--distribution=arbitrary"]
+
+
+class TestTorchrun:
+    """torchrun's static rendezvous: rank r runs on node r // nproc_per_node, by --node-rank."""
+
+    def options(self, path, host):
+        """What the script prints for a host, as torchrun's documentation has its options."""
+        parser = argparse.ArgumentParser()
+        for name in ("nnodes", "node-rank", "nproc-per-node"):
+            parser.add_argument(f"--{name}", type=int, required=True)
+        for name in ("rdzv-backend", "master-addr", "master-port"):
+            parser.add_argument(f"--{name}", required=True)
+        done = subprocess.run(["sh", path, host], capture_output=True, text=True, check=True)
+        return parser.parse_args(done.stdout.split())
+
+    def test_nodes_are_ranked_in_the_new_order(self, placement, tmp_path):
+        """Ranks follow from the options: those of a host in a row, and all meet at the host of rank 0."""
+        pairs = Placement(placement.topology, placement.algorithm, 10**6, (2, 3, 0, 1), 2.0, 1.0, 1.0)
+        path = tmp_path / "nodes.sh"
+        path.write_text(hostfile(pairs, list("aabb"), "torchrun"))
+        found = {host: self.options(path, host) for host in "ab"}
+        ranks = {
+            each.node_rank * each.nproc_per_node + local: host
+            for host, each in found.items()
+            for local in range(each.nproc_per_node)
+        }
+        assert ranks == {0: "b", 1: "b", 2: "a", 3: "a"}
+        assert {(e.nnodes, e.rdzv_backend, e.master_addr) for e in found.values()} == {(2, "static", "b")}
+
+    @pytest.mark.parametrize("spelled", ["vm1", "vm1.cluster", "vm1.cluster.example"])
+    def test_hosts_are_known_with_and_without_domain(self, placement, tmp_path, spelled):
+        """As `hostname` may print either."""
+        path = tmp_path / "nodes.sh"
+        hosts = [f"vm{number}.cluster" for number in range(4)]
+        path.write_text(hostfile(placement, hosts, "torchrun"))
+        assert self.options(path, spelled).node_rank == 3
+
+    def test_a_host_that_is_not_there_gets_none(self, placement, tmp_path):
+        """The script fails, and names it."""
+        path = tmp_path / "nodes.sh"
+        path.write_text(hostfile(placement, list("abcd"), "torchrun"))
+        done = subprocess.run(["sh", path, "e"], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "e is not one of the hosts" in done.stderr
+
+    def test_ranks_in_turns_are_refused(self, placement):
+        """torchrun numbers the ranks of a host in a row."""
+        with pytest.raises(InputError, match="do not follow one another, but torchrun numbers them in a row"):
+            hostfile(placement, list("aabb"), "torchrun")
