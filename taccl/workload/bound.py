@@ -1,34 +1,68 @@
-"""What no schedule of a step, in its tiles, finishes before.
+"""A lower bound on every schedule of a step, in its tiles.
 
-A rank computes one tile at a time, and what is sent takes what `lower_bound` proves of it. Of any operations
-of one of the two kinds, none begins before the least of their *heads*, and after the last of them has ended
-the least of their *tails* is left; in between is all that they take. That is the single-machine relaxation
-(Carlier 1982) with what is sent as one machine, and what a processor computes as the other.
+A rank computes one tile at a time, and transfers take what `lower_bound` proves for them. Heads and tails are
+kept by rank: ranks may begin and end with different operations. A *head* is the least time before an
+operation starts at a rank, and a *tail* the least time after it ends there. The tail behind a rank's
+contribution to a collective is what this contribution alone still needs, as others may have arrived before.
+
+Four arguments give bounds, of which the largest holds:
+
+1. All ranks start an operation after its least head; from there its *span* is left.
+2. Some rank is the last to end an operation; the least tail follows.
+3. One rank computes some operations one after another, between the least of its heads and of its tails: the
+   single-machine relaxation (Carlier 1982). The largest over ranks counts.
+4. Transfers of some collectives together take what `lower_bound` proves, between their least head and tail.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.readings import late_part
 from taccl.caching import cached
+from taccl.sketch.group import find_symmetries
 from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
+    from taccl.problem import Problem
     from taccl.topology.topology import Topology
+    from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-#: So many sets of collectives are bounded: those that promise most.
+#: Sets of collectives that are bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for each.
+#: Seconds for the bound of each set, and for all ranks' parts of a collective.
 _BOUND_S = 4.0
+_NOTHING = Fraction(0)
+
+
+class Transfers(NamedTuple):
+    """Lower bounds on the transfers of a collective, in microseconds.
+
+    - `all_us`: From all contributions to all results.
+    - `from_us`: By rank, from its contribution to all results that need it.
+    - `to_us`: By rank, from all contributions to its result.
+    """
+
+    all_us: Fraction
+    from_us: list[Fraction]
+    to_us: list[Fraction]
 
 
 class StepBound:
-    """What every schedule of a step takes, in microseconds; its tiles cost what `tile_costs` says."""
+    """Lower bounds of a step, in microseconds; `costs` are those of its tiles (`tile_costs`).
+
+    - `starts`, `ends`: By operation and rank, the least time before its first tile starts and before its last
+      one ends. A collective starts at a rank with the first contribution, and ends there with the result.
+    - `last`: By operation, the least time before the last rank ends it.
+    - `tails`: By operation and rank, the least time between the end of any of its tiles and that of the step.
+    - `spans`: By operation, the least time between its first start at any rank and the end of the step.
+    """
 
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
         self.workload, self.topology = workload, topology
@@ -36,29 +70,151 @@ class StepBound:
         self.cache: dict[Any, Any] = {}
         self.tile = dict(costs)
         self.whole = {name: us * workload.tiling(name).tiles for name, us in costs.items()}
-        for each in workload.operations:
+        self.before = {each.name: [i for i in each.inputs if i in costs] for each in workload.operations}
+        self.starts: dict[str, list[Fraction]] = {}
+        self.ends: dict[str, list[Fraction]] = {}
+        self.last: dict[str, Fraction] = {}
+        self.tails: dict[str, list[Fraction]] = {}
+        self.spans: dict[str, Fraction] = {}
+        self._look_ahead()
+        self._look_back()
+
+    def together(self, one: str, two: str) -> bool:
+        """True if both run tile by tile in one overlap, so that a tile of one waits for one of the other."""
+        overlap = self.workload.tiling(one).overlap
+        return overlap is not None and overlap is self.workload.tiling(two).overlap
+
+    def takes(self, name: str, other: str) -> Fraction:
+        """Time of an operation between any tile of another and what follows both: a tile if they overlap."""
+        return (self.tile if self.together(name, other) else self.whole)[name]
+
+    def _look_ahead(self) -> None:
+        """Find starts and ends, in the program's order."""
+        ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
+        for each in self.workload.operations:
+            name, inputs = each.name, self.before[each.name]
+            # Computed before it at the same rank; a send brings what another rank computed.
+            own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
+            computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
+            least, all_of = sum(self.takes(i, name) for i in computed), sum(self.whole[i] for i in computed)
+            self.starts[name] = [
+                max([Fraction(least), *(self._reads(i, name)[rank] for i in inputs)]) for rank in ranks
+            ]
+            ready = [max([Fraction(all_of), *(self.ends[i][rank] for i in inputs)]) for rank in ranks]
+            last = max([*ready, *(self.last[i] for i in inputs)])
             if each.is_collective:
-                self.tile[each.name] = self.sent(frozenset([each.name]), one=True)
-                self.whole[each.name] = self.sent(frozenset([each.name]))
-        before = {
-            each.name: [name for name in each.inputs if name in self.tile] for each in workload.operations
-        }
-        self.head = self._reach(before, list(before))
-        behind = {name: list(workload.readers[name]) for name in before}
-        self.tail = self._reach(behind, list(before)[::-1])
+                self._end_collective(each, ready, last)
+                continue
+            # Its last tile may wait for the last of what overlaps with it.
+            final = self.tile[name] if any(self.together(i, name) for i in inputs) else self.whole[name]
+            self.ends[name] = [
+                max(start + self.whole[name], at + final)
+                for start, at in zip(self.starts[name], ready, strict=True)
+            ]
+            self.ends[name] = [max(end, Fraction(all_of) + self.whole[name]) for end in self.ends[name]]
+            self.last[name] = max(*self.ends[name], last + final, last)
+
+    def _reads(self, name: str, reader: str) -> list[Fraction]:
+        """By rank: the least time before a reader has what it needs to start, a tile or all."""
+        if not self.together(name, reader):
+            return self.ends[name]
+        starts = self.starts[name]
+        if not self.workload.operation[name].is_collective:
+            return [start + self.tile[name] for start in starts]
+        given = self._everyones(name, max(starts))
+        return [max(given, min(starts) + us) for us in self.transfers(name, one=True).to_us]
+
+    def _end_collective(self, operation: Operation, ready: list[Fraction], last: Fraction) -> None:
+        """Find when results are there; `ready`: when all of a rank's contributions are; `last`: the last."""
+        name = operation.name
+        found, first = self.transfers(name), min(self.starts[name])
+        self.ends[name] = [max(self._everyones(name, last), first + us) for us in found.to_us]
+        # Which tile a rank gives last may differ by rank: it is one rank's contribution that is awaited.
+        given = self.transfers(name, one=any(self.together(i, name) for i in self.before[name])).from_us
+        late = [at + us for at, us in zip(ready, given, strict=True)]
+        self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
+
+    def _look_back(self) -> None:
+        """Find tails and spans, against the program's order."""
+        ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
+        for each in reversed(self.workload.operations):
+            name, readers = each.name, self.workload.readers[each.name]
+            own[name] = set[str]().union(*(own[i] | {i} for i in readers if not self._is_send(i)))
+            computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
+            least = Fraction(sum(self.takes(i, name) for i in computed))
+            behind = [self._tail_by(name, reader) for reader in readers]
+            self.tails[name] = [max([least, *(some[rank] for some in behind)]) for rank in ranks]
+            tails = self.tails[name]
+            if each.is_collective:
+                found = self.transfers(name)
+                spans = [us + tail for us, tail in zip(found.to_us, tails, strict=True)]
+                spans.append(found.all_us + min(tails))
+            else:
+                spans = [self.whole[name] + tail for tail in tails]
+            spans += [self._first_end(name, reader) + self.spans[reader] for reader in readers]
+            self.spans[name] = max(spans)
+
+    def _tail_by(self, name: str, reader: str) -> list[Fraction]:
+        """By rank: the least time after the end of a tile, by way of one reader."""
+        if not self.workload.operation[reader].is_collective:
+            return [self.takes(reader, name) + tail for tail in self.tails[reader]]
+        given = self.transfers(reader, one=self.together(name, reader)).from_us
+        behind = self.workload.readers[reader]
+        spans = [self.spans[each] for each in behind if not self.together(reader, each)]
+        results = self._everyones(reader, max([*self.tails[reader], *spans]))
+        least = min(self.tails[reader])
+        return [max(results, us + least) for us in given]
+
+    def _first_end(self, name: str, reader: str) -> Fraction:
+        """The least time between the start of an operation and that of a reader, at any ranks."""
+        if self.workload.operation[name].is_collective:
+            return min(self.transfers(name, one=self.together(name, reader)).to_us)
+        return self.takes(name, reader)
+
+    def _is_send(self, name: str) -> bool:
+        return self.workload.operation[name].kind == "send"
+
+    def _everyones(self, name: str, us: Fraction) -> Fraction:
+        """A time of one rank, if all results of a collective wait for every contribution: not of a send."""
+        return _NOTHING if self._is_send(name) else us
 
     @cached
-    def sent(self, names: frozenset[str], *, one: bool = False) -> Fraction:
-        """What the parts of some collectives take; `one`: a tile alone."""
-        halves = {} if one else self._halves(names)
-        parts = [part for part in self.parts if part.operation in names - set(halves.values())]
-        if one:
-            parts = [part for part in parts if part.tile == 0]
-        problem = problem_of(self.workload, self.topology, parts, sums=halves)
-        return lower_bound(problem, budget_s=_BOUND_S).bound
+    def transfers(self, name: str, *, one: bool = False) -> Transfers:
+        """Lower bounds on the transfers of a collective; `one`: of a tile of it."""
+        operation = self.workload.operation[name]
+        parts = [part for part in self.parts if part.operation == name and not (one and part.tile)]
+        sizes = tuple(part.chunk_bytes for part in parts)
+        return self._transfers_of((operation.kind, operation.shift, sizes), name, len(parts))
 
-    def _halves(self, names: frozenset[str]) -> dict[str, str]:
-        """Allgathers of what reduce-scatters brought, by name: together they add up and spread each chunk."""
+    def _transfers_of(self, key: object, name: str, count: int) -> Transfers:
+        """Lower bounds on the first parts of a collective, once for all that are alike."""
+        if key in self.cache:
+            known: Transfers = self.cache[key]
+            return known
+        parts = [part for part in self.parts if part.operation == name][:count]
+        problem = problem_of(self.workload, self.topology, parts)
+        # Parts are alike, so that what keeps one keeps all.
+        orbits = find_symmetries(problem_of(self.workload, self.topology, parts[:1])).ranks.tolist()
+        limit_s = _BOUND_S / len(set(orbits))
+        from_us, to_us = (
+            {rank: _bound_us(only(problem, rank), limit_s) for rank in set(orbits)}
+            for only in (_contributed, _received)
+        )
+        found = Transfers(
+            _bound_us(problem, _BOUND_S), [from_us[r] for r in orbits], [to_us[r] for r in orbits]
+        )
+        self.cache[key] = found
+        return found
+
+    @cached
+    def sent(self, names: frozenset[str]) -> Fraction:
+        """Lower bound on the transfers of some collectives together."""
+        sums = self._sums(names)
+        parts = [part for part in self.parts if part.operation in names - set(sums.values())]
+        return _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
+
+    def _sums(self, names: frozenset[str]) -> dict[str, str]:
+        """Allgathers of reduce-scattered sums, by name: together they add up and spread each chunk."""
         found: dict[str, str] = {}
         operation = self.workload.operation
         cut = {name: [p.chunk_bytes for p in self.parts if p.operation == name] for name in names}
@@ -69,70 +225,78 @@ class StepBound:
                     break
         return found
 
-    def takes(self, name: str, other: str) -> Fraction:
-        """How long an operation keeps another waiting at least: one tile of it where both overlap."""
-        overlap = self.workload.tiling(name).overlap
-        together = overlap is not None and overlap is self.workload.tiling(other).overlap
-        return (self.tile if together else self.whole)[name]
-
-    def _reach(self, near: Mapping[str, list[str]], order: list[str]) -> dict[str, Fraction]:
-        """The least time between each operation and the beginning, or the end."""
-        reach: dict[str, Fraction] = {}
-        # What a rank computes itself on that side; `send` alone leads away from the rank.
-        own: dict[str, set[str]] = {}
-        operation = self.workload.operation
-        for name in order:
-            own[name] = set()
-            for other in near[name]:
-                if operation[name].kind != "send" and operation[other].kind != "send":
-                    own[name] |= {other, *own[other]}
-            computed = sum(self.takes(each, name) for each in own[name] if not operation[each].is_collective)
-            reach[name] = max(
-                [Fraction(computed), *self._ways(name, near, order[: order.index(name)], reach)]
-            )
-        return reach
-
-    def _ways(
-        self, name: str, near: Mapping[str, list[str]], order: list[str], reach: Mapping[str, Fraction]
-    ) -> Iterator[Fraction]:
-        """The least reach of an operation by way of each on that side.
-
-        That takes its time, all tiles of it where the two do not overlap; and so does what is between, of
-        which only the last tile follows where it overlaps with the far one.
-        """
-        overlap_of = {each: self.workload.tiling(each).overlap for each in self.tile}
-        for key in {overlap_of[each] for each in order}:
-            after: dict[str, Fraction] = {}  # from the end of an operation
-            since = {name: Fraction(0)}  # from its beginning
-            for each in (name, *reversed(order)):
-                for far in near[each] if each in since else ():
-                    tiled = key is not None and overlap_of[far] is key
-                    takes = self.tile[far] if tiled else self.takes(far, each)
-                    after[far] = max(after.get(far, since[each]), since[each])
-                    since[far] = max(since.get(far, Fraction(0)), takes + since[each])
-            for far, us in after.items():
-                if overlap_of[far] is key:
-                    yield reach[far] + self.takes(far, name) + us
-
     def best(self) -> Fraction:
-        """The best over sets of operations with at least some head and some tail."""
-        found = Fraction(0)
-        candidates: dict[frozenset[str], Fraction] = {}
-        for is_sent in (False, True):
-            names = [each.name for each in self.workload.operations if each.is_collective == is_sent]
-            for head in {self.head[name] for name in names}:
-                for tail in {self.tail[name] for name in names}:
-                    some = frozenset(n for n in names if self.head[n] >= head and self.tail[n] >= tail)
-                    if some and is_sent:
-                        candidates[some] = max(candidates.get(some, Fraction(0)), head + tail)
-                    elif some:
-                        found = max(found, head + sum(self.whole[name] for name in some) + tail)
-        for name in self.whole:
-            found = max(found, self.head[name] + self.whole[name] + self.tail[name])
-        # All together take at most what each takes alone, and mostly that.
+        """The largest of the four arguments' bounds."""
+        found = max(
+            (
+                max(min(self.starts[name]) + self.spans[name], self.last[name] + min(self.tails[name]))
+                for name in self.starts
+            ),
+            default=_NOTHING,
+        )
+        found = max(found, self._computed())
+        sent = [each.name for each in self.workload.operations if each.is_collective]
+        head, tail = ({name: min(some[name]) for name in sent} for some in (self.starts, self.tails))
+        candidates = {
+            frozenset(n for n in sent if head[n] >= a and tail[n] >= b): a + b
+            for a in sorted(set(head.values()))
+            for b in sorted(set(tail.values()))
+        }
+        candidates.pop(frozenset(), None)
+        # The bound of several together is at most the sum of their bounds, and mostly near it.
         ranked = sorted(
-            candidates, key=lambda some: candidates[some] + sum(self.whole[name] for name in some)
+            candidates,
+            key=lambda some: candidates[some] + sum(self.transfers(name).all_us for name in some),
         )
         for some in ranked[-_MOST_SETS:]:
             found = max(found, candidates[some] + self.sent(some))
         return found
+
+    def _computed(self) -> Fraction:
+        """The single-machine relaxation of what each rank computes; the largest over ranks."""
+        names = [each.name for each in self.workload.operations if not each.is_collective]
+        alike = {
+            tuple((self.starts[name][rank], self.whole[name], self.tails[name][rank]) for name in names)
+            for rank in range(self.topology.num_ranks)
+        }
+        return max((_single_machine(jobs) for jobs in alike), default=_NOTHING)
+
+
+def _single_machine(jobs: Iterable[tuple[Fraction, Fraction, Fraction]]) -> Fraction:
+    """Carlier's bound of jobs with heads, times and tails: the largest over sets of jobs."""
+    by_tail, found = sorted(jobs, key=lambda job: -job[2]), _NOTHING
+    for least in {head for head, _, _ in by_tail}:
+        us = least
+        for head, takes, tail in by_tail:
+            if head >= least:
+                us += takes
+                found = max(found, us + tail)
+    return found
+
+
+def _bound_us(problem: Problem | None, limit_s: float) -> Fraction:
+    return _NOTHING if problem is None else lower_bound(problem, budget_s=limit_s).bound
+
+
+def _contributed(problem: Problem, rank: int) -> Problem | None:
+    """A problem with the contributions of one rank alone; None if nobody else needs them."""
+    chunks = problem.collective.chunks
+    late = tuple((index, rank, Fraction(1)) for index, chunk in enumerate(chunks) if rank in chunk.origins)
+    return late_part(replace(problem, release_us=late), Fraction(1))
+
+
+def _received(problem: Problem, rank: int) -> Problem | None:
+    """A problem with the results of one rank alone; None if it has them from the start."""
+    collective = problem.collective
+    root = rank if collective.combining else None
+    kept = {
+        index: replace(chunk, destinations=(rank,), root=root)
+        for index, chunk in enumerate(collective.chunks)
+        if rank in chunk.destinations
+    }
+    kept = {index: each for index, each in kept.items() if not each.is_met(is_sum=collective.sums_up)}
+    if not kept:
+        return None
+    part = replace(collective, chunks=tuple(kept.values()), groups=())
+    sizes = tuple(problem.chunk_bytes[index] for index in kept)
+    return replace(problem, collective=part, chunk_bytes=sizes)

@@ -1,0 +1,157 @@
+"""The bound of a step: no schedule is below it, whichever order each rank computes in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import Workload
+from taccl.topology.topology import TopologyBuilder
+from taccl.workload import overlap, schedule_workload
+from taccl.workload.bound import StepBound
+from taccl.workload.costs import tile_costs
+from taccl.workload.exchange import parts_of, problem_of
+from taccl.workload.step import ComputeTile, Step
+from tests.fuzzing import cases
+from tests.workload.random_steps import random_step, steps_below, uneven_topology
+
+#: Four ranks, every two linked, where a MB takes 100 us and a hop nothing.
+RANKS = taccl.topologies.fully_connected(4, alpha_us=0, bandwidth_gb_per_s=10)
+
+
+def bound_of(step, topology=RANKS):
+    """The bounds of a step whose kernels say what they cost."""
+    return StepBound(step, topology, tile_costs(step, None))
+
+
+@cache
+def some_topology(seed):
+    """Of two or three ranks; schedules of collectives are kept with it."""
+    rng = np.random.default_rng(seed)
+    return uneven_topology(rng, int(rng.integers(2, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_order_of_tiles_and_sends_is_below_the_bound():
+    """Random steps over links that differ by rank: neither what is scheduled, nor any active schedule."""
+    for seed in cases("steps: no active schedule below the bound", few=4, many=300):
+        topology = some_topology(seed // 8)
+        rng = np.random.default_rng(seed)
+        step = schedule_workload(random_step(rng, topology.num_ranks), topology)
+        assert step.verify().ok, seed
+        assert step.bound <= step.finish, seed
+        for algorithm in ("stock", "synthesized"):
+            below = next(steps_below(step, algorithm, most_nodes=1500), None)
+            assert below is None, (seed, below, below and below.verify())
+
+
+def uneven(n):
+    """Ports of one MB a us, but that rank 0 sends four times as slowly and rank 1 receives twice as slowly."""
+    builder = TopologyBuilder("uneven", [0] * n)
+    out = [builder.add_resource(f"out {rank}") for rank in range(n)]
+    into = [builder.add_resource(f"into {rank}") for rank in range(n)]
+    for src in range(n):
+        for dst in range(n):
+            if src != dst:
+                here, there = 4 if src == 0 else 1, 2 if dst == 1 else 1
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=max(here, there))
+                builder.add_hold(link, out[src], alpha_us=0, beta_us_per_mb=here)
+                builder.add_hold(link, into[dst], alpha_us=0, beta_us_per_mb=there, side="receive")
+    return builder.build()
+
+
+@pytest.mark.slow
+def test_ranks_may_end_with_different_kernels():
+    """Rank 0 computes for an alltoall first, which it sends slowly, and others for what rank 1 receives slowly.
+
+    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), behind two kernels of 50 us. What each
+    rank gives last needs less than that, as its other contributions have left before.
+    """
+    n, us = 5, 50
+    step = Workload("uneven", n)
+    step = step.then("a", "compute", shape=(n, n * 250_000), layout="sliced(0)", cost_us=us)
+    step = step.then("a2a", "alltoall", "a", axis=1)
+    step = step.then("b", "compute", shape=(n * 2 * 250_000,), layout="sliced(0)", cost_us=us)
+    step = step.then("ag", "allgather", "b")
+    topology, ranks = uneven(n), range(n)
+    start = {(name, rank): us * ((name == "a") == (rank > 0)) for name in "ab" for rank in ranks}
+    tiles = [
+        ComputeTile(name, 0, rank, Fraction(us), Fraction(us + 50)) for (name, rank), us in start.items()
+    ]
+    problem, kernel = problem_of(step, topology, parts_of(step)), {"a2a": "a", "ag": "b"}
+    release = [
+        (chunk, rank, Fraction(us + start[kernel[part.operation], rank]))
+        for part in parts_of(step)
+        for chunk in part.chunks
+        for rank in problem.collective.chunks[chunk].origins
+    ]
+    found = taccl.synthesize(replace(problem, release_us=tuple(release)), backend="greedy", sketch="none")
+    mine = Step(step, topology, tuple(tiles), found.schedule, None)
+    assert mine.verify().ok
+    assert mine.bound <= mine.finish < 2 * us + 16
+
+
+def test_a_contribution_needs_less_than_the_whole_collective():
+    """An allgather of 1 MB a rank takes 300 us over one port; what one rank contributes is there after 100 us."""
+    builder = TopologyBuilder("slow into 0", [0] * 4)
+    port = builder.add_resource("into 0")
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=100)
+                if dst == 0:
+                    builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=100, side="receive")
+    step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
+    found = bound_of(step.then("g", "allgather", "a"), builder.build())
+    transfers = found.transfers("g")
+    assert transfers.all_us == 300
+    assert transfers.from_us == [100] * 4
+    assert transfers.to_us == [300, 100, 100, 100]
+    assert found.tails["a"] == [100] * 4
+    assert found.spans["a"] == found.best() == 310
+
+
+def test_a_reader_may_start_before_all_ranks_have_their_results():
+    """Behind that allgather rank 0 starts at 310 us, others at 110; the last to end takes 5 us more."""
+    builder = TopologyBuilder("slow into 0", [0, 0])
+    for src, us in ((0, 100), (1, 300)):
+        builder.add_link(src, 1 - src, alpha_us=0, beta_us_per_mb=us)
+    step = Workload("w", 2).then("a", "compute", shape=(500_000,), layout="sliced(0)", cost_us=10)
+    step = step.then("g", "allgather", "a").then("z", "compute", "g", shape=(2,), cost_us=5)
+    found = bound_of(step, builder.build())
+    assert found.starts["z"] == [310, 110]
+    assert found.best() == 315
+
+
+def test_tiles_keep_up_with_what_they_wait_for():
+    """Four tiles of 25 us, and 25 us of allreduce for each: one tile behind the kernel, or one before the sends.
+
+    2 MB a rank travel to three others over links of their own: 0.5 MB of the parts, and as much of the sums.
+    """
+    step = Workload("w", 4).then("a", "compute", shape=(500_000,), layout="partial", cost_us=100)
+    step = overlap(step.then("sum", "allreduce", "a"), ["a", "sum"], tiles=4)
+    found = bound_of(step)
+    assert found.transfers("sum").all_us == 4 * found.transfers("sum", one=True).all_us == 100
+    assert found.best() >= 125
+
+
+def test_a_rank_computes_one_kernel_at_a_time():
+    """Three kernels of 10, 20 and 30 us that nothing ties: 60 us."""
+    step = Workload("w", 4)
+    for number in (1, 2, 3):
+        step = step.then(f"k{number}", "compute", shape=(4,), cost_us=10 * number)
+    assert bound_of(step).best() == 60
+
+
+def test_a_send_waits_for_nobody_else():
+    """What rank r computes goes to r + 1: a tail of one hop, and no other rank's kernel."""
+    step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
+    found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
+    assert found.tails["a"] == [107] * 4
+    assert found.best() == 117
