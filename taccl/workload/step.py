@@ -12,11 +12,12 @@ from taccl.analysis.verification.verify import verify
 from taccl.units import format_count, format_us
 from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
-from taccl.workload.exchange import parts_of
+from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
@@ -108,6 +109,11 @@ class Step:
         return parts_of(self.workload)
 
     @cached_property
+    def problem(self) -> Problem:
+        """All transfers that the workload needs, without release and due dates."""
+        return problem_of(self.workload, self.topology, self.parts)
+
+    @cached_property
     def chunks(self) -> dict[tuple[str, int], list[int]]:
         """By collective and number of a tile: its chunks."""
         found: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -120,7 +126,7 @@ class Step:
         """By operation, number of a tile and rank: with what that tile is there."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found = defaultdict[tuple[str, int, int], Made](Made)
-        ends = self.schedule.problem.collective.chunks
+        ends = self.problem.collective.chunks
         for (name, tile), reads in self.workload.tiles.items():
             for rank in range(self.workload.num_ranks):
                 key = (name, tile, rank)
@@ -152,17 +158,32 @@ class Step:
         return float(self.finish / self.bound - 1) if self.bound else 0.0
 
     def verify(self) -> StepVerification:
-        """Every rule that the step breaks, worked out from the workload anew.
+        """Every rule that the step breaks, derived from the workload.
 
-        Sends are judged by `taccl.verify`, with chunks released and due as the schedule's problem says.
-        Beside that tiles take their time, one at a time at a rank; and each tile, and each chunk's release,
-        comes after all that it is made of.
+        The schedule's problem must be that of the workload's collectives: topology, chunks, bytes, and no
+        more merging. Only release and due dates, and further clauses, are the schedule's own. Sends are
+        judged by `taccl.verify`. Tiles take their time, one at a time at a rank. Each tile, and each chunk's
+        release, comes after all that it is made of.
         """
         return StepVerification(tuple(self._faults()))
 
     def _faults(self) -> Iterator[str]:
+        ranks, share = self.topology.num_ranks, self.communication_share
+        if self.workload.num_ranks != ranks:
+            yield f"the workload is of {self.workload.num_ranks} ranks, and {self.topology.name} has {ranks}"
+            return
+        if not 0 <= share < 1:
+            yield f"communication_share is {share}; expected a share from 0 to below 1"
+            return
+        wrong_problem = tuple(_differences(self.schedule.problem, self.problem, self.parts))
+        yield from wrong_problem
         yield from (str(each) for each in verify(self.schedule).violations)
         yield from self._wrong_tiles()
+        if not wrong_problem:
+            yield from self._early()
+
+    def _early(self) -> Iterator[str]:
+        """Tiles that start, and chunks that are released, before all that they are made of is there."""
         made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
             for name, tile in reads.get((each.operation, each.tile), ()):
@@ -205,8 +226,9 @@ class Step:
     def _made(self) -> dict[tuple[str, int, int], Fraction]:
         """When each tile of each tensor is there at each rank."""
         come: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
+        links = dict(enumerate(self.topology.links))
         for each in self.schedule:
-            for rank in self.topology.links[each.link].dsts:
+            for rank in links[each.link].dsts if each.link in links else ():
                 us = self.schedule.problem.costs.us(each.end_ticks)
                 come[each.chunk, rank] = max(come[each.chunk, rank], us)
         made: dict[tuple[str, int, int], Fraction] = defaultdict(Fraction)
@@ -220,6 +242,39 @@ class Step:
         sends = format_count(self.schedule.num_sends, "send")
         where = f"{self.workload.name} on {self.topology.name}"
         return f"Step({where}: finish {format_us(self.finish)}, {work}, {sends})"
+
+
+def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePart]) -> Iterator[str]:
+    """How the problem of a schedule differs from that of the workload, but for dates and further clauses.
+
+    - `parts`: Of the workload, in the order of its chunks.
+    """
+    here, there = found.topology, expected.topology
+    for field in ("node_of_rank", "links", "resources", "holds", "alpha_meaning", "cost_model"):
+        if getattr(here, field) != getattr(there, field):
+            yield f"sends are on topology {here.name}, which differs from {there.name} in {field}"
+    one, two = found.collective, expected.collective
+    if one.num_chunks != two.num_chunks:
+        said = f"sends are of {format_count(one.num_chunks, 'chunk')}"
+        yield f"{said}; the workload's collectives have {two.num_chunks}"
+        return
+    plain = one.combining == two.combining and not one.derivations and one.update_us_per_mb is None
+    if not plain:
+        yield f"sends are of {one.name}, which treats sums otherwise than the workload's {two.name}"
+    for part in parts:
+        for c in part.chunks:
+            for role in ("origins", "destinations"):
+                ranks, needed = (sorted(getattr(each.chunks[c], role)) for each in (one, two))
+                if ranks != needed:
+                    yield f"chunk {c} of {part.operation} has {role} {ranks}; expected {needed}"
+            if found.chunk_bytes[c] != expected.chunk_bytes[c]:
+                size, needed_size = found.chunk_bytes[c], expected.chunk_bytes[c]
+                yield f"chunk {c} of {part.operation} has {size} bytes; expected {needed_size}"
+    most, limit = found.clauses.max_merge, expected.clauses.max_merge
+    free = found.clauses.merging if most > 1 else frozenset[int]()
+    if free and (not free <= expected.clauses.merging or most > limit):
+        said = f"up to {most} chunks may merge over {format_count(len(free), 'link')}"
+        yield f"{said}; expected no more than the workload's own problem allows"
 
 
 def _place(each: ComputeTile) -> str:

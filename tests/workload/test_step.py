@@ -10,6 +10,7 @@ import pytest
 import taccl
 from taccl import Workload
 from taccl.errors import WorkloadError
+from taccl.schedule.schedule import make_schedule
 from taccl.workload import (
     Rates,
     autotransform,
@@ -94,6 +95,112 @@ def test_the_judge_names_what_is_wrong(step, fault):
     verdict = replace(step, tiles=tiles, schedule=schedule).verify()
     assert not verdict.ok
     assert said in repr(verdict)
+
+
+def of_other_problem(step, **changes):
+    """The step with the schedule of a problem that differs in some fields."""
+    problem = replace(step.schedule.problem, due_us=(), **changes)
+    found = taccl.synthesize(problem, backend="greedy", sketch="none").schedule
+    return replace(step, schedule=found)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """A kernel of 10 us and the allreduce of its 4 MB."""
+    step = Workload("plain", 4).then("a", "compute", shape=(4, 250_000), layout="partial", cost_us=10)
+    return schedule_workload(step.then("s", "allreduce", "a"), RANKS)
+
+
+@pytest.mark.slow
+def test_sends_of_the_workloads_own_problem_are_accepted(plain):
+    """Searched anew, with the release dates alone."""
+    assert of_other_problem(plain).verify().ok
+
+
+@pytest.mark.slow
+def test_sends_of_smaller_chunks_are_refused(plain):
+    """Chunks of 1 byte finish early, and are not what the kernel makes."""
+    verdict = of_other_problem(plain, chunk_bytes=(1,) * 4).verify()
+    assert "chunk 0 of s has 1 bytes; expected 1000000" in repr(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["origins", "destinations"])
+def test_sends_between_fewer_ranks_are_refused(plain, role):
+    """Sums that stay at their roots, or lack a contribution."""
+    collective = plain.schedule.problem.collective
+    less = {"destinations": lambda c: (c.root,), "origins": lambda c: c.origins[:-1]}[role]
+    chunks = tuple(replace(each, **{role: less(each)}) for each in collective.chunks)
+    release = tuple((c, r, us) for c, r, us in plain.schedule.problem.release_us if r in chunks[c].origins)
+    changed = replace(collective, chunks=chunks, groups=())
+    verdict = of_other_problem(plain, collective=changed, release_us=release).verify()
+    assert f"chunk 0 of s has {role}" in repr(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"bandwidth_gb_per_s": 1e5}, {"alpha_us": 0}])
+def test_sends_on_a_faster_topology_are_refused(plain, change):
+    """Links of the same ends, which take less time."""
+    fast = taccl.topologies.fully_connected(4, **({"alpha_us": 1, "bandwidth_gb_per_s": 10} | change))
+    assert "differs from fully-connected:4 in links" in repr(of_other_problem(plain, topology=fast).verify())
+
+
+@pytest.mark.slow
+def test_copies_in_place_of_sums_are_refused(plain):
+    """Any origin's chunk would do for a collective that does not combine."""
+    collective = replace(plain.schedule.problem.collective, combining=False, groups=())
+    assert "treats sums otherwise" in repr(of_other_problem(plain, collective=collective).verify())
+
+
+@pytest.mark.slow
+def test_chunks_that_may_not_merge_are_refused_where_they_may(plain):
+    """Two chunks in one send pay one latency; the workload's problem lets none merge over these links."""
+    problem = plain.schedule.problem
+    every = frozenset(range(len(RANKS.links)))
+    most = {"merging": every, "max_merge": problem.clauses.max_merge + 1}
+    assert "chunks may merge over 12 links" in repr(
+        of_other_problem(plain, clauses=replace(problem.clauses, **most)).verify()
+    )
+
+
+@pytest.mark.slow
+def test_further_clauses_of_a_schedule_are_its_own(plain):
+    """A sketch that forbids links makes another schedule of the same transfers."""
+    ring = frozenset(e for e, link in enumerate(RANKS.links) if (link.src + 1) % 4 == link.dst)
+    clauses = replace(plain.schedule.problem.clauses, links_allowed=ring)
+    assert of_other_problem(plain, clauses=clauses).verify().ok
+
+
+def test_a_schedule_without_sends_is_refused(plain):
+    """Of no chunks, of another problem's, and of the workload's own: each in a sentence."""
+    nothing = {"chunk": [], "link": [], "start": [], "end": []}
+    custom = taccl.collectives.custom(4, precondition={0: [0]}, postcondition={0: [0]})
+    other = make_schedule(taccl.make_problem(RANKS, custom, chunk_bytes=8), **nothing)
+    said = repr(replace(plain, schedule=other).verify())
+    assert "sends are of 1 chunk; the workload's collectives have 4" in said
+    own = make_schedule(plain.schedule.problem, **nothing)
+    assert not replace(plain, schedule=own).verify().ok
+
+
+@pytest.mark.parametrize("share", [-1.0, 1.0, float("nan")])
+def test_a_share_that_is_none_is_refused(plain, share):
+    """A negative share would make kernels faster."""
+    assert "communication_share is" in repr(replace(plain, communication_share=share).verify())
+
+
+def test_a_workload_of_other_ranks_is_refused(plain):
+    """Two ranks cannot run on a topology of four."""
+    two = Workload("two", 2).then("a", "compute", shape=(4,), cost_us=10)
+    assert "the workload is of 2 ranks" in repr(replace(plain, workload=two).verify())
+
+
+def test_a_link_that_does_not_exist_is_named(plain):
+    """And nothing waits for what it would bring."""
+    link = plain.schedule.link.copy()
+    link[0] = 99
+    assert "there is no such link" in repr(
+        replace(plain, schedule=replace(plain.schedule, link=link)).verify()
+    )
 
 
 def test_a_reader_starts_after_its_chunks():
