@@ -28,7 +28,7 @@ from taccl.program.execution import (
 )
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
-from taccl.program.queues import LIBRARIES, NO_LIMIT, chunks_per_message, first_size
+from taccl.program.queues import LIBRARIES, NO_LIMIT, chunks_per_message, fewest_chunks, first_size
 from taccl.program.races import find_races
 from taccl.units import format_count, format_size
 
@@ -153,7 +153,7 @@ def _run_at_all_sizes(
     fewest = most = 1
     least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
     if capacity is None:
-        fewest = min(chunks_per_message(program, most_bytes, each) for each in LIBRARIES)
+        fewest = fewest_chunks(program, most_bytes)
         most = max(chunks_per_message(program, least_bytes, each) for each in LIBRARIES)
     # One message of all chunks of a step is as good as any larger one.
     fewest, most = (max(1, min(each, most_chunks)) for each in (fewest, most))

@@ -43,6 +43,11 @@ def chunks_per_message(program: Program, size_bytes: int, library: str) -> int:
     return min(max(_payload(program, library) // chunk_bytes, 1), MAX_CHUNKS)
 
 
+def fewest_chunks(program: Program, size_bytes: int) -> int:
+    """The same of the library whose messages are the smallest."""
+    return min(chunks_per_message(program, size_bytes, each) for each in LIBRARIES)
+
+
 def first_size(program: Program, chunks: int, library: str) -> int:
     """Smallest size in bytes at which a message carries at most so many chunks, fewer than `MAX_CHUNKS`."""
     return _payload(program, library) // (chunks + 1) * program.size_chunks + 1

@@ -1,11 +1,11 @@
 """The progress engine of one rank: its threadblocks in turns, its queues as MPI messages.
 
-A step's chunks travel as one message, tagged with its channel.
+A step's chunks travel as messages of as many as fit into one at the size (`taccl.program.queues`), tagged
+with its channel.
 
 A queue holds what its sender has copied out and its receiver has not taken yet: a synchronous send is done
 once its receive has begun. There are never more of them than the protocol has room for, so a program waits
-here where it waits in the interpreter at sizes at which a message holds all chunks of a step
-(`taccl.program.queues`), and nowhere else.
+here where it waits in the interpreter, and nowhere else.
 """
 
 from __future__ import annotations
@@ -49,12 +49,21 @@ class Engine:
     """What one rank runs, on its memory.
 
     - `communicator`: Its ranks are the program's; no other messages of theirs go over it meanwhile.
+    - `chunks`: Chunks that one message carries at most.
     - `crowded`: Whether ranks share cores, so that waiting must leave them to others.
     """
 
     def __init__(
-        self, program: Program, rank: int, memory: RankMemory, communicator: Any, *, crowded: bool
+        self,
+        program: Program,
+        rank: int,
+        memory: RankMemory,
+        communicator: Any,
+        *,
+        chunks: int,
+        crowded: bool,
     ) -> None:
+        self.chunks = chunks
         self.rank, self.memory, self.communicator, self.crowded = rank, memory, communicator, crowded
         self.capacity, self.blocks = PROTOCOLS[program.protocol], program.ranks[rank].threadblocks
         # By threadblock: the step that it is at, its receive under way, its sends that are not taken yet, the
@@ -65,7 +74,7 @@ class Engine:
         self.landing, self.leaving = [], []
         for block in self.blocks:
             steps = [(OPERATIONS[step.operation], step.count) for step in block.steps]
-            most = max((count for _, count in steps), default=0)
+            most = min(max((count for _, count in steps), default=0), chunks)
             self.landing.append(self._rows(most * any(each.receives and each.reads for each, _ in steps)))
             num_slots = self.capacity * any(each.sends for each, _ in steps)
             self.leaving.append([self._rows(most) for _ in range(num_slots)])
@@ -119,11 +128,12 @@ class Engine:
     def _rows(self, count: int) -> NDArray[Any]:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
-    def _view(self, slot: Slot | None, count: int) -> NDArray[Any] | None:
+    def _view(self, slot: Slot | None, begin: int, count: int) -> NDArray[Any] | None:
+        """The memory of so many chunks, `begin` chunks behind a slot."""
         if slot is None:
             return None
         buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
-        return buffer[slot.offset : slot.offset + count]
+        return buffer[slot.offset + begin : slot.offset + begin + count]
 
     def _run(self, t: int) -> Iterator[str]:
         """Run a threadblock; yields what it waits for, for as long as that is not there."""
@@ -131,32 +141,34 @@ class Engine:
         chunk, into = f"a chunk {block.receives_from(self.rank)}", block.sends_into(self.rank)
         for step in block.steps:
             parts, count = OPERATIONS[step.operation], step.count
-            src, dst = self._view(step.src, count), self._view(step.dst, count)
             for other, index in step.depends:
                 while self.position[other] <= index:
                     yield f"{StepAddress(self.rank, other, index)}, on which it depends"
-            while parts.sends and not self._has_room(t, 1):
-                yield f"room {into}"
-            if parts.receives:
-                target = landing[:count] if parts.reads else dst
-                receiving = self.communicator.Irecv(target, block.receive_from, block.channel)
-                self.receiving[t] = receiving
-                while not receiving.Test():
-                    yield chunk
-                self.receiving[t] = None
-            slot = next(leaving)[:count] if parts.sends else None
-            result = dst if parts.writes else slot
-            if result is not None and src is not None:
-                if parts.receives and parts.reads:
-                    np.add(landing[:count], src, out=result)
-                elif step.operation == "reduce":
-                    result += src
-                elif parts.reads:
-                    result[...] = src
-            if slot is not None:
-                if parts.writes:
-                    slot[...] = dst
-                self.sending[t].append(self.communicator.Issend(slot, block.send_to, block.channel))
+            for begin in range(0, max(count, 1), self.chunks):
+                piece = min(self.chunks, count - begin)
+                src, dst = (self._view(each, begin, piece) for each in (step.src, step.dst))
+                while parts.sends and not self._has_room(t, 1):
+                    yield f"room {into}"
+                if parts.receives:
+                    target = landing[:piece] if parts.reads else dst
+                    receiving = self.communicator.Irecv(target, block.receive_from, block.channel)
+                    self.receiving[t] = receiving
+                    while not receiving.Test():
+                        yield chunk
+                    self.receiving[t] = None
+                slot = next(leaving)[:piece] if parts.sends else None
+                result = dst if parts.writes else slot
+                if result is not None and src is not None:
+                    if parts.receives and parts.reads:
+                        np.add(landing[:piece], src, out=result)
+                    elif step.operation == "reduce":
+                        result += src
+                    elif parts.reads:
+                        result[...] = src
+                if slot is not None:
+                    if parts.writes:
+                        slot[...] = dst
+                    self.sending[t].append(self.communicator.Issend(slot, block.send_to, block.channel))
             self.position[t] += 1
         while not self._has_room(t, self.capacity):
             yield f"what was sent to be received {into}"

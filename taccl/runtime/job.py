@@ -13,6 +13,7 @@ from taccl.names import listed
 from taccl.program.checks import check_queues, check_sizes, check_steps
 from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
+from taccl.program.queues import fewest_chunks
 from taccl.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def check_memory(job: RunJob, available_bytes: int) -> None:
         chunks += 3 * (rank.input_chunks + rank.output_chunks) + rank.scratch_chunks
         for block in rank.threadblocks:
             if block.send_to is not None:
-                chunks += room * max((step.count for step in block.steps), default=0)
+                most = max((step.count for step in block.steps), default=0)
+                chunks += room * min(most, fewest_chunks(job.program, job.size_bytes))
     needed = chunks * job.chunk_bytes
     if needed > available_bytes:
         raise InputError(

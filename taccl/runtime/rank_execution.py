@@ -7,7 +7,7 @@ import os
 import platform
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from taccl import errors
 from taccl.errors import ExecutionError, InputError
 from taccl.program.layout import layouts_of
+from taccl.program.queues import fewest_chunks
 from taccl.runtime.buffers import Buffers, Data
 from taccl.runtime.engine import Engine, Stuck
 from taccl.runtime.job import RunJob
@@ -120,8 +121,9 @@ class _JobRank:
             self.note("working out what outputs must be")
             self._expect("working out what outputs must be")
             expected = expected_output(self.job, self.rank)
-        memory, crowded = self.buffers.memory, self.crowded
-        engine = Engine(self.job.program, self.rank, memory, self.communicator, crowded=crowded)
+        program, memory = self.job.program, self.buffers.memory
+        chunks = fewest_chunks(program, self.job.size_bytes)
+        engine = Engine(program, self.rank, memory, self.communicator, chunks=chunks, crowded=self.crowded)
         for run in range(1 + self.job.repetitions):
             self.note(f"run {run} of {self.job.repetitions}" if run else "warming up")
             self._expect(f"run {run}")
@@ -191,7 +193,7 @@ class _JobRank:
         if waits and not was_moving(idle_s, job.timeout_s):
             from taccl.program.interpret import interpret  # which ranks seldom need
 
-            faults = interpret(program).faults
+            faults = interpret(replace(program, sizes_bytes=(job.size_bytes,) * 2)).faults
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
 
         def slowest(name: str) -> dict[str, Any] | None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import taccl
 from taccl.collectives import make
 from taccl.program.lower import lower
+from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.program.interpret import Interpretation
-    from taccl.program.program import Program, Step
     from taccl.schedule.schedule import Schedule
 
 #: Roots of the collectives that need several.
@@ -39,6 +39,33 @@ def program_of(
 ) -> Program:
     """The schedule, lowered."""
     return lower(schedule_of(name, topology, chunks_per_rank=chunks_per_rank), **options)  # type: ignore[arg-type]
+
+
+def exchange(count: int, protocol: str = "Simple", *, num_ranks: int = 2, num_steps: int = 1) -> Program:
+    """All pairs, in place: each rank sends its chunks to every other in some steps before it receives."""
+    own, per_step = count * num_steps, count
+    collective = taccl.collectives.allgather(num_ranks, chunks_per_rank=own)
+
+    def step(operation: str, rank: int, i: int) -> Step:
+        slot = Slot("output", rank * own + i * per_step)
+        return Step(operation, *((slot, None) if operation == "send" else (None, slot)), count=per_step)
+
+    ranks = []
+    for rank in range(num_ranks):
+        blocks = [
+            Threadblock(
+                (
+                    *(step("send", rank, i) for i in range(num_steps)),
+                    *(step("receive", peer, i) for i in range(num_steps)),
+                ),
+                send_to=peer,
+                receive_from=peer,
+            )
+            for peer in range(num_ranks)
+            if peer != rank
+        ]
+        ranks.append(RankProgram(own, own * num_ranks, 0, tuple(blocks)))
+    return Program("exchange", tuple(ranks), collective, in_place=True, protocol=protocol)
 
 
 def with_steps(program: Program, rank: int, threadblock: int, steps: tuple[Step, ...]) -> Program:

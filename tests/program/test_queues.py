@@ -14,35 +14,9 @@ from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, chunks_per_message, first_size
 from tests.fuzzing import cases
+from tests.program.examples import exchange
 
 MIB = 2**20
-
-
-def exchange(count: int, protocol: str = "Simple", *, num_ranks: int = 2, num_steps: int = 1) -> Program:
-    """All pairs, in place: each rank sends its chunks to every other in some steps before it receives."""
-    own, per_step = count * num_steps, count
-    collective = taccl.collectives.allgather(num_ranks, chunks_per_rank=own)
-
-    def step(operation: str, rank: int, i: int) -> Step:
-        slot = Slot("output", rank * own + i * per_step)
-        return Step(operation, *((slot, None) if operation == "send" else (None, slot)), count=per_step)
-
-    ranks = []
-    for rank in range(num_ranks):
-        blocks = [
-            Threadblock(
-                (
-                    *(step("send", rank, i) for i in range(num_steps)),
-                    *(step("receive", peer, i) for i in range(num_steps)),
-                ),
-                send_to=peer,
-                receive_from=peer,
-            )
-            for peer in range(num_ranks)
-            if peer != rank
-        ]
-        ranks.append(RankProgram(own, own * num_ranks, 0, tuple(blocks)))
-    return Program("exchange", tuple(ranks), collective, in_place=True, protocol=protocol)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])

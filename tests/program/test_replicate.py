@@ -8,6 +8,7 @@ import taccl
 from taccl.formats.msccl import limits as msccl
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
+from taccl.formats.runtimes import RUNTIMES
 from taccl.program import replicate as limits
 from taccl.program.interpret import interpret
 from taccl.program.program import Slot
@@ -87,6 +88,6 @@ def test_threadblocks_limit_instances():
 
 def test_limits_are_those_of_the_formats():
     """What is assumed of both runtimes is what their formats refuse to exceed."""
-    assert (limits.MAX_CHANNELS, limits.MAX_STEPS) == (msccl.MAX_CHANNELS, msccl.MAX_STEPS)
+    assert (msccl.MAX_CHANNELS, RUNTIMES["msccl"].max_steps) == (limits.MAX_CHANNELS, limits.MAX_STEPS)
     assert (limits.MAX_ELEMENTS, limits.MAX_DEPENDED) == (msccl.MAX_ELEMENTS, msccl.MAX_DEPENDED_ID + 1)
     assert build_mscclpp_plan.__wrapped__.__kwdefaults__["max_threadblocks"] == limits.MAX_THREADBLOCKS

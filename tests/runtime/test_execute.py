@@ -11,6 +11,7 @@ from taccl.errors import ExecutionError, InputError, VerificationError
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from taccl.runtime.reference import COMPUTED
 from tests.fuzzing import MANY
+from tests.program.examples import exchange
 from tests.runtime.small_programs import first_step, program_for, step_of, with_changed_step
 
 pytestmark = pytest.mark.usefixtures("mpiexec")
@@ -173,6 +174,15 @@ class TestFaults:
         done = taccl.execute(program, "10KB", repetitions=1, timeout_s=0.5)
         assert [each.address for each in done.waits] == [StepAddress(0, 0, 0), StepAddress(1, 0, 0)]
         assert "2 steps wait for each other" in done.failure()
+
+    @pytest.mark.slow
+    def test_what_hangs_on_gpus_at_a_size_hangs_here(self):
+        """Nine chunks a step are 5 messages of LL up to 8 KiB each, for which there is room, and 9 above that."""
+        program = exchange(9, "LL")
+        assert taccl.execute(program, "128KiB", repetitions=1, timeout_s=20).ok
+        done = taccl.execute(program, "256KiB", repetitions=1, timeout_s=0.5)
+        assert [each.address for each in done.waits] == [StepAddress(0, 0, 0), StepAddress(1, 0, 0)]
+        assert "waits for room" in done.failure()
 
     def test_unsound_steps_are_refused_before_any_rank_starts(self):
         """A slot past the buffer would be another's memory."""
