@@ -23,10 +23,12 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.baselines import BASELINES
+from taccl.collective import Collective
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
+from taccl.formats.mscclpp.plan import why_no_packets
 from taccl.formats.runtimes import (
     IN_BOTH_PLACES,
     RUNTIMES,
@@ -127,11 +129,12 @@ def plan(
     chosen = loaded(sketches)
     check_lowering(lowering or {})
     runtimes = usual_runtimes(fabric) if runtime is None else (runtime_named(runtime),)
-    topologies = _under_protocols_of(runtimes[0], fabric, protocol, lowering or {})
     cases = []
     for sketch in chosen:
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
         cases.append((name, _problems(fabric, collective, root, sketch, grid)))
+    collective_of = cases[0][1][0].collective
+    topologies = _under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     try:
         if baselines:
@@ -143,7 +146,7 @@ def plan(
         search.stopped = "interrupted"
     if not search.candidates:
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
-    name = cases[0][1][0].collective.name
+    name = collective_of.name
     lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
     ranges, notes = search.ranges(max_ranges, lowered)
     return Plan(
@@ -154,15 +157,21 @@ def plan(
 
 
 def _under_protocols_of(
-    runtime: Runtime, fabric: Topology, protocol: str, lowering: Mapping[str, Any]
+    runtime: Runtime, fabric: Topology, collective: Collective, protocol: str, lowering: Mapping[str, Any]
 ) -> list[Topology]:
-    """The topology under each protocol that competes: of those that were asked for, the runtime's."""
+    """The topology under each protocol that competes: of those that were asked for, the runtime's.
+
+    Of MSCCL++'s, LL is none where packets are not safe.
+    """
     asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
     asked += [] if protocol == "auto" else [fabric.protocol or protocol]
     known = [each.lower() for each in runtime.protocols]
+    if not runtime.reads_xml and why_no_packets(collective, fabric.node_of_rank):
+        known.remove("ll")
     for each in asked:
         if each.lower() not in known:
-            said = f"found {each}; {runtime.title} has {', '.join(known)}; choose one of these"
+            runs = f"{runtime.title} runs {collective.name} on {fabric.name}"
+            said = f"found {each}; {runs} by {' or '.join(known)}"
             raise InputError(said, where="protocol")
     return [fabric.under(each) for each in fabric.protocols if protocol == "auto" and each in known] or [
         fabric

@@ -132,10 +132,19 @@ def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
 
 def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
     """LL128 of MSCCL++."""
-    with pytest.raises(InputError, match=r"MSCCL\+\+ has simple, ll"):
+    with pytest.raises(InputError, match=r"MSCCL\+\+ runs allreduce on .* by simple or ll"):
         taccl.plan("mi300x", "allreduce", sizes=["1MB"], protocol="ll128", runtime="mscclpp")
-    with pytest.raises(InputError, match=r"MSCCL\+\+ has simple, ll"):
+    with pytest.raises(InputError, match=r"MSCCL\+\+ runs allreduce on .* by simple or ll"):
         taccl.plan("ring:4", "allreduce", sizes=["1MB"], lowering={"protocol": "LL128"}, runtime="mscclpp")
+
+
+def test_packets_do_not_compete_where_they_are_not_safe():
+    """A broadcast is no sum of all: MSCCL++ gets no LL, so that none is tried and left out."""
+    plan = taccl.plan(
+        "mi300x", "broadcast", sizes=["4KB"], backend="greedy", time_limit_s=2, runtime="mscclpp"
+    )
+    assert {each.protocol for each in plan.ranges} == {"simple"}
+    assert not any("left out" in note for note in plan.notes)
 
 
 def test_runtimes_are_named_as_people_write_them():

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from taccl.arguments import Bytes, Count, Natural, checked
+from taccl.collective import Collective
 from taccl.errors import ExportError, FallbackWarning, InputError, VerificationError, warn
 from taccl.formats.mscclpp.executor import run_plan
 from taccl.formats.mscclpp.gpu import PlanGpu
@@ -178,7 +179,7 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
     """The program under a protocol that MSCCL++ has; `ExportError` if it is for packets that are not safe."""
     if program.protocol == "Simple":
         return program
-    unsafe = _why_no_packets(program, nodes)
+    unsafe = why_no_packets(program.collective, nodes)
     if program.protocol == "LL":
         if unsafe:
             raise ExportError(f"{unsafe}; lower the schedule with protocol='Simple'")
@@ -192,21 +193,22 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
     return replace(program, protocol=instead)
 
 
-def _why_no_packets(program: Program, nodes: Sequence[int]) -> str:
+def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
     """The reason that data must not go as packets; empty if there is none.
+
+    - `nodes`: The node of every rank.
 
     The two halves of the scratch buffer take turns. A rank may then write what it wrote two calls ago, which
     is only sure to be read by then if it has heard of every other rank since.
     """
     if len(set(nodes)) > 1:
         return "plans of several nodes are not written as packets (LL)"
-    collective = program.collective
-    for rank in range(program.num_ranks):
+    for rank in range(len(nodes)):
         heard = {rank}
         for chunk in collective.chunks if collective is not None else ():
             if rank in chunk.destinations:
                 heard.update(chunk.origins)
-        if len(heard) < program.num_ranks:
+        if len(heard) < len(nodes):
             return (
                 "packets (LL) are safe only where every rank's output depends on every rank, and that of "
                 f"rank {rank} does not"
