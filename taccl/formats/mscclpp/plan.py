@@ -235,7 +235,10 @@ def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
     try:
         run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES)
     except VerificationError as error:
-        raise ExportError(
-            f"the plan would not work ({error}); interpret the program, which may be at fault, or lower the "
-            "schedule with other options"
-        ) from None
+        remedy = "interpret the program, which may be at fault, or lower the schedule with other options"
+        if str(error).startswith("deadlock"):
+            remedy = (
+                "MSCCL++ has no queues in which messages wait; if the program needs them, write MSCCL XML, "
+                "or make a schedule of it and convert that"
+            )
+        raise ExportError(f"the plan would not work ({error}); {remedy}") from None
