@@ -28,7 +28,7 @@ from taccl.program.execution import (
 )
 from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
-from taccl.program.queues import LIBRARIES, NO_LIMIT, chunks_per_message, fewest_chunks, first_size
+from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, fewest_chunks, first_size
 from taccl.program.races import find_races
 from taccl.units import format_count, format_size
 
@@ -149,37 +149,35 @@ def _run_at_all_sizes(
     program: Program, capacity: int | None
 ) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
     """The furthest run, and why it hangs at some of the program's sizes: from which on, by library."""
-    most_chunks = max((step.count for _, step in program.steps()), default=1)
-    fewest = most = 1
-    least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
-    if capacity is None:
-        fewest = fewest_chunks(program, most_bytes)
-        most = max(chunks_per_message(program, least_bytes, each) for each in LIBRARIES)
     # One message of all chunks of a step is as good as any larger one.
-    fewest, most = (max(1, min(each, most_chunks)) for each in (fewest, most))
-    last = execute(program, capacity=capacity, chunks=fewest)
+    most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
+    least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
+    low, high = min(fewest_chunks(program, most_bytes), most), most
+    if capacity is not None:
+        low = high = 1
+    last = execute(program, capacity=capacity, chunks=low)
     if last.stuck is None:
         return last, None, {}
-    # It hangs with `fewest` chunks a message; it may run with more, as at smaller sizes.
-    best = execute(program, capacity=capacity, chunks=most) if most > fewest else last
+    # It hangs with `low` chunks a message; it may run with more, as at smaller sizes.
+    best = execute(program, capacity=capacity, chunks=high) if high > low else last
     if best.stuck is not None:
-        hangs = {} if capacity is not None else dict.fromkeys(LIBRARIES, least_bytes)
-        return best, best.stuck, hangs
-    low, high = fewest, most
+        return best, best.stuck, {} if capacity is not None else dict.fromkeys(LIBRARIES, least_bytes)
     while high - low > 1:
         middle = (low + high) // 2
         found = execute(program, capacity=capacity, chunks=middle)
-        low, high, last, best = (
-            (low, middle, last, found) if found.stuck is None else (middle, high, found, best)
-        )
-    hangs = {each: max(first_size(program, low, each), least_bytes) for each in LIBRARIES}
+        if found.stuck is None:
+            high, best = middle, found
+        else:
+            low, last = middle, found
+    hangs = {each: first_size(program, low, each) for each in LIBRARIES}
     hangs = {each: size for each, size in hangs.items() if size <= most_bytes}
-    assert last.stuck is not None
     sizes = {each: f"above {format_size(size - 1)}" for each, size in hangs.items()}
     told = ", ".join(f"{size} with {each}" for each, size in sizes.items())
     if len(set(sizes.values())) == 1:
         told = min(sizes.values())
-    return best, replace(last.stuck, message=f"hangs {told}: {last.stuck.message}"), hangs
+    assert last.stuck is not None
+    hang = replace(last.stuck, message=f"hangs {told}: {last.stuck.message}")
+    return best, hang, {each: max(size, least_bytes) for each, size in hangs.items()}
 
 
 def _check_contents(

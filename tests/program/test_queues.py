@@ -49,6 +49,13 @@ def test_the_verdict_is_of_the_sizes_that_the_program_is_for() -> None:
     assert not interpret(replace(program, sizes_bytes=(MIB, 6 * MIB + 1))).ok
 
 
+def test_where_it_begins_to_hang_is_said_of_larger_sizes_too() -> None:
+    """A program for 12 MiB alone hangs above 6 MiB, and so at all of its sizes."""
+    found = interpret(replace(exchange(3), sizes_bytes=(12 * MIB, 12 * MIB)))
+    assert "hangs above 6MiB" in str(found.faults[0])
+    assert set(found.hangs_from.values()) == {12 * MIB}
+
+
 def test_what_hangs_at_some_sizes_only_is_still_judged_by_its_outputs() -> None:
     """It is run at a size at which it ends."""
     found = interpret(exchange(3))
@@ -163,5 +170,5 @@ def test_lifting_judges_the_size_that_is_asked_for() -> None:
     topology = taccl.topologies.fully_connected(2)
     assert taccl.lift(program, topology=topology, size="6MiB").finish_us > 0
     assert taccl.lift(program, topology=topology, chunk_size="1MiB").finish_us > 0
-    with pytest.raises(VerificationError, match="deadlock"):
+    with pytest.raises(VerificationError, match="hangs above 6MiB"):
         taccl.lift(program, topology=topology, size="12MiB")
