@@ -143,6 +143,7 @@ _TEXTS = (
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Of benchmarks.
     _Text("log of iperf or netperf", r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM", _no(_HOSTS)),
+    _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
     _Text(
         "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
     ),
@@ -180,7 +181,7 @@ _TEXTS = (
     _Text("output of nvidia-smi", r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: ", _no(_SERVER)),
     _Text(
         "output of `rocm-smi --showtopo`",
-        r"=\s*(Weight|Hops|Link Type|Link accessibility) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)",
+        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)",
         _no(_RCCL_DUMP),
     ),
     _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),

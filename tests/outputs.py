@@ -44,6 +44,11 @@ TEXTS = {
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
     ),
     "output of nvbandwidth": (
+        "nvbandwidth Version: v0.8\n\nRunning host_to_device_memcpy_ce.\n"
+        "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
+        " 0     55.63     55.64\n"
+    ),
+    "matrix of nvbandwidth": (
         "nvbandwidth Version: v0.8\n\nRunning device_to_device_memcpy_read_ce.\n"
         "memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n"
         " 0       N/A     26.33\n 1     26.46       N/A\n"

@@ -130,9 +130,10 @@ FORMATS = (
         fields=MARKS["probe"],
     ),
     FileFormat(
-        "pair-matrix", "topology", "a matrix of pairs: CSV, p2pBandwidthLatencyTest, logs below `# pair A B`",
+        "pair-matrix", "topology",
+        "a matrix of pairs: CSV, p2pBandwidthLatencyTest, nvbandwidth, logs below `# pair A B`",
         load="taccl.placement.matrices:load_probe_topology",
-        begins=f"{tells('matrix of pairs')}|{tells('file of logs by pair')}",
+        begins="|".join(map(tells, ("matrix of pairs", "matrix of nvbandwidth", "file of logs by pair"))),
     ),
     FileFormat(
         "astra-sim-network", "topology", "a network file of ASTRA-sim",

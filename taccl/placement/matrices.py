@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _LIMIT_BYTES = 64 * 10**6
 #: The line above a matrix of CUDA's sample: which way, whether peers reach each other, and what it states.
 _P2P = re.compile(r"^(.*?)\s*P2P=(Enabled|Disabled)\s+(Bandwidth|Latency)\b.*Matrix", re.IGNORECASE)
+#: The line above a one-way matrix of nvbandwidth, with the direction of the data.
+_NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth \(GB/s\)")
 #: The line above a log of one pair, which we ask for.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
@@ -36,13 +38,14 @@ _NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
-@reads("matrix of pairs", "probe", "file of logs by pair")
+@reads("matrix of pairs", "probe", "matrix of nvbandwidth", "file of logs by pair")
 def load_probe(path: str | os.PathLike[str]) -> Probe:
     """The probe in a file of our own, or in one that another tool wrote.
 
     - CSV: a row and a column for every host; their names may stand at the head of both. Entries are latencies
       in microseconds, or, where the first cell or a comment says so, bandwidths in GB/s or Gb/s.
     - What CUDA's sample p2pBandwidthLatencyTest prints; of its matrices those with P2P enabled, one way.
+    - What nvbandwidth prints; its first matrix of GPUs one way.
     - Logs of `ib_write_bw`, `osu_latency` or `osu_bw` one after the other, each below a line ``# pair A B``.
 
     Raises `FormatError` if the file is none of these, or its matrix is not one of all pairs; row and column
@@ -55,6 +58,8 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
             return _of_ours(parse_json(text, source=where), where)
         if any(_P2P.match(line) for line in lines):
             return _of_p2p(lines, where)
+        if any(_NVBANDWIDTH.match(line) for line in lines):
+            return _of_nvbandwidth(lines, where)
         return _of_pairs(text, where) if _PAIR.search(text) else _of_csv(lines, where)
     except FormatError:
         raise
@@ -86,9 +91,8 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        wrong = (
-            f"without the field {error}" if isinstance(error, KeyError) else f"with a wrong field ({error})"
-        )
+        is_missing = isinstance(error, KeyError)
+        wrong = f"without the field {error}" if is_missing else f"with a field of another kind ({error})"
         said = f"found a probe {wrong}; measure it anew with `taccl probe`"
         raise FormatError(said, where=where) from None
 
@@ -114,10 +118,27 @@ def _of_p2p(lines: Sequence[str], where: str) -> Probe:
     found: dict[str, NDArray[np.float64]] = {}
     heads = [(at, head) for at, line in enumerate(lines, 1) if (head := _P2P.match(line))]
     for at, head in sorted(heads, key=lambda each: (each[1][1][:2].lower() != "bi", each[1][2].lower())):
-        cells = [line.split() for line in lines[at:]]
-        rows = dict(enumerate(cells[: len(cells[0])] if cells else [], at + 1))
-        _, names, found[head[3].lower()] = _matrix(rows, where)
+        first = lines[at].split() if at < len(lines) else []
+        names, found[head[3].lower()] = _printed(lines, at, len(first), where)
     return Probe(tuple(f"GPU {i}" for i in names), found.get("latency"), found.get("bandwidth"))
+
+
+def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
+    """The first matrix one way; GPUs that cannot reach each other are refused as holes."""
+    at, head = next((at, head) for at, line in enumerate(lines, 1) if (head := _NVBANDWIDTH.match(line)))
+    columns = lines[at] if at < len(lines) else ""
+    whole = [*lines[:at], f"GPU {columns}", *lines[at + 1 :]]  # as other tools have a word in the corner
+    names, table = _printed(whole, at, len(columns.split()) + 1, where)
+    return Probe(tuple(f"GPU {i}" for i in names), bandwidth_gb_per_s=table if head[1] == "->" else table.T)
+
+
+def _printed(
+    lines: Sequence[str], at: int, num_rows: int, where: str
+) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """Names and numbers of a matrix of so many rows, its head included, below a line."""
+    rows = [line.split() for line in lines[at : at + num_rows]]
+    _, names, table = _matrix(dict(enumerate(rows, at + 1)), where)
+    return names, table
 
 
 def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...], NDArray[np.float64]]:

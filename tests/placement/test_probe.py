@@ -186,7 +186,7 @@ def test_probes_are_read_back(tmp_path):
         ({"version": 2}, "found no probe"),
         ({"hosts": ["a"]}, "found 3 x 3 entries for 1 host"),
         ({"uplinks": [{"ranks": [7], "gb_per_s": 1}]}, "expected ranks of the probe"),
-        ({"uplinks": 3}, "fields are not of their kind"),
+        ({"uplinks": 3}, "found a probe with a field of another kind"),
         ({"latency_us": "x"}, "no numbers"),
     ],
 )
@@ -262,6 +262,22 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s is not None
         assert probe.latency_us is not None
         assert (probe.bandwidth_gb_per_s[0, 1], probe.latency_us[1, 0]) == (24, 2.2)
+
+    @pytest.mark.parametrize(("arrow", "from_0_to_1"), [("->", 26.5), ("<-", 26.0)])
+    def test_nvbandwidth(self, tmp_path, arrow, from_0_to_1):
+        """Its first matrix of GPUs; the arrow says which way the data goes."""
+        path = tmp_path / "nvbandwidth.txt"
+        path.write_text(
+            "nvbandwidth Version: v0.8\n\nRunning host_to_device_memcpy_ce.\n"
+            "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n 0     55.6     55.7\n\n"
+            f"Running device_to_device_memcpy_ce.\nmemcpy CE GPU(row) {arrow} GPU(column) bandwidth (GB/s)\n"
+            "           0         1\n 0       N/A     26.50\n 1     26.00       N/A\n\nSUM device_to_device 52.5\n"
+        )
+        probe = load_probe(path)
+        assert probe.hosts == ("GPU 0", "GPU 1")
+        assert probe.bandwidth_gb_per_s is not None
+        assert probe.bandwidth_gb_per_s[0, 1] == from_0_to_1
+        assert taccl.topologies.load(path).num_ranks == 2
 
     def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
         """Of two rows the second is missing."""
