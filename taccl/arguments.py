@@ -352,7 +352,9 @@ def _any_of(nodes: Sequence[ast.expr], scope: Mapping[str, Any]) -> Reader | Non
             try:
                 return kind.read(value, where)
             except InputError as error:
-                alike = error if _family(value) in kind.family else alike
+                if _family(value) in kind.family:
+                    wider = error.message.replace(f"expected {kind.expected}", f"expected {expected}")
+                    alike = type(error)(wider, where=error.where)
         raise alike or InputError(f"found {quoted(value)}; expected {expected}", where=where)
 
     plain = frozenset[type]().union(*(kind.plain for kind in found if kind is not None))

@@ -213,7 +213,12 @@ _TEXTS = (
     ),
     _Text("topology.conf of Slurm", r"(?i)^\s*(SwitchName|BlockName)\s*=", _no(f"{_FILE}; {_HOSTS}")),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
-    # Last, as logs are pasted from pages.
+    # Last, as much else has such lines.
+    _Text(
+        "matrix without commas",
+        rf"\A(#.*\n)*(.*[;\t].*\n)?[^;\t\n]*[;\t](.*[;\t])?[^\S\n]*{_NUMBER}[^\S\n]*([;\t].*)?$",
+        "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
+    ),
     _Text(
         "web page or picture",
         rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",

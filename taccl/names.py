@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+#: A word of so many letters is the name that it is a part of: ``h100`` is ``dgx-h100``.
+_TELLING_LETTERS = 4
+
 
 def matching(word: str, known: Iterable[str]) -> str | None:
     """The known name that a word spells: ``All_Gather`` is ``allgather``; None where there is none."""
@@ -14,7 +17,9 @@ def matching(word: str, known: Iterable[str]) -> str | None:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'allgather'?"``, or nothing where no name is near."""
     by_plain = {_plain(name): name for name in known}
-    near = get_close_matches(_plain(word), by_plain, n=1, cutoff=0.5)
+    part = _plain(word)
+    holding = [name for name in by_plain if part in name] if len(part) >= _TELLING_LETTERS else []
+    near = holding or get_close_matches(part, by_plain, n=1, cutoff=0.5)
     return f"; did you mean {by_plain[near[0]]!r}?" if near else ""
 
 

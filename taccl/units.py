@@ -21,6 +21,8 @@ _SIZE_UNITS = {
     "TIB": 2**40,
 }  # fmt: skip
 _SIZE_UNITS_SHOWN = "B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
+#: Units with a capital prefix and a small b are bits: Mb, Gib.
+_BITS = re.compile(r"[KMGT]i?b")
 #: Where schedules' files, and whole ticks in 64 bits, end.
 _MAX_BYTES = 2**62
 _MAX_DIGITS = 400
@@ -48,6 +50,9 @@ def parse_size(size: int | float | str, *, where: str = "size") -> int:
             f"bytes); units are {_SIZE_UNITS_SHOWN}",
             where=where,
         )
+    if _BITS.fullmatch(match.group(2)):
+        said = f"found {_short(size)}, whose unit reads as bits; expected bytes, e.g. {match.group(1)}{unit}"
+        raise InputError(said, where=where)
     value = Fraction(match.group(1)) * _SIZE_UNITS[unit] if len(match.group(1)) <= _MAX_DIGITS else None
     if value is None or value >= _MAX_BYTES:
         raise InputError(f"found {_short(size)}; expected less than 2**62 bytes", where=where)

@@ -49,3 +49,11 @@ def test_numbers_in_a_row_are_named_by_their_ends():
     """Runs of two or more by the first and the last, whatever order they come in."""
     assert in_runs([7, 1, 0, 2, 4]) == "0-2, 4, 7"
     assert in_runs(()) == "none"
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("h100", "dgx-h100"), ("nvl72", "gb200-nvl72"), ("H-200", "h200")]
+)
+def test_a_name_that_holds_the_word_is_offered_first(word, name):
+    """``h100`` is nearer to ``h200`` by letters, and is another GPU."""
+    assert did_you_mean(word, ("h200", "dgx-h100", "gb200-nvl72")) == f"; did you mean {name!r}?"

@@ -185,3 +185,11 @@ def test_rates_say_which_they_are():
     """Both bandwidths of nccl-tests by their names, and nothing without a size."""
     assert format_rates(17.4409, 15 / 16) == "algbw 17.44 GB/s, busbw 16.35 GB/s"
     assert format_rates(None, 1.0) == ""
+
+
+@pytest.mark.parametrize("size", ["5Mb", "5 Gb", "1Kib", "2Tb"])
+def test_sizes_in_bits_are_refused(size):
+    """A capital prefix and a small b read as bits, which are an eighth of the bytes."""
+    with pytest.raises(InputError, match="whose unit reads as bits; expected bytes, e.g. "):
+        parse_size(size)
+    assert parse_size(size.lower()) == parse_size(size.upper())

@@ -51,7 +51,7 @@ def whole(word: str) -> int:
 
 positive = reader(whole, lambda n: n > 0, "a positive whole number")
 at_least_zero = reader(whole, lambda n: n >= 0, "a whole number of at least 0")
-jitter = reader(float, lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+jitter = reader(float, lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 seconds = reader(float, lambda x: 0 < x < math.inf, "a positive number of seconds")
 _ranks = reader(lambda text: tuple(map(int, text.split(","))), bool, "ranks such as 0,4")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from taccl.errors import InputError
+from taccl.names import did_you_mean, shown
 from taccl.topology.topology import Topology
 
 
@@ -26,10 +27,14 @@ def find_machine(name: str) -> Machine:
     """The facts of a machine model; `InputError` names the known ones."""
     from taccl.topology.registry import machine_names, parse
 
-    machine = parse(name).machine
-    if machine not in machine_names():
-        said = f"found {name!r}; expected a machine model ({', '.join(machine_names())})"
-        raise InputError(said, where="topology")
+    known = machine_names()
+    try:
+        machine = parse(name).machine
+    except InputError:
+        machine = ""
+    if machine not in known:
+        said = f"found {shown(repr(name), 200)}; expected a machine model, by name: {', '.join(known)}"
+        raise InputError(f"{said}{did_you_mean(name, known)}", where="topology")
     return machine_of(parse(machine, nodes=2, profile="nominal"))
 
 

@@ -156,8 +156,8 @@ def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...
         corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = {number: rows[number] for number in others}
     table: list[list[float]] = []
+    begin = int(any(len(row) == len(names) + 1 for row in rows.values()))
     for number, row in rows.items():
-        begin = int(len(row) == len(names) + 1)
         cells = row[begin:]
         if len(cells) != len(names):
             said = f"found {len(cells)} entries; expected {len(names)}, one for every host"

@@ -208,8 +208,8 @@ def format_of(path: str | os.PathLike[str]) -> str:
     ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if ending not in FORMATS:
         known = ", ".join("." + each for each in FORMATS)
-        said = f"found the ending {ending or 'of nothing'!r}; expected a name that ends in {known}"
-        raise InputError(said, where=os.fspath(path))
+        found = f"the ending {ending!r}" if ending else "no ending"
+        raise InputError(f"found {found}; expected a name that ends in {known}", where=os.fspath(path))
     return ending
 
 

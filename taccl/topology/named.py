@@ -193,6 +193,9 @@ def read_size(kind: str, size: str) -> tuple[int, ...]:
     form = r"[0-9]{1,9}(x[0-9]{1,9}){0,63}" if kind in _GRIDS else r"[0-9]{1,9}"
     if not re.fullmatch(form, size.strip().lower()):
         found = quoted(size) if size else "no size"
+        if re.fullmatch(r"[0-9x]{10,}", size.strip().lower()):
+            said = f"found {found}; expected numbers of at most 9 digits"
+            raise TopologyError(said, where=f"{kind}: size")
         raise TopologyError(f"found {found}; expected a size as in {EXAMPLES[kind]!r}", where=f"{kind}: size")
     return tuple(int(dim) for dim in size.lower().split("x"))
 

@@ -171,7 +171,7 @@ class TestSimulate:
         ("words", "message"),
         [
             (("--sizes", "1XB"), "--sizes: found '1XB'"),
-            (("--jitter", "1"), "--jitter: found '1'; expected a number from 0 up to, but not, 1"),
+            (("--jitter", "1"), "--jitter: found '1'; expected a number of at least 0 and below 1"),
             (("--jitter", "x"), "--jitter: found 'x'"),
             (("--tiles", "0"), "--tiles: found '0'; expected a positive whole number"),
             (("--profile", "nominal"), "--profile: "),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from taccl.errors import InputError
 from taccl.measure.machine import find_machine
 
 
@@ -17,3 +18,11 @@ def test_promises(name, ranks_per_node, ranks_per_nic, node, network):
     found = find_machine(name)
     assert (found.ranks_per_node, found.ranks_per_nic) == (ranks_per_node, ranks_per_nic)
     assert (found.node_gb_per_s, found.network_gb_per_s) == pytest.approx((node, network))
+
+
+@pytest.mark.parametrize("name", ["ring:4", "links.toml", "nowhere"])
+def test_only_machine_models_are_fitted(name):
+    """Fabrics and files have no profiles, so that they are not offered."""
+    with pytest.raises(InputError, match="expected a machine model, by name: ndv2, dgx1") as caught:
+        find_machine(name)
+    assert "ring:8" not in str(caught.value)

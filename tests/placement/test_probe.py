@@ -235,6 +235,7 @@ class TestMatrices:
         [
             ("0,5\n5,0\n3,4\n", "found 3 x 2 entries for 2 hosts; expected a square"),
             ("0,5,9\n5,0\n9,9,0\n", "line 2: found 2 entries; expected 3"),
+            ("x,a,b\na,0,4\nb,4\n", "line 3: found 1 entries; expected 2"),
             ("0,5,9\n5,0,9\n,9,0\n", r"line 3, column 1: found ''; expected a number for every pair"),
             ("0,5,9\n5,0,far\n9,9,0\n", r"line 2, column 3: found 'far'; expected a number"),
             ("x,a,b\na,0,nan\nb,4,0\n", r"line 2, column 3: found 'nan'; expected a number"),

@@ -71,6 +71,8 @@ def test_keywords_are_passed_on() -> None:
         ("ring:4x4", {}, "ring: size: found '4x4'"),
         ("mesh:4x", {}, "expected a size as in 'mesh:4x4'"),
         ("ring:-3", {}, "ring: size: found '-3'"),
+        ("ring:99999999999", {}, "ring: size: found '99999999999'; expected numbers of at most 9 digits"),
+        ("h100", {}, "did you mean 'dgx-h100'"),
         ("ndv2:2", {}, "ndv2 takes no size"),
         ("ndv2", {"nodes": 0}, "nodes: found 0"),
         ("ndv2", {"profile": "fast"}, "ndv2 has the profiles taccl, nominal"),

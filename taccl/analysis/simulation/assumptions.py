@@ -111,7 +111,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
     if topology.machine not in machine_names():
         raise InputError(
             f"found {profile!r}, but {topology.name} is not made from a machine model "
-            f"({', '.join(machine_names())}); give topology= with the costs that you mean",
+            f"({', '.join(machine_names())}); give a topology with the costs that you mean",
             where="profile",
         )
     nvls = {"nvls": True} if any(switch.reduces for switch in topology.switches) else {}
@@ -133,7 +133,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
         names.append(model.name)
     raise InputError(
         f"found {profile!r}, but {topology.name} has links or resources that {names[0]} does not have; "
-        "give topology= with the costs that you mean",
+        "give a topology with the costs that you mean",
         where="profile",
     )
 

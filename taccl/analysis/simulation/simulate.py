@@ -78,7 +78,7 @@ def simulate(
     is sent on before something else is added waits in turn: what is added arrives a tick later at least.
     """
     if not 0 <= jitter < 1:
-        raise InputError(f"found {jitter!r}; expected a number from 0 up to, but not, 1", where="jitter")
+        raise InputError(f"found {jitter!r}; expected a number of at least 0 and below 1", where="jitter")
     problem = assume(schedule.problem, size=size, alpha=alpha, profile=profile, topology=topology)
     events = Events(schedule, problem)
     if tiles * events.num_events > _MOST_EVENTS:
