@@ -1,0 +1,204 @@
+"""Every file that is written for another program, read as its documentation says, by nothing of taccl's.
+
+Programs for runtimes and files for launchers have readers of their own beside their modules.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+import zlib
+from collections import defaultdict
+from xml.etree import ElementTree
+
+import pytest
+
+import taccl
+from taccl.formats.registry import write
+from taccl.formats.table import FORMATS
+from tests.formats.astra.test_chakra import RECEIVE, SEND, _attributes, _decoded
+
+pytestmark = pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
+
+#: Formats of taccl itself, and those whose readers stand in other tests: runtimes load what they stand for.
+_ELSEWHERE = {
+    "taccl-schedule": "tests/formats/test_native.py",
+    "taccl-topology": "tests/topology/test_topology_file_writer.py",
+    "msccl-xml": "tests/formats/msccl",
+    "mscclpp": "tests/formats/mscclpp",
+}
+
+
+def _schedules():
+    ring = taccl.topologies.ring(4)
+    for collective in ("allgather", "alltoall"):
+        problem = taccl.make_problem(ring, collective, size_bytes=4_000_000)
+        yield pytest.param(taccl.baselines.best(problem), id=collective)
+    problem = taccl.make_problem(taccl.topologies.ndv2(nodes=2), "allreduce", size_bytes=1_600_000)
+    yield pytest.param(taccl.baselines.hierarchical(problem), id="allreduce")
+
+
+SCHEDULES = [*_schedules()]
+
+
+def _sends(schedule):
+    """Multiset of (chunk, source, destination) over the transfers."""
+    links = schedule.problem.topology.links
+    return sorted((each.chunk, links[each.link].src, links[each.link].dst) for each in schedule)
+
+
+def _trace_events(text):
+    """Complete events of a file in Trace Event Format, checked as the format's document asks.
+
+    An object with ``traceEvents``; ``ph`` M names processes and threads and sorts them; ``ph`` X has ``ts`` and
+    ``dur`` in microseconds. Events of one thread nest: two that overlap partly are shown wrongly.
+    """
+    document = json.loads(text)
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    named, spans, events = set(), defaultdict(list), []
+    for each in document["traceEvents"]:
+        assert isinstance(each["name"], str)
+        assert type(each["pid"]) is int and type(each["tid"]) is int
+        if each["ph"] == "M":
+            kind, what = each["name"].split("_", 1)
+            assert kind in ("process", "thread")
+            assert type(each["args"][what]) is {"name": str, "sort_index": int}[what]
+            if what == "name":
+                named.add((each["pid"], each["tid"] if kind == "thread" else None))
+            continue
+        assert each["ph"] == "X"
+        assert each["ts"] >= 0 <= each["dur"]
+        assert {(each["pid"], None), (each["pid"], each["tid"])} <= named
+        spans[each["pid"], each["tid"]].append((each["ts"], each["ts"] + each["dur"]))
+        events.append(each)
+    for span in spans.values():
+        ordered = sorted(span)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False))
+    return events
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_timelines_hold_every_send_on_its_ranks_track(schedule, tmp_path):
+    """Sends of rank r are events of process r, with their time, chunks and ends."""
+    write(schedule, tmp_path / "a.trace.json")
+    num_ranks = schedule.problem.topology.num_ranks
+    events = [
+        each for each in _trace_events((tmp_path / "a.trace.json").read_text()) if each["pid"] < num_ranks
+    ]
+    found = []
+    for each in events:
+        chunks = each["args"]["chunk"]
+        assert each["args"]["src"] == each["pid"]
+        ends = each["args"]["src"], each["args"]["dst"]
+        found += [(chunk, *ends) for chunk in (chunks if isinstance(chunks, list) else [chunks])]
+    assert sorted(found) == _sends(schedule)
+    assert max(each["ts"] + each["dur"] for each in events) == pytest.approx(schedule.finish_us)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
+    """RFC 4180: every row has as many cells as the head; pandas finds numbers in columns of numbers."""
+    pandas = pytest.importorskip("pandas")
+    write(schedule, tmp_path / "a.csv")
+    rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text(), newline=""), strict=True))
+    assert {len(row) for row in rows} == {len(rows[0])}
+    table = pandas.read_csv(tmp_path / "a.csv")
+    found = zip(table["chunk"], table["src_rank"], table["dst_rank"], strict=True)
+    assert sorted(map(tuple, found)) == _sends(schedule)
+    assert table["end_us"].max() == pytest.approx(schedule.finish_us)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_parquet_is_read_by_pandas(schedule, tmp_path):
+    """By its reader of Parquet, with the same rows as the CSV."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow", reason="pyarrow, which writes Parquet, is not installed")
+    write(schedule, tmp_path / "a.parquet")
+    write(schedule, tmp_path / "a.csv")
+    whole, text = pandas.read_parquet(tmp_path / "a.parquet"), pandas.read_csv(tmp_path / "a.csv")
+    pandas.testing.assert_frame_equal(whole, text, check_dtype=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
+    """By protobuf, under the published schema: what ASTRA-sim's custom collectives read of a node.
+
+    A send has a destination, a receive a source; both have the same tag and size, and a tag is used once.
+    """
+    write(schedule, tmp_path / "a.et")
+    sends, receives = {}, {}
+    for rank in range(schedule.problem.topology.num_ranks):
+        _, nodes = _decoded((tmp_path / f"a.{rank}.et").read_bytes())
+        assert {each for node in nodes for each in node.data_deps} <= {node.id for node in nodes}
+        for node in nodes:
+            read = _attributes(node)
+            if node.type == SEND:
+                assert read["comm_tag"] not in sends
+                sends[read["comm_tag"]] = rank, read["comm_dst"], read["comm_size"]
+            elif node.type == RECEIVE:
+                receives[read["comm_tag"]] = read["comm_src"], rank, read["comm_size"]
+    assert sends == receives
+    assert len(sends) == schedule.num_sends
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[:2])
+def test_algorithms_of_the_published_tool_are_replayed(schedule, tmp_path):
+    """Steps in order: a rank sends addresses that it has, and ends with those of ``output_map``.
+
+    An object names its class in ``sccl_type``; a send is (address, source, destination, time, step of it).
+    """
+    write(schedule, tmp_path / "a.json", format="upstream-algorithm")
+    data = json.loads((tmp_path / "a.json").read_text())
+    assert data["sccl_type"] == "algorithm"
+    assert {each["sccl_type"] for each in (data["instance"], data["collective"], data["topology"])} == {
+        "instance", "collective", "topology",
+    }  # fmt: skip
+    holds = {int(rank): set(addresses) for rank, addresses in data["input_map"].items()}
+    for step in data["steps"]:
+        assert step["sccl_type"] == "step"
+        sends = [tuple(each[:3]) for each in step["sends"]]
+        assert all(address in holds[src] for address, src, _ in sends)
+        for address, _, dst in sends:
+            holds[dst].add(address)
+    assert all(set(addresses) <= holds[int(rank)] for rank, addresses in data["output_map"].items())
+
+
+def _png_rows(data):
+    """Bytes of the image data of a PNG, its chunks' checksums checked (RFC 2083)."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, found, kinds = 8, b"", []
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (zlib.crc32(kind + content),)
+        kinds.append(kind)
+        found += content if kind == b"IDAT" else b""
+        at += 12 + length
+    assert (kinds[0], kinds[-1]) == (b"IHDR", b"IEND")
+    return zlib.decompress(found)
+
+
+@pytest.mark.slow
+def test_pictures_are_read_by_their_formats(exchange, tmp_path):
+    """SVG is XML with a size; a PNG's chunks have their checksums; a PDF's table is where its end says."""
+    for ending in ("svg", "png", "pdf"):
+        taccl.plot.save(taccl.plot.gantt(exchange), tmp_path / f"a.{ending}")
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(root.attrib["viewBox"].split()) == 4
+    assert len(_png_rows((tmp_path / "a.png").read_bytes())) > 1000
+    pdf = (tmp_path / "a.pdf").read_bytes()
+    place = int(pdf.rsplit(b"startxref", 1)[1].split()[0])
+    assert pdf[place:].startswith((b"xref", b"1 0 obj")) or b"/XRef" in pdf[place : place + 200]
+
+
+def test_every_written_format_has_a_reader_in_the_tests():
+    """A format that is added is named here, with the test that reads it."""
+    here = {"perfetto", "csv", "parquet", "chakra", "upstream-algorithm"}
+    assert {each.name for each in FORMATS if each.dump} == here | _ELSEWHERE.keys()
