@@ -14,7 +14,7 @@ from taccl.errors import InputError
 from taccl.names import shown, table
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult
@@ -121,7 +121,7 @@ def _text(result: ImplicitResult) -> str:
     rows = [
         ("finish", f"{schedule.timing}, {schedule.bandwidth_text}"),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
-        ("gap", f"{result.gap:.2%}" + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
+        ("gap", format_gap(result.gap) + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
         *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
         ("schedule", f"{transfers}, implicit: {repeated}; verified"),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),

@@ -15,6 +15,7 @@ from taccl.names import shown, table
 from taccl.units import format_count
 
 if TYPE_CHECKING:
+    from taccl.analysis.certificates.certificate import Certificate
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule
 
@@ -41,9 +42,12 @@ def followed(
     return taccl.lift(program, topology=topology, size=size, chunk_size=chunk_size)
 
 
-def following_values(schedule: Schedule) -> dict[str, Any]:
-    """The figures of a schedule, or of a program's, as plain values."""
-    bound = taccl.lower_bound(schedule.problem)
+def following_values(schedule: Schedule, bound: Certificate | None = None) -> dict[str, Any]:
+    """The figures of a schedule, or of a program's, as plain values.
+
+    - `bound`: One that is shown beside them; None works it out.
+    """
+    bound = bound or taccl.lower_bound(schedule.problem)
     gap = bound.gap(schedule.finish)
     uses = taccl.simulate(schedule).resources
     busiest = max(uses, key=lambda use: use.busy, default=None)

@@ -9,7 +9,7 @@ from typing import Any
 from taccl.errors import ExecutionError, VerificationError
 from taccl.names import in_runs, listed
 from taccl.program.program import StepAddress  # noqa: TC001  pydantic looks it up
-from taccl.units import format_count, format_size, format_us
+from taccl.units import format_count, format_size, format_us, gb_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Execution:
 
     def algbw_gb_per_s(self, times: Times) -> float:
         """Algorithm bandwidth at the median time, in GB/s of 10**9 bytes."""
-        return self.size_bytes / times.median_us / 1000
+        return gb_per_s(self.size_bytes, times.median_us) or 0.0
 
     def busbw_gb_per_s(self, times: Times) -> float:
         """Bus bandwidth at the median time, in GB/s of 10**9 bytes."""

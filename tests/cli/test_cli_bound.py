@@ -200,3 +200,15 @@ def test_chunks_that_may_merge_are_bounded_so(run_json):
     assert code == 0
     assert values["bound_us"] == pytest.approx(1.32)
     assert run_json("bound", *words, "--chunks-per-rank", 1)[1]["bound_us"] > 4
+
+
+def test_the_bound_beside_a_schedule_is_worked_out_once(run_json, saved, monkeypatch):
+    """Its gap is to the bound on the same screen, and not to one that another budget found."""
+    import taccl.cli.programs as programs
+
+    monkeypatch.setattr(programs.taccl, "lower_bound", None)
+    code, values = run_json("bound", saved)
+    assert code == 0
+    schedule = values["schedule"]
+    assert schedule["bound_us"] == values["bound_us"]
+    assert schedule["gap"] == pytest.approx(schedule["finish_us"] / values["bound_us"] - 1)

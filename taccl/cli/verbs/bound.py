@@ -38,7 +38,7 @@ def run(options: Namespace) -> Answer:
         problem = problem_from_options(options)
         if problem.chunks_open:  # chunks may merge in nodes, too, as they do where that is sooner
             problem = merged(problem) or problem
-        return _bounded(problem, options)
+        return _bounded(problem, options)[0]
     said = ("collective", "chunks_per_rank", "root", "roots", "cost_model", *_OF_NOUN[noun])
     refuse(options, said, f"found a {noun}, which says it itself; leave it out")
     program = program_in(options.sketch)
@@ -46,7 +46,8 @@ def run(options: Namespace) -> Answer:
         schedule = followed(program, options, size=options.size, chunk_size=options.chunk_size)
     else:
         schedule = schedule_in(options.sketch, options)
-    answer, values = _bounded(schedule.problem, options), following_values(schedule)
+    answer, bound = _bounded(schedule.problem, options)
+    values = following_values(schedule, bound)
     text = (
         f"{answer.text}\n  the {noun} takes {schedule.timing}, a gap of {format_gap(values['gap'])} to the "
         f"bound; busiest is {values['busiest']}, {values['utilisation']:.1%} of that time"
@@ -54,8 +55,8 @@ def run(options: Namespace) -> Answer:
     return replace(answer, text=text, values=answer.values | {noun: values})
 
 
-def _bounded(problem: Problem, options: Namespace) -> Answer:
-    """A lower bound, what limits, and what the sketch and whole chunks have to do with it."""
+def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]:
+    """A lower bound, what limits, and what the sketch and whole chunks have to do with it; as text, too."""
     from taccl.cli.text import title_of
 
     prices = taccl.prices(problem)
@@ -93,7 +94,7 @@ def _bounded(problem: Problem, options: Namespace) -> Answer:
         "num_chunks": collective.num_chunks, "notes": list(problem.notes),
     }  # fmt: skip
     text = "\n".join([title_of(problem), table(rows, indent="  "), *note_lines(problem.notes)])
-    return Answer(text, values, "the witness does not prove the bound" if proven is False else "")
+    return Answer(text, values, "the witness does not prove the bound" if proven is False else ""), bound
 
 
 def _brief(bound: Certificate) -> str:

@@ -30,7 +30,7 @@ from taccl.topology.translations import (
     translations_of_fabric,
     translations_of_topology,
 )
-from taccl.units import format_us, parse_size
+from taccl.units import format_gap, format_us, parse_size
 
 #: So many products of shifts that the links have are tried; resources may lack them.
 _MOST_TRIED = 20
@@ -78,7 +78,7 @@ class ImplicitResult:
         return (
             f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} "
             f"transfers, finish {schedule.timing}, bound {format_us(bound.bound)}, gap "
-            f"{self.gap:.2%}; limited by {bound.limits})"
+            f"{format_gap(self.gap)}; limited by {bound.limits})"
         )
 
 
