@@ -28,6 +28,8 @@ MARKS: dict[str, dict[str, str | None]] = {
     "upstream topology": {"gpus_per_node": None},
     "profile": {"machine": None, "source": None, "constants": None},
     "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
+    "output of nvbandwidth in JSON": {"nvbandwidth": None},
+    "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
 #: ... or any of these.
@@ -103,6 +105,8 @@ _ADVICE = {
     "upstream topology": _SHOW,
     "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",
     "report of `taccl run --json`": _FIT,
+    "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
+    "output of iperf3 in JSON": _no(_HOSTS),
     "answer of a verb with --json": "it has figures and no sends; write the schedule itself with -o",
     "topology": _SHOW,
     "sketch": _SHOW,
@@ -122,7 +126,7 @@ _TEXTS = (
         r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
         _FIT,
     ),
-    _Text("log of Intel MPI Benchmarks", r"Intel\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w", _no(_TIMES)),
+    _Text("log of Intel MPI Benchmarks", r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w", _no(_TIMES)),
     _Text(
         "log of perftest (ib_write_bw and its kind)",
         r"^\s*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
@@ -142,7 +146,13 @@ _TEXTS = (
     ),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Of benchmarks.
-    _Text("log of iperf or netperf", r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM", _no(_HOSTS)),
+    _Text(
+        "log of iperf, netperf, qperf or ucx_perftest",
+        r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
+        r"|^\|\s*Stage\s*\|",
+        _no(_HOSTS),
+    ),
+    _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^\s*elements\s+min \(us\)", _no(_TIMES)),
     _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
     _Text(
         "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
@@ -165,11 +175,13 @@ _TEXTS = (
         _no(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
     ),
     _Text(
-        "debug log of NCCL (NCCL_DEBUG=INFO)", r"\bNCCL (INFO|WARN|TRACE)\b", _no(f"{_NCCL_DUMP}; {_TIMES}")
+        "debug log of NCCL (NCCL_DEBUG=INFO)",
+        r"\b(NCCL|RCCL|MSCCLPP) (INFO|WARN|TRACE)\b",
+        _no(f"{_NCCL_DUMP}; {_TIMES}"),
     ),
     _Text(
         "topology of hwloc (lstopo)",
-        r"<!DOCTYPE topology\b|^\s*<topology\b|^Machine (\(\d+\w+ total|L#0)",
+        r"<!DOCTYPE topology\b|^\s*<topology\b|^Machine (\(\d+\w+|L#0)",
         _no(_SERVER),
     ),
     _Text(
@@ -190,6 +202,11 @@ _TEXTS = (
         r"^\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW|CACHE COHERENCY) TABLE:|^AMDSMI_\w+ \|.*version",
         _no(_RCCL_DUMP),
     ),
+    _Text(
+        "output of dcgmi, xpu-smi, npu-smi or hl-smi",
+        r"\|\s*Topology Information|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        _no(f"{_FILE}; {_SERVER}"),
+    ),
     _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
     _Text(
         "output of lspci",
@@ -205,13 +222,20 @@ _TEXTS = (
     ),
     _Text(
         "output of ibstat, iblinkinfo or ibv_devinfo",
-        r"^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
+        r"^\w+ port \d+ ==> \w+ \(|^link \w+/\d+ state "
+        r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
         _no(f"{_RATE}; {_HOSTS}"),
     ),
     _Text(
-        "output of ethtool or ip", r"^Settings for \S+:|^\d+: \S+: <[A-Z_,]+> mtu ", _no(f"{_RATE}; {_HOSTS}")
+        "output of ethtool, ip or ifconfig",
+        r"^Settings for \S+:|^\d+: \S+: <[A-Z_,]+> mtu |^\w+: flags=\d+<",
+        _no(f"{_RATE}; {_HOSTS}"),
     ),
-    _Text("topology.conf of Slurm", r"(?i)^\s*(SwitchName|BlockName)\s*=", _no(f"{_FILE}; {_HOSTS}")),
+    _Text(
+        "topology.conf of Slurm",
+        r"(?i)^\s*((SwitchName|BlockName)\s*=|- (switch|block): )",
+        _no(f"{_FILE}; {_HOSTS}"),
+    ),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
     # Last, as much else has such lines.
     _Text(

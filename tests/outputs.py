@@ -39,7 +39,12 @@ TEXTS = {
         "#    Intel(R) MPI Benchmarks 2021.3, MPI-1 part\n# Benchmarking Allreduce\n# #processes = 4\n"
         "       #bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]\n        1024   1000  2.5  2.7  2.6\n"
     ),
-    "log of iperf or netperf": (
+    "log of PARAM or of gloo's benchmark": (
+        "Device:      tcp, pci=0000:01:00.0, iface=eth0\nAlgorithm:   allreduce_ring\n\n"
+        "   elements   min (us)   p50 (us)   p99 (us)   max (us)   avg (GB/s)    samples\n"
+    ),
+    "output of dcgmi, xpu-smi, npu-smi or hl-smi": "           NPU0       NPU1\nNPU0       X          HCCS\n",
+    "log of iperf, netperf, qperf or ucx_perftest": (
         "[ ID] Interval           Transfer     Bitrate         Retr  Cwnd\n"
         "[  5]   0.00-1.00   sec  2.72 GBytes  23.4 Gbits/sec    0   1.5 MBytes\n"
     ),
@@ -110,7 +115,7 @@ TEXTS = {
     "output of ibstat, iblinkinfo or ibv_devinfo": (
         "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
     ),
-    "output of ethtool or ip": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
+    "output of ethtool, ip or ifconfig": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
     "topology.conf of Slurm": (
         "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
     ),
@@ -137,6 +142,8 @@ FIELDS = {
     "report of `taccl run --json`": (
         '{"collective": "allreduce", "size_bytes": 8, "times": {"median_us": 1.0}, "num_ranks": 2}'
     ),
+    "output of nvbandwidth in JSON": '{"nvbandwidth": {"testcases": []}}',
+    "output of iperf3 in JSON": '{"start": {}, "intervals": [], "end": {}}',
     "answer of a verb with --json": '{"finish_us": 1.0, "digest": "0"}',
     "topology": "schema = 1\n[nics]\n",
     "sketch": "schema = 1\n[routing]\n",

@@ -50,6 +50,33 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         assert caught.value.message.endswith(advice_on(kind, str(path)))
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("#------\n#    Intel (R) MPI Benchmarks 2018, MPI-1 part\n", "log of Intel MPI Benchmarks"),
+        ("                    Send Bidirectional BW Test\n", "log of perftest (ib_write_bw and its kind)"),
+        ("                    RDMA_Read Latency Test\n", "log of perftest (ib_write_bw and its kind)"),
+        ("# OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7\n", "log of OSU micro-benchmarks"),
+        ("#   size   count   time   algbw   busbw  #wrong\n", "table of measured times"),
+        ("0: 1024 256 bfloat16 sum -1 12.1 0.08 0.15 0\n", "log of nccl-tests or rccl-tests"),
+        ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
+        ("tcp_bw:\n    bw  =  1.18 GB/sec\n", "log of iperf, netperf, qperf or ucx_perftest"),
+        ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of gloo's benchmark"),
+        ("  tree:\n    switches:\n      - switch: root\n", "topology.conf of Slurm"),
+        ("-+-[0000:e0]-+-00.0  Example bridge\n", "output of lspci"),
+        ("mlx5_0 port 1 ==> ib0 (Up)\n", "output of ibstat, iblinkinfo or ibv_devinfo"),
+        ("hca_id:\tmlx5_0\n", "output of ibstat, iblinkinfo or ibv_devinfo"),
+        ("1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n", "output of ethtool, ip or ifconfig"),
+        ("GPU[0]\t\t: (Topology) Numa Node: 0\n", "output of `rocm-smi --showtopo`"),
+        ("==============NVSMI LOG==============\n", "output of nvidia-smi"),
+        ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
+    ],
+)
+def test_other_forms_of_an_output_are_told(text, kind):
+    """Other versions and sub-commands of a tool."""
+    assert kinds_of_text(text) == [kind]
+
+
 def test_advice_holds_paths_as_a_shell_takes_them():
     """A blank in a path is quoted, so that the command can be pasted."""
     assert advice_on("sketch", "a b.toml") == "`taccl show 'a b.toml'` reads it"
