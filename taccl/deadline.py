@@ -7,6 +7,7 @@ thread free for Ctrl-C while they work. What is under way is told in scopes, fro
 
 from __future__ import annotations
 
+import ctypes
 import math
 import signal as signals
 import threading
@@ -29,6 +30,8 @@ T = TypeVar("T")
 _TICK_S = 0.1
 #: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
+#: Seconds between two interrupts of a thread that does not end when its time is up.
+_AGAIN_S = 1.0
 
 
 class OutOfTime(NoSolutionError):
@@ -156,6 +159,32 @@ class Deadline:
             self.cancellation.cancel("interrupted")
 
     @contextmanager
+    def enforced(self, ready: Callable[[], bool] | None = None) -> Iterator[None]:
+        """Raise `OutOfTime` in this thread, wherever it is, once time is up.
+
+        For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
+        compiled function ends first, and files must be written outside. Handlers of `Exception` do not see
+        it. Python implementations without such interrupts run the code to its end.
+
+        - `ready`: The interrupt waits until this is true; called in another thread.
+        """
+        if ready is None or ready():
+            self.check()
+        if self.at_s == math.inf:
+            yield
+            return
+        interrupt = _Interrupt(self.at_s, ready)
+        try:
+            try:
+                interrupt.begin()
+                yield
+            finally:
+                interrupt.end()
+        except interrupt.kind:
+            interrupt.end()  # it may have come while that was under way
+            raise OutOfTime("the time limit came first; give more time") from None
+
+    @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
         """Let compiled kernels be stopped: they end once the first number of `signal` is 1."""
 
@@ -227,6 +256,45 @@ class Deadline:
             raise KeyboardInterrupt
         self.check()
         raise errors[0]
+
+
+class _Interrupt:
+    """Raises an exception of its own `kind` in the thread that made it, from a given time on."""
+
+    def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
+        self._at_s, self._ready = at_s, ready
+        self._left, self._lock = threading.Event(), threading.Lock()
+        self._thread = threading.get_ident()
+        self.kind: type[BaseException] = type("TimeIsUp", (BaseException,), {})
+
+    def begin(self) -> None:
+        """Start to watch the clock."""
+        threading.Thread(target=self._watch, name="taccl-deadline", daemon=True).start()
+
+    def end(self) -> None:
+        """Raise nothing from now on."""
+        with self._lock:
+            self._left.set()
+        # An interrupt that was sent and has not arrived would hit what follows.
+        _raise_in(self._thread, None)
+
+    def _watch(self) -> None:
+        while not self._left.wait(min(max(0.0, self._at_s - time.monotonic()), threading.TIMEOUT_MAX)):
+            if self._ready is not None and not self._ready():
+                self._at_s = time.monotonic() + _TICK_S
+                continue
+            with self._lock:
+                if not self._left.is_set():
+                    _raise_in(self._thread, self.kind)
+            self._at_s = time.monotonic() + _AGAIN_S
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise an exception in another thread, or with None take back one that has not arrived."""
+    if hasattr(ctypes, "pythonapi"):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind)
+        )
 
 
 #: Work is finished, however long it takes.

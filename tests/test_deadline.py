@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -107,7 +108,10 @@ def test_a_bound_that_is_cut_is_latency(problem):
     [("fully-connected:32", "allreduce"), ("ring:64", "reduce-scatter"), ("mesh:8x8", "allgather")],
 )
 def test_a_short_limit_is_kept(topology, collective):
-    """What takes longer than the search is not begun: it takes no more than some first schedules."""
+    """What takes longer than the search is not begun: it takes no more than some first schedules.
+
+    A baseline in Python takes several times as long as the compiled first schedule.
+    """
 
     def problem():
         return make_problem(topologies.parse(topology), collective, size_bytes=10**6)
@@ -120,7 +124,7 @@ def test_a_short_limit_is_kept(topology, collective):
         assert taccl.verify(taccl.synthesize(problem(), time_limit_s=1e-3).schedule).ok
 
     synthesized()  # compiles
-    assert cpu_s(synthesized) < 4 * cpu_s(first)
+    assert cpu_s(synthesized) < 12 * cpu_s(first)
 
 
 def _quotient(problem):
@@ -137,13 +141,67 @@ def test_a_bound_needs_no_time(problem):
 
 @pytest.mark.slow
 def test_without_time_the_first_schedule_is_returned(problem):
-    """It is verified, bounded, and the result says that no sketch could be tried."""
+    """It is verified, bounded, and the result says that time was up before another was found."""
     result = taccl.synthesize(problem, time_limit_s=1e-3)
     assert taccl.verify(result.schedule).ok
     assert 0 < result.bound_us <= result.finish_us
-    assert [stage.message for stage in result.stages if stage.name == "suggest"] == [
-        "no time to try a sketch"
-    ]
+    assert result.stopped == "time limit"
+    assert result.choice.startswith("the first schedule")
+
+
+class TestEnforced:
+    """`Deadline.enforced`: an interrupt for code that never checks its deadline."""
+
+    @staticmethod
+    def endless():
+        """Python code without an end."""
+        while True:
+            pass
+
+    def test_code_that_checks_nothing_ends(self):
+        """Time is up within an endless loop."""
+        with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+            self.endless()
+
+    def test_handlers_of_exceptions_do_not_hold_it_up(self):
+        """What catches every `Exception` does not catch the interrupt."""
+        with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+            while True:
+                with contextlib.suppress(Exception):
+                    self.endless()
+
+    def test_what_ends_in_time_is_not_interrupted(self):
+        """Its watch is told to end, though its time is far off."""
+        with Deadline.after(1000).enforced():
+            pass
+        watches = [each for each in threading.enumerate() if each.name == "taccl-deadline"]
+        for each in watches:
+            each.join(60)
+        assert not any(each.is_alive() for each in watches)
+
+    def test_the_inner_of_two_is_told_from_the_outer(self):
+        """Each raises where it was entered."""
+        outer, reached = Deadline.after(0.05), []
+        with pytest.raises(OutOfTime), outer.enforced():
+            with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
+                self.endless()
+            reached.append("after the inner")
+            self.endless()
+        assert reached
+
+    def test_it_waits_until_it_may_interrupt(self):
+        """Work goes on past the deadline until there is something to return."""
+        found = []
+        with pytest.raises(OutOfTime), PAST.enforced(lambda: bool(found)):
+            for i in range(1000):
+                found += [i] * (i == 999)
+            self.endless()
+        assert found == [999]
+
+    def test_a_past_deadline_begins_nothing(self):
+        """No work is begun once time is up."""
+        with pytest.raises(OutOfTime), PAST.enforced():
+            pytest.fail("it began")
 
 
 def kernel_that_waits(limit):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Sequence
 from types import FrameType
 
@@ -18,7 +19,7 @@ from taccl.deadline import signals_to
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Without words it is the command, and the process ends with it."""
-    interrupts: list[int] = []
+    began_s, interrupts = time.monotonic(), list[int]()
     code = 130
 
     def note(number: int, frame: FrameType | None) -> None:  # whatever becomes of the exception
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             if "_ARGCOMPLETE" in os.environ:
                 complete()
-            code = run(argv, interrupts)
+            code = run(argv, interrupts, began_s=began_s)
     except KeyboardInterrupt:
         pass
     except ImportError:

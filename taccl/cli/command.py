@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -17,21 +18,28 @@ import taccl
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import EXAMPLES, VERBS
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError, TacclWarning
 from taccl.names import did_you_mean
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 
 
-def run(argv: Sequence[str] | None = None, interrupts: Sequence[int] = ()) -> int:
-    """Run one verb; returns the exit code. Each Ctrl-C until then is noted in `interrupts`."""
+def run(
+    argv: Sequence[str] | None = None, interrupts: Sequence[int] = (), *, began_s: float | None = None
+) -> int:
+    """Run one verb; returns the exit code. Each Ctrl-C until then is noted in `interrupts`.
+
+    - `began_s`: Start of the verb on the clock of `time.monotonic`, from which its time limit counts.
+    """
+    began_s = time.monotonic() if began_s is None else began_s
     words = list(sys.argv[1:] if argv is None else argv)
     hold_descriptors()
     with warnings.catch_warnings():
         warnings.simplefilter("once", TacclWarning)
         warnings.showwarning = show_warning
         try:
-            answer = _answer(words, interrupts)
+            answer = _answer(words, interrupts, began_s)
         except KeyboardInterrupt:
             answer = _INTERRUPTED
     # A library that is interrupted while it is imported may say that it is not installed, or damaged.
@@ -40,7 +48,7 @@ def run(argv: Sequence[str] | None = None, interrupts: Sequence[int] = ()) -> in
     return emit(answer, as_json="--json" in words)
 
 
-def _answer(words: list[str], interrupts: Sequence[int]) -> Answer:
+def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answer:
     options = argparse.Namespace()
     if words[:1] == ["--version"]:
         return Answer(f"taccl {taccl.__version__}", {"version": taccl.__version__})
@@ -49,6 +57,10 @@ def _answer(words: list[str], interrupts: Sequence[int]) -> Answer:
         if interrupts:  # Python itself drops one that comes as it lets go of a module
             return _INTERRUPTED
         options.words = words  # what was typed, for files to keep
+        limited_by = getattr(options, "limited_by", None)
+        options.deadline = NEVER
+        if limited_by is not None:
+            options.deadline = Deadline(began_s + getattr(options, limited_by))
         answer: Answer = options.run(options)
         return answer
     except _Help as help:

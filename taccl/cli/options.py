@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import taccl
 from taccl.cli import things
 from taccl.cli.output import picked, say
+from taccl.deadline import OutOfTime
 from taccl.errors import InputError
 from taccl.names import did_you_mean, matching
 from taccl.units import format_size, format_us, parse_size
@@ -20,6 +21,7 @@ from taccl.units import format_size, format_us, parse_size
 if TYPE_CHECKING:
     from typing import Any
 
+    from taccl.deadline import Deadline
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
@@ -96,6 +98,10 @@ def _collective(word: str) -> str:
 #: Protocols are compared by baselines where so few chunks and contributions arrive (in some 2 s; where 32
 #: ranks add up it would be 9), and by bounds where ranks want up to so many chunks.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
+#: Seconds for a verb's work in any case, however long what comes before it takes.
+LEAST_S = 0.1
+#: Share of a verb's time limit for that comparison.
+_PROTOCOL_SHARE = 0.3
 #: What is synthesized where neither a sketch nor an option says how much.
 _USUAL_SIZE = "64MB"
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
@@ -147,6 +153,15 @@ def add_options(parser: argparse._ActionsContainer, *names: str, help: str = "",
     for name in names:
         value, usual, how = _SHARED[name]
         option(parser, f"{name} {value}", help or usual, **(how | changed))
+
+
+def add_limit(
+    verb: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None, *,
+    option_name: str = "--time-limit", default: float = 30.0, help: str = "seconds of the whole verb",
+) -> None:  # fmt: skip
+    """Declare the time limit of a verb, in a group of its options; `options.deadline` then holds it."""
+    option(group or verb, f"{option_name} S", help, seconds, default=default)
+    verb.set_defaults(limited_by=option_name.removeprefix("--").replace("-", "_"))
 
 
 def add_output(verb: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
@@ -253,7 +268,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol that promises least, unless one is asked for; says so.
 
-    Promises are those of the best baseline, and of the bound where baselines would take long.
+    Promises are those of the best baseline, and of the bound where baselines would take long. Without time
+    to compare them the topology's own protocol is taken.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -266,6 +282,9 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
         return problem
 
+    limit: Deadline = options.deadline
+    limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
+
     def promise(topology: Topology) -> float:
         plain = taccl.make_problem(topology, problem.collective, size_bytes=size)
         if arrivals <= _TRIED_ARRIVALS:
@@ -273,7 +292,13 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
                 return taccl.baselines.best(plain, cut=False).predicted_us
         return float(taccl.lower_bound(plain, budget_s=0.1).bound + topology.launch_us)
 
-    promised = {each: promise(problem.topology.under(each)) for each in protocols}
+    try:
+        with limit.enforced():
+            promised = {each: promise(problem.topology.under(each)) for each in protocols}
+    except OutOfTime:
+        taken = problem.topology.protocol
+        say(f"note: protocol {taken} is taken: too little time to compare them; --protocol takes others")
+        return problem
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
     say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taccl.cli.output import Answer
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.names import shown, table
 from taccl.units import format_count, format_gap, format_size, format_us
 
@@ -18,8 +19,16 @@ if TYPE_CHECKING:
     from taccl.synthesis.result import Result
 
 
-def result_answer(result: Result) -> Answer:
-    """A result: the figures, then a row per stage."""
+def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
+    """A result: the figures, then a row per stage.
+
+    - `deadline`: When the bound over all chunkings is given up, which takes a second or two.
+    """
+    try:
+        with deadline.enforced():
+            result.bound_of_every_cut  # noqa: B018  it is kept
+    except (KeyboardInterrupt, OutOfTime):
+        result = replace(result, is_brief=True)
     try:
         return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
     except KeyboardInterrupt:  # the bound of every cut may take seconds: without it

@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from os import PathLike
 from typing import Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.baselines import BASELINES
 from taccl.collective import Collective
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
@@ -42,13 +44,21 @@ from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
+from taccl.synthesis.competing import quickest_first
+from taccl.synthesis.search import no_bound
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 from taccl.units import format_gap, format_size, parse_size
 
-#: Each bound of a range gets about so long.
+#: Seconds for each bound of a range, at most.
 _BOUND_S = 1.0
+#: Shares of the time limit for baselines, and for programs and bounds at the end; the most seconds for these.
+_BASELINES_SHARE, _FINISHING_SHARE, _MOST_FINISHING_S = 0.3, 0.35, 60.0
+#: Share of what is left at the end for programs; the rest is for bounds.
+_PROGRAMS_SHARE = 0.6
+#: A synthesis with less time (in s) is not begun; and seconds beyond a limit for a first schedule or program.
+_LEAST_S, _LATE_S = 0.1, 1.5
 #: Sizes at which schedules are synthesized grow by this factor.
 _FACTOR = 4
 
@@ -91,7 +101,8 @@ def plan(
     backend, threads, seed
         As of `taccl.synthesize`.
     time_limit_s : float
-        Of all syntheses; what one leaves over is for those after it.
+        Of everything. Baselines, syntheses, programs and bounds have shares of it; what one synthesis leaves
+        over is for those after it. A plan that runs out of time has fewer ranges.
     max_ranges : int
         At most so many; the MSCCL runtime loads four files. What is lost by the limit is noted.
     protocol : str
@@ -123,6 +134,7 @@ def plan(
         If Ctrl-C came before there was a schedule.
     """
     began = time.monotonic()
+    limit = Deadline(began + time_limit_s)
     fabric = topology if isinstance(topology, Topology) else parse(topology)
     fabric = fabric if protocol == "auto" else fabric.under(protocol)
     grid = _grid(sizes)
@@ -136,10 +148,14 @@ def plan(
     collective_of = cases[0][1][0].collective
     topologies = _under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
+    finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)
+    searching = limit.later(-finishing_s)
     try:
         if baselines:
-            search.add_baselines(cases)
-        search.synthesize(cases, time_limit_s, backend=backend, threads=threads, seed=seed)
+            search.add_baselines(cases, searching.sooner(_BASELINES_SHARE * time_limit_s))
+        search.synthesize(cases, searching, backend=backend, threads=threads, seed=seed)
+    except OutOfTime:
+        search.stopped = "time limit"
     except KeyboardInterrupt:
         if not search.candidates:
             raise
@@ -148,7 +164,7 @@ def plan(
         raise search.failure or NoSolutionError("no schedule was found; give more time, or another sketch")
     name = collective_of.name
     lowered = {"in_place": name in USUALLY_IN_PLACE, **(lowering or {})}
-    ranges, notes = search.ranges(max_ranges, lowered)
+    ranges, notes = search.ranges(max_ranges, lowered, limit)
     return Plan(
         fabric, name, ranges, len(search.candidates), time.monotonic() - began, search.stopped,
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
@@ -322,29 +338,52 @@ class PlanSearch:
                 self.shapes.add(candidate.shape)
                 self.candidates.append(candidate)
 
-    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]]) -> None:
-        """Every baseline that can do it, for small, middle and large sizes, and each cut of the data."""
+    def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
+        """Add every baseline that applies, for small, middle and large sizes, and each cut of the data.
+
+        The quickest to build come first. What is left when time is up is noted.
+        """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
-        for problems, place, name in product(cuts.values(), places, BASELINES):
-            size, problem = self.grid[place], problems[place]
-            plain = make_problem(problem.topology, problem.collective, size_bytes=size)
-            with contextlib.suppress(InputError):  # of what it cannot do on this topology
-                self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+        left = [
+            (problems, name, place)
+            for problems in cuts.values()
+            for name in quickest_first(problems[0])
+            for place in places
+        ]
+        total = len(left)
+        with contextlib.suppress(OutOfTime), until.enforced(lambda: bool(self.candidates)):
+            while left:
+                problems, name, place = left[0]
+                size, problem = self.grid[place], problems[place]
+                plain = make_problem(problem.topology, problem.collective, size_bytes=size)
+                with contextlib.suppress(InputError):  # of what it cannot do on this topology
+                    self.add(BASELINES[name](plain, cut=False), f"baseline {name}, for {format_size(size)}")
+                del left[0]
+        if left:
+            self.notes.append(f"too little time for {len(left)} of {total} baselines")
 
     def synthesize(
-        self, cases: Sequence[tuple[str, Sequence[Problem]]], time_limit_s: float, **options: Any
+        self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, **options: Any
     ) -> None:
-        """A schedule for every size and sketch, as long as there is time; `options` are of `synthesize`."""
-        deadline = time.monotonic() + time_limit_s
+        """A schedule for every size and sketch, as long as there is time; `options` are of `synthesize`.
+
+        Raises `OutOfTime` if time is up within a synthesis, and there is a candidate.
+        """
+        with until.enforced(lambda: bool(self.candidates)):
+            self._synthesize(cases, until, options)
+
+    def _synthesize(
+        self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline, options: dict[str, Any]
+    ) -> None:
         left = len(self.grid) * len(cases)
         for place in _spread(len(self.grid)):
             size = self.grid[place]
             said = []
             for name, problems in cases:
-                share = (deadline - time.monotonic()) / left
+                share = until.left_s / left
                 left -= 1
-                if share <= 0:
+                if share < _LEAST_S and self.candidates:
                     self.stopped = "time limit"
                     continue
                 problem = problems[place]
@@ -352,7 +391,7 @@ class PlanSearch:
                     best = _winner(self.candidates, size).schedule.problem.topology
                     problem = replace(problem, topology=best)
                 try:
-                    result = synthesize(problem, time_limit_s=share, **options)
+                    result = synthesize(problem, time_limit_s=max(share, _LEAST_S), **options)
                 except (InfeasibleError, NoSolutionError) as error:
                     self.failure = error
                     self.notes.append(f"{name} at {format_size(size)}: {error}")
@@ -365,11 +404,57 @@ class PlanSearch:
                     return
             self.progress(f"{format_size(size)}: {', '.join(said) or 'no time left'}")
 
-    def ranges(self, max_ranges: int, lowering: dict[str, Any]) -> tuple[tuple[PlanRange, ...], list[str]]:
-        """The tiles of the plan, each with a program that its runtime can hold; and what there is to say."""
+    def ranges(
+        self, max_ranges: int, lowering: dict[str, Any], limit: Deadline
+    ) -> tuple[tuple[PlanRange, ...], list[str]]:
+        """The tiles of the plan, each with a program that its runtime can hold; and notes.
+
+        Without time for all of them there is one tile, of the best schedule that has a program by then.
+        """
         notes: list[str] = []
-        remaining = list(self.candidates)
         programs: dict[_TimedSchedule, Program] = {}
+        try:
+            with limit.sooner(_PROGRAMS_SHARE * limit.left_s).enforced():
+                tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes)
+        except OutOfTime:
+            self.stopped = "time limit"
+            tiles = [self._only_tile(lowering, programs, limit.at_least(0.0).later(_LATE_S))]
+            notes.append("one range for all sizes: too little time for the programs of several")
+        for first, last, winner in tiles:
+            ends = f"{format_size(first)} to {format_size(last)}"
+            notes += [f"{ends}: {note}" for note in programs[winner].notes]
+        share_s = limit.left_s / (3 * len(tiles))
+        return tuple(
+            _range(first, last, winner, programs[winner], share_s) for first, last, winner in tiles
+        ), notes
+
+    def _only_tile(
+        self, lowering: dict[str, Any], programs: dict[_TimedSchedule, Program], limit: Deadline
+    ) -> Tile:
+        """One range for all sizes: the best schedule that has a program, or else the smallest schedule.
+
+        Raises `NoSolutionError` if that has no program by the limit.
+        """
+        if not programs:
+            smallest = min(self.candidates, key=lambda each: each.schedule.num_transfers)
+            try:
+                with limit.enforced():
+                    programs[smallest] = runnable(smallest.schedule, lowering)
+            except OutOfTime:
+                said = "no schedule became a program in time; give more time, or fewer instances"
+                raise NoSolutionError(said) from None
+        last = self.grid[-1]
+        return self.grid[0], last, min(programs, key=lambda each: each.finish(last))
+
+    def _tiles_with_programs(
+        self,
+        max_ranges: int,
+        lowering: dict[str, Any],
+        programs: dict[_TimedSchedule, Program],
+        notes: list[str],
+    ) -> list[Tile]:
+        """The best tiles whose schedules have programs; programs and notes are added as they are found."""
+        remaining = list(self.candidates)
         # Large sizes first: they tell most about the others.
         best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
@@ -395,10 +480,7 @@ class PlanSearch:
         if worst:
             longer = f"up to {float(worst):.2%} longer than the best schedule that was found for them"
             notes.append(f"with so few ranges, or the format's limits, some sizes take {longer}")
-        for first, last, winner in tiles:
-            ends = f"{format_size(first)} to {format_size(last)}"
-            notes += [f"{ends}: {note}" for note in programs[winner].notes]
-        return tuple(_range(first, last, winner, programs[winner]) for first, last, winner in tiles), notes
+        return tiles
 
 
 Tile = tuple[int, int, _TimedSchedule]
@@ -430,6 +512,15 @@ def _tiles(candidates: Sequence[_TimedSchedule], grid: Sequence[int]) -> list[Ti
     return [(begin, end, winner) for (begin, winner), end in zip(found, ends, strict=True)]
 
 
+def _bound(problem: Problem, seconds: float) -> Certificate:
+    """The bound over all chunkings; one that proves nothing where it takes far longer."""
+    try:
+        with Deadline.after(2 * seconds + _LEAST_S).enforced():
+            return lower_bound(problem, divisible=True, budget_s=seconds)
+    except OutOfTime:
+        return no_bound(problem, divisible=True)
+
+
 def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
     """How many times the best finish another is; where nothing is sent, both are 0, and alike."""
     return finish / best if best else 1
@@ -451,14 +542,15 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_TimedSched
     return [each for each in winners if each is not least]
 
 
-def _range(first: int, last: int, winner: _TimedSchedule, program: Program) -> PlanRange:
+def _range(first: int, last: int, winner: _TimedSchedule, program: Program, bound_s: float) -> PlanRange:
+    """A range with its schedule, times and bounds; each bound takes so many seconds at most."""
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TacclWarning)
         # Schedules of all sketches and cuts compete, so that no clause counts but what merges, and any cut.
         free = [replace(each.problem, clauses=each.problem.clauses.only("merge")) for each in schedules]
-        bounds = [lower_bound(each, divisible=True, budget_s=_BOUND_S) for each in free]
+        bounds = [_bound(each, min(_BOUND_S, bound_s)) for each in free]
     return PlanRange(
         first, last, schedules[1], winner.source, schedules[0].finish, schedules[2].finish,
         bounds[1], bounds[0], bounds[2], program,

@@ -10,14 +10,17 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Duration, checked
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
 from taccl.html import as_html, facts, table
@@ -28,10 +31,12 @@ from taccl.plot.progress import draw_trace, trace_in
 from taccl.plot.sizes import bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, render, title_of
 from taccl.plot.topology import topology as draw_topology
+from taccl.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
+from taccl.synthesis.search import no_bound
 from taccl.units import format_count, format_gap, format_size
 
 if TYPE_CHECKING:
@@ -46,8 +51,9 @@ _MOST_REPLAYED = 20_000
 _MOST_DRAWN = 1_000_000
 #: Certificates of larger problems are not checked again: that takes as long as finding them.
 _MOST_CHECKED = 20_000
-#: Seconds for the bound of a schedule that comes without one.
-_BOUND_S = 5.0
+#: Seconds for the bound of a schedule that comes without one, at most; and shares of the budget for each
+#: bound, and kept for what follows the bandwidths.
+_BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
 _TAG = re.compile(r"<[^>]*>")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
@@ -110,7 +116,7 @@ def report(
     command : str
         What was typed to make the page.
     budget_s : float
-        When baselines are left out that are not timed yet.
+        Of the whole page: what is not worked out by then is left out, and the page says so.
     measured : sequence of str
         Files of logs (see `taccl.fit`), set beside the bandwidths over size.
 
@@ -124,13 +130,14 @@ def report(
     InputError
         If the file exists and `overwrite` is False, or it cannot be written.
     """
+    limit = Deadline.after(budget_s)
     if path is not None:
         check_writable(path, overwrite=overwrite)
     if isinstance(found, Result):
         schedule, bound, details, trace = found.schedule, found.bound, found.to_dict(), found.trace
     else:
         schedule, details = found, details or {}
-        bound, trace = lower_bound(schedule.problem, budget_s=_BOUND_S), trace_in(details)
+        bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
     measured_points(problem, measured)  # which complains of logs that cannot be used
     whole: Any = schedule
@@ -143,12 +150,14 @@ def report(
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")
         try:
-            return make()
+            with limit.enforced():
+                return make()
         except TacclError as error:
             return _paragraph(f"left out: {error}")
 
     def sizes() -> str:
-        rates = bandwidths(whole, budget_s=budget_s, measured=measured)
+        left_s = limit.left_s - _REST_SHARE * budget_s
+        rates = bandwidths(whole, budget_s=max(0.0, left_s), measured=measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
         shown = rates.rename(index=format_size).to_html(float_format="{:.4g}".format, na_rep="", border=0)
         why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
@@ -163,11 +172,14 @@ def report(
         text = "The busiest resources: when they are busy, and for what they are idle, in us:"
         return _paragraph(text) + _lines(simulate(whole).table(limit=12))
 
-    every = bound_of_every_cut(bound)
-    best, checked = standing(bound, schedule.finish, every), ""
+    every, checked = None, ""
+    with suppress(OutOfTime), limit.sooner(_BOUND_SHARE * budget_s).enforced():
+        every = bound_of_every_cut(bound)
+    best = standing(bound, schedule.finish, every)
     if count <= _MOST_CHECKED and bound.witness:
-        holds = "it holds" if bound.check() else "the witness does not prove the bound"
-        checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
+        with suppress(OutOfTime), limit.sooner(_BOUND_SHARE * budget_s).enforced():
+            holds = "it holds" if bound.check() else "the witness does not prove the bound"
+            checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
     violations = listed(judged.violations, most=_MOST_VIOLATIONS)
     figures = [
         ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
@@ -211,6 +223,13 @@ def report(
     if path is not None:
         write_whole(path, page, overwrite=overwrite)
     return page
+
+
+def _bound(problem: Problem, seconds: float) -> Certificate:
+    """A bound found in that time; it proves nothing if even the first claim takes twice as long."""
+    with suppress(OutOfTime), Deadline.after(2 * seconds).enforced():
+        return lower_bound(problem, budget_s=seconds)
+    return no_bound(problem)
 
 
 def _paragraph(text: str) -> str:

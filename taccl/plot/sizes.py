@@ -7,9 +7,9 @@ as well. All have the chunks of the problem.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from taccl.arguments import Duration, Size, checked
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
 from taccl.clauses import BINDING
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.logs import read_log
 from taccl.plot import style
@@ -33,6 +34,8 @@ from taccl.units import format_count, format_size, gb_per_s, parse_size
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+T = TypeVar("T")
 
 #: What people call them.
 NAMES_OF_BASELINES = {
@@ -140,7 +143,8 @@ def bandwidths(
     sizes : sequence of int or str, optional
         As nccl-tests counts them. Default: from 1 KiB to 1 GiB, and the schedule's own.
     budget_s : float
-        When baselines are left out that are not timed yet; ``undefined`` says which.
+        After which nothing more is timed: sizes and bounds are missing then, and ``undefined`` says which
+        baselines are.
     measured : sequence of str
         Files of logs (see `taccl.fit`) of the same collective on as many ranks.
 
@@ -161,7 +165,7 @@ def bandwidths(
     """
     import pandas as pd
 
-    began = time.monotonic()
+    limit = Deadline.after(budget_s)
     own = schedule_of(schedule)
     problem = own.problem
     if problem.size_bytes is None:
@@ -174,27 +178,29 @@ def bandwidths(
     if not every:
         raise InputError("found no size; give at least one, or leave it out", where="sizes")
     points = measured_points(problem, measured)
+    alone = [_in_time(limit, simulate, own, size=size) for size in every]
     lines: dict[str, Any] = {
-        "this schedule": [simulate(own, size=size).predicted_busbw_gb_per_s for size in every]
+        "this schedule": [None if each is None else each.predicted_busbw_gb_per_s for each in alone]
     }
     free = without_sketch(problem)
-    at_most = np.array(_bounds(free, every), float)
+    at_most = np.array(_bounds(free, every, limit), float)
     # What guides a search binds no schedule, and merging is left to all.
     if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
         lines["bound"] = at_most
     else:
         lines["bound, sketch aside"] = at_most
         # The search for a bound may come less far under the sketch, which passes nothing without it.
-        lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every), float), at_most)
+        lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every, limit), float), at_most)
     baselines: list[str] = []
     undefined: dict[str, str] = {}
     for name in BASELINES:
         called = NAMES_OF_BASELINES[name]
-        if time.monotonic() - began > budget_s:
-            undefined[called] = f"not timed: {budget_s:g} s were over"
-            continue
         try:
-            lines[called] = _rates(name, problem, every)
+            rates = _in_time(limit, _rates, name, problem, every)
+            if rates is None:
+                undefined[called] = f"not timed: {budget_s:g} s were over"
+                continue
+            lines[called] = rates
             baselines.append(called)
         except (CollectiveError, InputError) as error:
             undefined[called] = error.message
@@ -223,11 +229,21 @@ def measured_points(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, 
     return tuple(sorted(points))
 
 
-def _bounds(problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
-    """The bus bandwidth that no schedule can pass, at each size."""
+def _in_time(limit: Deadline, work: Callable[..., T], *args: Any, **named: Any) -> T | None:
+    """The result of some work; None where time is up before it."""
+    with suppress(OutOfTime), limit.enforced():
+        return work(*args, **named)
+    return None
+
+
+def _bounds(problem: Problem, sizes: tuple[int, ...], limit: Deadline) -> tuple[float | None, ...]:
+    """The bus bandwidth that no schedule can pass, at each size; None where time is up before it is known."""
     factor, launch = problem.collective.busbw_factor, problem.topology.launch_us
-    bounds = (lower_bound(assume(problem, size=size), budget_s=_BOUND_S).bound for size in sizes)
-    found = [gb_per_s(size, launch + bound) for size, bound in zip(sizes, bounds, strict=True)]
+
+    def bound(size: int) -> float | None:
+        return gb_per_s(size, launch + lower_bound(assume(problem, size=size), budget_s=_BOUND_S).bound)
+
+    found = [_in_time(limit, bound, size) for size in sizes]
     return tuple(None if each is None else each * factor for each in found)
 
 

@@ -8,16 +8,19 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.caching import cached
-from taccl.deadline import Deadline
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import BALANCED, search_balanced
-from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.large import are_kept, effort, suits
+from taccl.synthesis.large_search import offer_compiled
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
 
@@ -25,6 +28,14 @@ from taccl.topology.recognise import dimensions
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
+#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; any other takes 3.
+_BUILD_S = {
+    "one-shot": 0.5, "pairwise": 1.5, "hierarchical": 1.5, "swing": 2.5, "tree": 2.5, "multiplying": 4.0,
+    "bine": 4.5, "recursive": 4.5, "ring": 5.0,
+}  # fmt: skip
+#: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
+#: only spread, and for sums.
+_COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
 def is_small(problem: Problem) -> bool:
@@ -39,6 +50,69 @@ def is_small(problem: Problem) -> bool:
     allowed, units = np.array(problem.links_allowed, dtype=np.int64), int(costs.chunk_units.sum())
     waits = (costs.link_alpha > units * costs.link_beta)[allowed]
     return collective.sums_up and bool(waits.any())
+
+
+def offer_first(search: Search) -> None:
+    """Offer the baselines that fit into a share of the time, the quickest to build first.
+
+    The quickest is offered even if it does not fit. Each is broken off once its time is up.
+    """
+    problem, parameters, since = search.problem, search.parameters, time.monotonic()
+    portfolio, best = parameters.portfolio, ""
+    builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
+    until = search.deadline.sooner(portfolio.first_share * search.deadline.left_s)
+    late = search.deadline.later(parameters.budget.late_s)
+    for takes_s, name in sorted((takes_s, name) for name, takes_s in builds_s.items()):
+        if search.best is not None and takes_s > until.left_s:
+            break
+        if name == _COMPILED:
+            offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=parameters.budget.late_s)
+            continue
+        limit = late if search.best is None else until
+        with suppress(InputError, OutOfTime), limit.enforced():
+            other = _as_asked(name, problem)
+            is_better = search.best is None or other.finish < search.best.finish
+            if is_better and verify(other).ok:
+                search.offer_whole(other, producer=other.producer, verified=True)
+                best = name
+    if best:
+        search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=f"first: {best}")
+
+
+def quickest_first(problem: Problem) -> list[str]:
+    """The names of the baselines, the quickest to build first; those of too many transfers left out."""
+    builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
+    return sorted(builds_s, key=lambda name: (builds_s[name], name))
+
+
+def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
+    """Rough CPU seconds to build each baseline; those of more transfers are left out.
+
+    And those of one run of the compiled list scheduler, for problems with more hops than a few.
+    """
+    per_link_s = 2e-5 * len(problem.topology.links)
+    starting, ending = _ends(problem)
+    transfers = {
+        name: int(starting @ ending) if name == "one-shot" else _arrivals(problem)
+        for name in BASELINES
+        if name not in _APART
+    }
+    found = {
+        name: per_link_s + _BUILD_S.get(name, 3.0) * count / 10_000
+        for name, count in transfers.items()
+        if count <= most_transfers
+    }
+    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
+        each_s = _RUN_S[problem.collective.combining]
+        found[_COMPILED] = _LOAD_S + each_s * _arrivals(problem) / 10_000
+    return found
+
+
+def share_baselines(problem: Problem, other: Problem) -> None:
+    """Take over the baselines that were made of an equal problem, which may differ in its notes."""
+    if problem is not other and problem == other:
+        for name, made in _made(other).items():
+            _made(problem).setdefault(name, replace(made, problem=problem))
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
@@ -66,7 +140,8 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         # What takes very little has its moment even where the search took all of the time.
         if search.is_met or takes_s > max(left_s, portfolio.baseline_least_s):
             continue
-        with suppress(InputError):  # it is not defined here
+        limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
+        with suppress(InputError, OutOfTime), limit.enforced():  # it is not defined here
             other = _as_asked(name, problem)
             if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
@@ -90,8 +165,10 @@ def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -
 
 def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
     """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
-    is_late = _takes_s(name, problem, parameters) > limit.left_s
-    found = None if is_late else obeying(name, problem)
+    found = None
+    if _takes_s(name, problem, parameters) <= limit.left_s:
+        with suppress(OutOfTime), limit.enforced():
+            found = obeying(name, problem)
     return math.inf if found is None else found.finish_us
 
 
@@ -112,17 +189,29 @@ def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
         return math.inf if is_long else transfers * portfolio.balanced_s_per_transfer + links_s
-    ending, starting = (
-        np.array([len(ranks) for ranks in ends.sets])[ends.of_chunk]
-        for ends in (collective.destination_sets, collective.origin_sets)
-    )
-    # Of chunks, or of contributions to their sums where these are more.
-    arrivals = int(np.maximum(ending, starting * collective.sums_up).sum())
+    starting, ending = _ends(problem)
+    arrivals = _arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf
     if name in _NAMED:
         return min(int(starting @ ending), _MOST_NAMED) * portfolio.named_s_per_transfer
     return arrivals * portfolio.baseline_s_per_arrival + links_s
+
+
+def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(num_chunks,) numbers of origins and of destinations of each chunk."""
+    collective = problem.collective
+    starting, ending = (
+        np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]
+        for ends in (collective.origin_sets, collective.destination_sets)
+    )
+    return starting, ending
+
+
+def _arrivals(problem: Problem) -> int:
+    """Number of arrivals of chunks, or of contributions to their sums where these are more."""
+    starting, ending = _ends(problem)
+    return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
 
 
 def _as_asked(name: str, problem: Problem) -> Schedule:

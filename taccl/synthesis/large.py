@@ -8,17 +8,18 @@ and there are few enough, chunks that wait for one link then go together. No obj
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.analysis.verification.replay_kernel import replay_sends, replay_sums
 from taccl.analysis.verification.verify import verify
 from taccl.collectives import make
 from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline, OutOfTime
+from taccl.kernels import is_compiled
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -36,10 +37,14 @@ from taccl.synthesis.heuristic.improvement import (
     improve_schedule,
     suits_improvement,
 )
+from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.limits import Limits, Sends
+from taccl.synthesis.heuristic.queue_kernel import send_along
 from taccl.synthesis.heuristic.queues import routes_of, send_along_trees, send_at_once, send_together
 from taccl.synthesis.heuristic.router import find_paths, find_trees
+from taccl.synthesis.heuristic.router_kernel import route
 from taccl.synthesis.heuristic.spreading import spread
+from taccl.synthesis.heuristic.spreading_kernel import spread_chunks
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.topology.fabrics import ring
 
@@ -82,15 +87,26 @@ def effort(problem: Problem) -> int:
     return problem.collective.num_chunks * len(problem.links_allowed)
 
 
-def compile_kernels(problem: Problem) -> float:
-    """Have the kernels compiled, if they are not; the seconds that this took, which no limit should count."""
-    began, collective = time.monotonic(), problem.collective
-    to_one = all(len(ranks) == 1 for ranks in collective.destination_sets.sets)
+def are_kept(problem: Problem) -> bool:
+    """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
+    kernels: list[Any] = [send_along, route] if _goes_to_one(problem) else [spread_chunks]
+    kernels += [replay_sums if problem.collective.combining else replay_sends]
+    return all(map(is_compiled, kernels + [improve] * suits_improvement(problem)))
+
+
+def compile_kernels(problem: Problem) -> None:
+    """Have the kernels compiled, if they are not."""
+    combines = problem.collective.combining
     paths = tuple(problem.clauses.only("path").values("path").items())
-    _compile_for("reduce-scatter" if collective.combining else "alltoall" if to_one else "allgather", paths)
+    to_one = _goes_to_one(problem)
+    _compile_for("reduce-scatter" if combines else "alltoall" if to_one else "allgather", paths)
     if suits_improvement(problem):
         compile_improvement()
-    return time.monotonic() - began
+
+
+def _goes_to_one(problem: Problem) -> bool:
+    """True if every chunk has one destination."""
+    return all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
 
 @cache

@@ -21,7 +21,7 @@ from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.large import compile_kernels, effort, schedule_large, suits
+from taccl.synthesis.large import are_kept, compile_kernels, effort, schedule_large, suits
 from taccl.synthesis.memory import check_memory, memory_need
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Options, Search
+
+
+#: Note of a search that had no kernels.
+_COLD = (
+    "the compiled search was left out, as compiling it takes about 25 s of CPU, once; give a longer time "
+    "limit (--time-limit 60) once"
+)
 
 
 def search_large(search: Search) -> None:
@@ -46,25 +53,32 @@ def search_large(search: Search) -> None:
         options.spill_dir.mkdir(exist_ok=True)
     most_runs = check_memory(problem, options)
     runs = _Runs(search)
-    have_compiled(search)
+    if not have_compiled(search):
+        raise NoSolutionError(f"{problem!r}: {_COLD}", bound_us=search.bound_us)
     runs.run("first rule", num_runs=1)
     runs.prove()
     if most_runs is None and not search.done:
         runs.run("other rules and seeds", num_runs=None)
 
 
-def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = None) -> None:
+def offer_compiled(
+    search: Search, *, budget_s: float, num_runs: int | None = None, late_s: float | None = None
+) -> None:
     """Offer what the compiled list scheduler finds, which takes no quotient; where it obeys all clauses.
 
     Where links of several ends are on offer, it does without, so that these make nothing worse.
+
+    - `late_s`: Seconds beyond the deadline for a first schedule; by default a short grace.
     """
     problem = search.problem
     is_first = search.best is None and not search.gives_up
     if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
         return
-    have_compiled(search)
-    since, grace_s = time.monotonic(), search.parameters.large.grace_s if is_first else 0.0
-    deadline = (search.patience if is_first else search.deadline.at_least(0.0)).later(grace_s)
+    if not have_compiled(search):
+        return
+    since, deadline = time.monotonic(), search.deadline.at_least(0.0)
+    if is_first:
+        deadline = search.patience.later(search.parameters.large.grace_s if late_s is None else late_s)
     seed = search.options.seed
     try:
         found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)
@@ -77,20 +91,37 @@ def offer_compiled(search: Search, *, budget_s: float, num_runs: int | None = No
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
-def have_compiled(search: Search) -> None:
-    """Have the kernels compiled, if they are not, and put the deadline off by what that takes."""
-    search.allow(compile_telling(search.problem, search.options, search.deadline))
+def have_compiled(search: Search) -> bool:
+    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
+    deadline = search.deadline
+    if search.top.best is None:
+        deadline = search.patience.later(search.parameters.budget.late_s)
+    found = compile_telling(search.problem, search.options, deadline)
+    if not found:
+        search.notes.append(_COLD)
+    return found
 
 
-def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> float:
-    """Have the kernels compiled, if they are not, and say so; the seconds that this took."""
+def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
+    """Have the kernels compiled, if they are not, and say so; false if the time does not suffice.
+
+    What was compiled by then is kept on disk, so that the next run has less to do.
+    """
+    large, least_s = options.parameters.large, options.parameters.choice.cold_s
 
     def tell(past_s: float, *_: object) -> None:
-        if past_s >= options.parameters.large.told_after_s:
+        if past_s >= large.told_after_s:
             options.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
 
-    compiling = Deadline(cancellation=deadline.cancellation)  # in this thread Ctrl-C would be lost
-    return compiling.run(partial(compile_kernels, problem), tell=tell)
+    if not are_kept(problem) and deadline.left_s < least_s:
+        return False
+    try:  # in this thread Ctrl-C would be lost
+        deadline.at_least(options.parameters.choice.compiled_s).run(
+            partial(compile_kernels, problem), tell=tell
+        )
+    except OutOfTime:
+        return False
+    return True
 
 
 def _found(
@@ -149,10 +180,13 @@ class _Runs:
                 self._verify(found)
         except OutOfTime:
             if search.best is None:
-                more = "more time" if self._left_s is None else f"about {self._left_s:.2g} s more"
+                past_s = time.monotonic() - search.options.began_s
+                needed = "more time"
+                if self._left_s is not None:  # by the progress so far, with a quarter to spare
+                    needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
                 raise NoSolutionError(
-                    f"{search.problem!r}: no schedule in {left_s:.3g} s, as {effort(search.problem):.2g} "
-                    f"hops take longer; give {more}, or fewer chunks",
+                    f"{search.problem!r}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
+                    f"hops take longer; give {needed}, or fewer chunks",
                     bound_us=search.bound_us,
                 ) from None
         if deadline.has_passed:

@@ -42,6 +42,9 @@ class ChoiceParameters(_Group):
     # compiled search runs no sketch is suggested. What is compiled already runs from so many seconds on.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
+    # Kernels that no earlier run has left on disk are compiled only with at least this much time left (they
+    # take about 25 s of CPU).
+    cold_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +53,12 @@ class BudgetParameters(_Group):
 
     reserve_s: float = 0.2  # kept back for expanding and verifying what the last stage finds
     least_s: float = 0.05  # of the search, however long what comes before it took
+    late_s: float = 10.0  # Wait for a first schedule beyond the time limit, at most.
     # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of it, in any case
+    last_bound_s: float = 0.5  # after which a bound that is begun at the end is broken off
     explain_s: float = 10.0  # for saying why a problem is infeasible, at most
     # Kept for ruin and recreate: without a sketch, which leaves models few hops, and with one.
     improve_share: float = 0.5
@@ -97,6 +102,9 @@ class PortfolioParameters(_Group):
     baseline_s_per_link: float = 2e-5
     named_s_per_transfer: float = 1e-5  # where what travels is named
     baseline_share: float = 0.5  # of the time, where more comes after them
+    # Share of the time for baselines before the search, and the most transfers of each.
+    first_share: float = 0.2
+    first_transfers: int = 100_000
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
     balanced_transfers: int = 2_000_000

@@ -116,6 +116,8 @@ class Result:
         What ran and why, by the number of hops.
     dimension_bound : DimensionBound, optional
         Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
+    is_brief : bool
+        No time is left for a bound over all chunkings.
     """
 
     schedule: Schedule | CompactSchedule
@@ -130,6 +132,7 @@ class Result:
     trace: tuple[TraceEntry, ...] = ()
     choice: str = ""
     dimension_bound: DimensionBound | None = None
+    is_brief: bool = False
 
     def __post_init__(self) -> None:
         topology = self.schedule.problem.topology
@@ -166,9 +169,10 @@ class Result:
     def bound_of_every_cut(self) -> Certificate | None:
         """The bound of the same data however it is cut into chunks; None where that would take too long.
 
-        It is looked for when it is first asked for, in a second or two; not after Ctrl-C.
+        It is looked for when it is first asked for, in a second or two; not after Ctrl-C, and
+        not where the result is brief.
         """
-        return None if self.interrupted else bound_of_every_cut(self.bound)
+        return None if self.interrupted or self.is_brief else bound_of_every_cut(self.bound)
 
     @property
     def standing(self) -> str:

@@ -22,7 +22,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import FallbackWarning, warn
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule, ScheduleSummary
@@ -269,8 +269,11 @@ class Search:
         self.allow(seconds)
 
     def report(self, doing: str) -> None:
-        """Tell the caller what is going on."""
-        self.options.report(self.prefix + doing, self.best_us, self.bound_us)
+        """Tell the caller what is going on, with the figures of the whole search.
+
+        The finish of one half, and a bound under a sketch, are none of the problem's.
+        """
+        self.options.report(self.prefix + doing, self.top.best_us, self.top.bound_us)
 
     def record(
         self, name: str, solver: str, status: str, since: float, *, ticks: int | None = None, **found: Any
@@ -334,7 +337,7 @@ class Search:
             fault = (
                 "a fault of taccl's own: its bound was above a verified schedule, and was dropped; report it"
             )
-        return Certificate(self.problem, Fraction(0), "none", "nothing that is proven", None), (fault,)
+        return no_bound(self.problem), (fault,)
 
     def _kept(self) -> tuple[Schedule | CompactSchedule | ScheduleSummary, list[str]]:
         """The incumbent as the caller wants it kept, and what to say of that."""
@@ -362,8 +365,19 @@ def bound_within(
 ) -> Certificate:
     """A lower bound in the part of the time until a limit that is meant for it.
 
-    It serves what other time is kept for, too, and so has as large a part of both in any case.
+    It serves what other time is kept for, too, and so has as large a part of both in any case. It proves
+    nothing if even that is too short.
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
-    return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s)
+    last = replace(limit, at_s=math.inf) if limit.at_s == math.inf else limit.at_least(budget.last_bound_s)
+    try:
+        with last.enforced():
+            return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s)
+    except OutOfTime:
+        return no_bound(problem)
+
+
+def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
+    """A bound of zero, which proves nothing."""
+    return Certificate(problem, Fraction(0), "none", "nothing that is proven", None, divisible)

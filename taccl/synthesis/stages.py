@@ -182,7 +182,8 @@ def ruin_and_recreate(search: Search) -> None:
         known = [replace(each, problem=search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
-    have_compiled(search)
+    if not have_compiled(search):
+        return
     since, num_transfers = time.monotonic(), known[0].num_transfers
     if num_transfers * search.parameters.ruin.s_per_transfer > search.deadline.left_s:
         said = f"too little time to read {num_transfers} transfers"

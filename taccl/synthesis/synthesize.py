@@ -22,7 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import naming_contributions
@@ -35,7 +35,14 @@ from taccl.solvers.worker import warm_up
 from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import competing_s, is_small, obeying, offer_baselines
+from taccl.synthesis.competing import (
+    competing_s,
+    is_small,
+    obeying,
+    offer_baselines,
+    offer_first,
+    share_baselines,
+)
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.fused import offer_fused
@@ -52,7 +59,7 @@ from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
 from taccl.synthesis.suggesting.suggest import quick_schedule
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
-from taccl.units import format_us
+from taccl.units import format_count, format_us
 
 
 @checked
@@ -138,7 +145,7 @@ def synthesize(
     """
     known_word(in_network, get_args(InNetworkUse), "in_network")
     options = Options(
-        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, progress, keep,
+        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, _never_back(progress), keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy,
     )  # fmt: skip
     limit = Deadline(options.began_s + time_limit_s)
@@ -199,35 +206,90 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
 
 
 def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
-    """What is found without switches that add."""
-    parameters, budget = options.parameters, options.parameters.budget
-    asked, proposals, limit = _with_chunks(problem, options, limit)
-    left_s = max(0.1, limit.left_s)
-    is_large, choice = choose(asked, options.backend, left_s, parameters)
-    _check_options(asked, options, is_large, choice)
-    if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
-        quick = quick_schedule(asked, options, NEVER)
-        return Search(asked, options, limit, best=quick).result(choice)
-    problem, apart = _feasible(asked, left_s, parameters)
+    """The best schedule without switches that add: of the baselines, or of the search after them."""
+    first = Search(replace(problem, chunks_open=False), options, limit)
+    choice = "the first schedule, as time was up before another was found"
+    try:
+        if options.backend in ("auto", "greedy") and options.keeps_sends:
+            offer_first(first)
+        found = _search_in_chunks(problem, options, limit, first)
+    except KeyboardInterrupt:
+        first.interrupt()
+        if first.best is None:
+            raise
+        return first.result(choice)
+    except NoSolutionError as error:
+        if first.best is None:
+            raise
+        first.ran_out = True
+        if not isinstance(error, OutOfTime):
+            first.notes.append(f"the search found no schedule: {error}")
+    else:
+        if first.best is None or found.schedule.finish <= first.best.finish:
+            return found
+        choice = f"{found.choice}; a baseline in other chunks finishes sooner"
+        first.stages, first.notes = list(found.stages), [*found.notes]
+    first.look_for_bound()
+    return first.result(choice)
+
+
+def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first: Search) -> Result:
+    """The best schedule that the search finds, in the chunks that are chosen before it.
+
+    - `first`: A search that may have a schedule. While none is known, work goes on beyond the time limit.
+
+    Raises `OutOfTime` if only `first` has a schedule when time is up.
+    """
+    parameters, budget, since = options.parameters, options.parameters.budget, time.monotonic()
+    at_last = limit.later(budget.late_s)
+    known = [first]
+
+    def may_end() -> bool:
+        return any(each.best is not None for each in known) or at_last.has_passed
+
+    with limit.enforced(may_end):
+        asked, proposals = _with_chunks(problem, options, limit)
+        share_baselines(asked, first.problem)
+        left_s = max(0.1, limit.left_s)
+        is_large, choice = choose(asked, options.backend, left_s, parameters)
+        _check_options(asked, options, is_large, choice)
+        if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
+            quick = quick_schedule(asked, options, NEVER)
+            return Search(asked, options, limit, best=quick).result(choice)
+        problem, apart = _feasible(asked, left_s, parameters)
+    search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s), best=apart)
+    search.stages = first.stages
+    if problem.collective.chunks_per_rank > 1 or time.monotonic() - since > budget.least_s:
+        chosen = format_count(asked.collective.chunks_per_rank, "chunk")
+        search.record("chunks", "taccl", "done", since, message=f"{chosen} per rank")
     if apart is not None:
-        search = Search(problem, options, limit, best=apart)
         search.look_for_bound()
         return search.result(f"{apart.producer}: no rank can make a sum for all")
-    search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s))
+    known.append(search)
     try:
-        _search_and_improve(search, left_s, is_large, proposals)
-        found = search.result(choice)
-    except KeyboardInterrupt:
-        search.interrupt()
+        with limit.enforced(may_end):
+            _search_and_improve(search, left_s, is_large, proposals)
+    except (KeyboardInterrupt, OutOfTime) as error:
+        if isinstance(error, KeyboardInterrupt):
+            search.interrupt()
+        search.ran_out = True
         if search.best is None:
             raise
-        found = search.result(choice)
+        search.look_for_bound()
+    found = search.result(choice)
     if problem is asked or options.keep == "summary":
         return found
+    return _at_own_roots(asked, found, bound_within(asked, limit, budget))
+
+
+def _at_own_roots(asked: Problem, found: Result, bound: Certificate) -> Result:
+    """The result for the problem that was asked, whose sums were searched at other roots.
+
+    Raises `NoSolutionError` if the schedule breaks the sketch that way.
+    """
     schedule = replace(found.schedule, problem=asked)
-    verdict = verify(schedule)
-    if verdict.ok:
-        return replace(found, schedule=schedule, bound=bound_within(asked, limit, budget))
+    if verify(schedule).ok:
+        return replace(found, schedule=schedule, bound=bound)
     # That a sum is whole at another rank than its root is plain only where sends name what they carry.
     listed = found.schedule.expand() if isinstance(found.schedule, CompactSchedule) else found.schedule
     named = naming_contributions(listed, asked)
@@ -238,7 +300,7 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
             f"sums that are made at other ranks than their roots were found, and break the sketch ({kinds})"
         )
         raise NoSolutionError(f"{asked!r}: {said}; name roots that all contributions reach", bound_us=None)
-    return replace(found, schedule=named, bound=bound_within(asked, limit, budget))
+    return replace(found, schedule=named, bound=bound)
 
 
 def _search_and_improve(
@@ -260,7 +322,7 @@ def _search_and_improve(
     exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     if competes and options.keeps_sends and problem.collective.chunks_per_rank > 1:
-        offer_fused(search, _search_by_ranks)
+        offer_fused(search, partial(_search_in_chunks, first=Search(problem, options, search.deadline)))
     if competes and comes_first:
         offer_baselines(search, share)
     with search.keeping(exchanging_s):
@@ -338,25 +400,22 @@ def choose(
 
 def _with_chunks(
     problem: Problem, options: Options, limit: Deadline
-) -> tuple[Problem, Sequence[SketchProposal], Deadline]:
-    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit.
-
-    And the limit, put off by what is compiled for that.
-    """
+) -> tuple[Problem, Sequence[SketchProposal]]:
+    """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
     whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
     sketch = options.sketch
     if not isinstance(sketch, str):
         per_rank = sketch.problem.collective.chunks_per_rank
-        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch], limit
+        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch]
     is_alone = options.backend not in ("auto", "greedy") or not options.keeps_sends
     if is_alone or not problem.chunks_open:
-        return whole, [], limit
+        return whole, []
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
-        limit = limit.later(compile_telling(whole, options, limit))
+        compile_telling(whole, options, limit)
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
     suggests = options.backend == "auto" and sketch == "auto"
-    return *choose_with_sketches(problem, options, until, give_up=give_up, suggests=suggests), limit
+    return choose_with_sketches(problem, options, until, give_up=give_up, suggests=suggests)
 
 
 def _check_options(problem: Problem, options: Options, is_large: bool, choice: str) -> None:
@@ -453,6 +512,27 @@ def _search_spreading(search: Search, *, backend: str) -> None:
             bound_us=search.bound_us,
         )
     search.ran_out = search.deadline.has_passed and not search.is_met
+
+
+def _never_back(
+    progress: Callable[[str, float | None, float | None], None] | None,
+) -> Callable[[str, float | None, float | None], None] | None:
+    """The same, told the best finish and the highest bound so far.
+
+    Searches in other chunks, and under sketches, begin with figures of their own.
+    """
+    if progress is None:
+        return None
+    known: dict[str, float] = {}
+
+    def tell(doing: str, finish_us: float | None, bound_us: float | None) -> None:
+        if finish_us is not None:
+            known["finish"] = min(finish_us, known.get("finish", finish_us))
+        if bound_us is not None:
+            known["bound"] = max(bound_us, known.get("bound", bound_us))
+        progress(doing, known.get("finish"), known.get("bound"))
+
+    return tell
 
 
 def _cores() -> int:

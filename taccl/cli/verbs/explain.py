@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from taccl.cli.options import add_options, add_problem_options, problem_from_options
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_problem_options, problem_from_options
 from taccl.cli.output import Answer
 
 
@@ -12,7 +12,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
     add_options(verb, "--backend", help="a solver (default highs)")
-    add_options(verb, "--time-limit")
+    add_limit(verb)
 
 
 def run(options: Namespace) -> Answer:
@@ -20,6 +20,7 @@ def run(options: Namespace) -> Answer:
     from taccl.synthesis.explaining.explain import explain
 
     problem = problem_from_options(options, reachable=False)
-    found = explain(problem, backend=options.backend, time_limit_s=options.time_limit)
+    left_s = max(LEAST_S, options.deadline.left_s)
+    found = explain(problem, backend=options.backend, time_limit_s=left_s)
     complaint = "" if found.feasible else "no schedule exists"
     return Answer(repr(found).removeprefix("Explanation: "), found.to_dict(), complaint)

@@ -6,7 +6,17 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_options, option, positive, reader, resized, topology_for, whole
+from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
+    add_options,
+    option,
+    positive,
+    reader,
+    resized,
+    topology_for,
+    whole,
+)
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
 from taccl.errors import InputError
@@ -15,6 +25,9 @@ from taccl.names import shown
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
+
+#: Share of the time limit for writing the files.
+_WRITING_SHARE = 0.1
 
 _instances = reader(lambda w: w if w == "auto" else whole(w), bool, "auto or a positive whole number")
 
@@ -33,7 +46,7 @@ def add(verb: ArgumentParser) -> None:
     group = verb.add_argument_group("search")
     option(group, "--no-baselines", "leave the well-known algorithms out")
     add_options(group, "--backend")
-    add_options(group, "--time-limit", default=300.0, help="seconds in all")
+    add_limit(verb, group, default=300.0)
     add_options(group, "--threads", "--seed")
     help = "ranges at most (default 4, which the MSCCL runtime loads)"
     option(group, "--max-ranges N", help, positive, default=4)
@@ -65,10 +78,11 @@ def run(options: Namespace) -> Answer:
         lowering["in_place"] = options.in_place
     if asked != "auto" and not topology.protocols:  # costs are the same for all
         asked, lowering["protocol"] = "auto", next(each for each in PROTOCOLS if each.lower() == asked)
+    left_s = options.deadline.left_s - _WRITING_SHARE * options.time_limit
     found = taccl.plan(
         topology, options.collective, sketches=sketches, baselines=not options.no_baselines,
         **picked(options, "sizes", "root", "backend", "threads", "seed", "max_ranges"),
-        time_limit_s=options.time_limit, progress=say, protocol=asked, lowering=lowering,
+        time_limit_s=max(LEAST_S, left_s), progress=say, protocol=asked, lowering=lowering,
         runtime=options.runtime,
     )  # fmt: skip
     if found.stopped != "done":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import add_options, add_output, option, reader, refuse
+from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, reader, refuse
 from taccl.cli.output import Answer, check_output, progress_shown, with_content
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
@@ -35,7 +35,9 @@ def add(verb: argparse.ArgumentParser) -> None:
     help = "ring, rings:4, double-tree:8, halving-doubling, doubling, pairwise, hierarchical:8; or a schedule"
     option(verb, "--algorithm NAME|FILE", help, default="ring")
     add_options(verb, "--size", default="100MB", help="larger of a rank's input and output")
-    add_options(verb, "--nodes", "--time-limit", "--seed")
+    add_options(verb, "--nodes")
+    add_limit(verb)
+    add_options(verb, "--seed")
     add_output(verb, "the placement as JSON")
     group = verb.add_argument_group("where nothing was measured")
     help = "how many times what leaves a rack its hosts can send (default 4)"
@@ -68,7 +70,11 @@ def run(options: argparse.Namespace) -> Answer:
     topology, hosts = _hosts(options)
     algorithm = load_schedule(options.algorithm) if is_file(options.algorithm) else options.algorithm
     with progress_shown(wanted=True) as progress:
-        given = {"time_limit_s": options.time_limit, "seed": options.seed, "progress": progress}
+        given = {
+            "time_limit_s": max(LEAST_S, options.deadline.left_s),
+            "seed": options.seed,
+            "progress": progress,
+        }
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
     notes = [*found.topology.notes]
     if hosts and (options.hostfile is not None or options.rankfile is not None):

@@ -6,7 +6,7 @@ import argparse
 import shlex
 
 import taccl
-from taccl.cli.options import add_output, add_schedule, option, schedule_in, seconds
+from taccl.cli.options import LEAST_S, add_limit, add_output, add_schedule, option, schedule_in
 from taccl.cli.output import Answer, check_output, notes_shown, picked
 from taccl.names import shown
 from taccl.units import format_count
@@ -18,7 +18,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_output(verb, "the page, e.g. report.html", required=True)
     help = "a log of nccl-tests or the like, set beside the bandwidths; more than once for several"
     option(verb, "--measured LOG", help, action="append", default=[])
-    option(verb, "--budget S", "seconds for baselines", seconds, default=30.0)
+    add_limit(verb, option_name="--budget")
 
 
 def run(options: argparse.Namespace) -> Answer:
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> Answer:
         report(
             schedule, options.output, overwrite=options.overwrite, details=details_of(options.file),
             command=shlex.join(["taccl", "report", options.file, "-o", options.output]),
-            budget_s=options.budget, measured=options.measured,
+            budget_s=max(LEAST_S, options.deadline.left_s), measured=options.measured,
         )  # fmt: skip
     verification = taccl.verify(schedule)
     figures = picked(schedule, "finish_us", "launch_us", "predicted_us")

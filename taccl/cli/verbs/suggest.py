@@ -12,14 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
-from taccl.cli.options import A_TOPOLOGY, add_options, add_size, option, positive, resized, settle_size
+from taccl.cli.options import (
+    A_TOPOLOGY,
+    LEAST_S,
+    add_limit,
+    add_options,
+    add_size,
+    option,
+    positive,
+    resized,
+    settle_size,
+)
 from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
+from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
 from taccl.names import shown, table
 from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
+    from taccl.deadline import Deadline
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -38,7 +50,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     add_options(verb, "--chunks-per-rank", help="default: as many as finish first")
     add_options(verb, "--root")
     option(verb, "--most N", "how many sketches", positive, default=5)
-    add_options(verb, "--time-limit", default=20.0)
+    add_limit(verb, default=20.0)
     add_options(verb, "--seed")
     how = verb.add_mutually_exclusive_group()
     option(how, "-o --output DIR", "write each as a TOML file into a folder")
@@ -55,16 +67,17 @@ def run(options: argparse.Namespace) -> Answer:
     settle_size(options)
     if options.output is not None and os.path.lexists(options.output) and not os.path.isdir(options.output):
         raise InputError("found a file; expected a folder, which is made if it is missing", where="--output")
+    left_s = max(LEAST_S, options.deadline.left_s)
     with progress_shown(wanted=True) as progress:
         found = taccl.suggest_sketches(
-            topology, options.collective, options.size, time_limit_s=options.time_limit, progress=progress,
+            topology, options.collective, options.size, time_limit_s=left_s, progress=progress,
             **picked(options, "chunk_size", "chunks_per_rank", "root", "most", "seed"),
         )  # fmt: skip
     if not found:
         raise NoSolutionError("no sketch could be scheduled in time; give more time, or fewer chunks")
     if options.best:
         return Answer(found[0].to_toml().rstrip(), _values(topology, found[:1]))
-    rival = _rival(found[0].problem)
+    rival = _rival(found[0].problem, options.deadline)
     text = _text(topology, found, rival)
     if options.output is not None:
         files = _write(found, Path(options.output), overwrite=options.overwrite)
@@ -73,15 +86,18 @@ def run(options: argparse.Namespace) -> Answer:
     return Answer(text, {**_values(topology, found), "baseline": baseline})
 
 
-def _rival(problem: Problem) -> Schedule | None:
-    """The baseline that finishes first, which no sketch says: small sums are soonest made in one shot."""
+def _rival(problem: Problem, deadline: Deadline) -> Schedule | None:
+    """The baseline that finishes first, which no sketch says: small sums are soonest made in one shot.
+
+    None without time for it.
+    """
     if sum(len(chunk.destinations) for chunk in problem.collective.chunks) > _MOST_ARRIVALS:
         return None
     size, whole = problem.size_bytes, problem.chunk_bytes[0]
     free = taccl.make_problem(
         problem.topology, problem.collective, size_bytes=size, chunk_bytes=None if size else whole
     )
-    with suppress(InputError):
+    with suppress(InputError, OutOfTime), deadline.enforced():
         return taccl.baselines.baseline("best", free, cut=False)
     return None
 
@@ -96,7 +112,8 @@ def _checked(options: argparse.Namespace, topology: Topology) -> Answer:
         options.collective, topology.num_ranks, root=options.root, chunks_per_rank=cut
     )
     given = picked(options, "chunk_size", "size")
-    report = taccl.check_sketch(sketch, topology, collective, time_limit_s=options.time_limit, **given)
+    left_s = max(LEAST_S, options.deadline.left_s)
+    report = taccl.check_sketch(sketch, topology, collective, time_limit_s=left_s, **given)
     complaint = "" if report.usable else "the sketch cannot be used as it is"
     return Answer(repr(report).removeprefix("SketchReport: "), report.to_dict(), complaint)
 

@@ -8,15 +8,29 @@ import sys
 
 import taccl
 from taccl.cli.implicit import check_room, implicit_answer
-from taccl.cli.options import add_options, add_output, add_problem_options, option, problem_from_options, size
+from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
+    add_options,
+    add_output,
+    add_problem_options,
+    option,
+    problem_from_options,
+    size,
+)
 from taccl.cli.output import Answer, check_output, picked, progress_shown, say, with_file
 from taccl.errors import InputError
+
+#: Share of the time limit for the bound over all chunkings and for the answer.
+_REST_SHARE = 0.1
 
 
 def add(verb: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_problem_options(verb)
-    add_options(verb, "--backend", "--time-limit", "--threads")
+    add_options(verb, "--backend")
+    add_limit(verb)
+    add_options(verb, "--threads")
     option(verb, "--policy lp|greedy", "how the backend dimension-balanced deals out chunks", default="lp")
     option(verb, "--memory-limit SIZE", "memory of a solver or a large schedule, e.g. 4GB", size)
     option(verb, "--summary", "of a large schedule keep the figures only")
@@ -48,10 +62,11 @@ def run(options: argparse.Namespace) -> Answer:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     known = options.parameters
     parameters = taccl.SearchParameters.load(known) if known else taccl.SearchParameters()
+    left_s = options.deadline.left_s - _REST_SHARE * options.time_limit
     with progress_shown(wanted=not options.log) as progress:
         result = taccl.synthesize(
             problem, **picked(options, "backend", "policy", "threads", "seed", "log", "in_network"),
-            sketch="none" if options.no_sketch else "auto", time_limit_s=options.time_limit,
+            sketch="none" if options.no_sketch else "auto", time_limit_s=max(LEAST_S, left_s),
             memory_limit_mb=memory_limit_mb, progress=progress, parameters=parameters,
             keep="summary" if options.summary else "schedule", spill_dir=options.spill,
             to_file=options.output is not None,
@@ -59,4 +74,4 @@ def run(options: argparse.Namespace) -> Answer:
     if result.interrupted or result.stopped == "time limit":
         what = "Ctrl-C" if result.interrupted else "the time limit"
         say(f"warning: stopped by {what}; this is the best schedule so far")
-    return with_file(result_answer(result), result.schedule, options)
+    return with_file(result_answer(result, options.deadline), result.schedule, options)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
 from taccl.arguments import Seconds, checked
 from taccl.clauses import BINDING, CLAUSES, Clauses
+from taccl.deadline import Deadline, OutOfTime
 from taccl.names import first_of, in_runs
 from taccl.problem import Problem
 from taccl.sketch.reachability import Need, reached, unmet
@@ -37,8 +40,11 @@ from taccl.synthesis.explaining.loosening import (
     Barriers,
     Edit,
 )
+from taccl.synthesis.search import no_bound
 
 _MAX_NAMED = 8
+#: Seconds for the bound of the problem itself in any case.
+_LEAST_BOUND_S = 0.5
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: What the bound without any clause is filed under.
@@ -274,7 +280,7 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
     """What each clause costs: the bound with it, against the bound without it."""
     problem = barriers.problem
-    bound = lower_bound(problem, limit_s=max(0.0, deadline - time.monotonic()))
+    bound = bound_until(problem, deadline)
     costs = []
     for clause, without in _each_without(barriers):
         cost = price(bound.bound_us, clause, without, deadline)
@@ -282,15 +288,27 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
             break
         costs.append(cost)
     costs.sort(key=lambda cost: (cost.clause != EVERY_CLAUSE, -cost.difference_us))
-    along = bound_along(problem)
+    along = None
+    with suppress(OutOfTime), Deadline(deadline).enforced():
+        along = bound_along(problem)
     return Explanation(True, bound.limits, bound_us=bound.bound_us, costs=tuple(costs), dimension_bound=along)
+
+
+def bound_until(problem: Problem, deadline: float) -> Certificate:
+    """The lower bound that is found by a time; it proves nothing if even the first claim takes longer."""
+    limit = Deadline(deadline)
+    with suppress(OutOfTime), limit.at_least(_LEAST_BOUND_S).enforced():
+        return lower_bound(problem, limit_s=limit.left_s)
+    return no_bound(problem)
 
 
 def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None) -> float | None:
     """The lower bound in us; None where time is up before all is done for it."""
-    left_s = deadline - time.monotonic()
-    bound = lower_bound(problem, divisible=divisible, limit_s=left_s) if left_s > 0 else None
-    return None if bound is None or time.monotonic() > deadline else bound.bound_us
+    limit = Deadline(deadline)
+    with suppress(OutOfTime), limit.enforced():
+        bound = lower_bound(problem, divisible=divisible, limit_s=limit.left_s)
+        return None if limit.has_passed else bound.bound_us
+    return None
 
 
 def price(bound_us: float, clause: str, without: Problem, deadline: float) -> ClauseCost | None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from taccl.analysis.certificates.bounds import lower_bound
 from taccl.arguments import Seconds, Size, checked
 from taccl.clauses import CLAUSES
 from taccl.collective import Collective
@@ -27,7 +26,7 @@ from taccl.sketch.group import Symmetries, symmetry_group
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable, unmet
 from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
-from taccl.synthesis.explaining.explain import bound_by, explain, price
+from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, price
 from taccl.synthesis.suggesting.plans import Shift, find_shifts
 from taccl.synthesis.suggesting.proposals import fitting_shifts
 from taccl.topology.topology import Topology
@@ -173,7 +172,7 @@ def check_sketch(
             change=found.change,
             num_unreachable=missed,
         )
-    bound = lower_bound(problem, limit_s=max(0.0, deadline - time.monotonic()))
+    bound = bound_until(problem, deadline)
     return SketchReport(
         name=guide.name,
         usable=not check.wrong,

@@ -29,7 +29,7 @@ from taccl.sketch.sketch import Sketch
 from taccl.synthesis import stages
 from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
-from taccl.synthesis.large import effort, schedule_large, suits
+from taccl.synthesis.large import are_kept, effort, schedule_large, suits
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
@@ -241,8 +241,12 @@ class _Trials:
 def compiled_schedule(
     problem: Problem, options: Options, give_up: Deadline
 ) -> Schedule | CompactSchedule | None:
-    """What one run of the compiled list scheduler finds; None where it does not obey all that is asked."""
-    if not suits(problem):
+    """What one run of the compiled list scheduler finds; None where it does not obey all that is asked.
+
+    None as well where it is not compiled yet, and the time does not suffice for that.
+    """
+    is_cold = give_up.left_s < options.parameters.choice.cold_s and not are_kept(problem)
+    if is_cold or not suits(problem):
         return None
     return schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=give_up)
 
