@@ -439,7 +439,7 @@ class PlanSearch:
             smallest = min(self.candidates, key=lambda each: each.schedule.num_transfers)
             try:
                 with limit.enforced():
-                    programs[smallest] = runnable(smallest.schedule, lowering)
+                    programs[smallest] = runnable(smallest.schedule, lowering, self.runtime)
             except OutOfTime:
                 said = "no schedule became a program in time; give more time, or fewer instances"
                 raise NoSolutionError(said) from None
