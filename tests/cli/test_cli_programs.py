@@ -79,14 +79,14 @@ def test_verify_names_the_fault_of_an_execution_plan(execution_plan, run):
 
 
 def test_a_plan_that_cannot_be_run_names_one_remedy(run, tmp_path):
-    """No ranks: verify says what to do, and so does what cannot read such plans; neither advises the other."""
+    """`verify` names the missing ranks; verbs that cannot read such plans name `verify` and the program."""
     path = tmp_path / "plan.json"
     path.write_text(
         '{"name": "x", "collective": "allreduce", "protocol": "Simple", "inplace": true, "gpus": []}'
     )
     assert "found no gpus; expected an MSCCL++ plan with one for each rank" in run("verify", path)[2]
     for verb in (("convert", path, tmp_path / "x.json"), ("simulate", path, "--topology", "ring:2")):
-        assert "written and not read; give the file that it was made from" in run(*verb)[2]
+        assert "else give the program that it was made of" in run(*verb)[2]
 
 
 def test_verify_checks_all_files_of_a_plan(run, run_json, tmp_path):
