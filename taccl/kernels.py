@@ -16,11 +16,15 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-import numba
-from numba.core import caching
-from numba.core.types import unliteral
+from taccl.address_space import require_address_space
 
-from taccl.errors import CacheWarning, warn
+require_address_space()  # LLVM ends the process where it gets no memory
+
+import numba  # noqa: E402
+from numba.core import caching  # noqa: E402
+from numba.core.types import unliteral  # noqa: E402
+
+from taccl.errors import CacheWarning, warn  # noqa: E402
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 

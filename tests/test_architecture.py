@@ -17,7 +17,7 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("names",),
     ("errors",),
-    ("caching", "deadline", "file_kinds", "html", "kernels", "units"),
+    ("address_space", "caching", "deadline", "file_kinds", "html", "kernels", "units"),
     ("arguments", "reading"),
     ("validation",),
     ("topology", "collective", "solvers"),

@@ -17,8 +17,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 import taccl
+from taccl.address_space import address_space_bytes
 from taccl.errors import InputError, SolverUnavailableError, TacclError
 from taccl.names import shown, shown_lines
+from taccl.solvers.memory import tells_of_memory
 from taccl.units import format_us
 
 if TYPE_CHECKING:
@@ -29,6 +31,12 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 _EXIT_OWN_FAULT = 70
 _EXIT_CODES = ((InputError, EXIT_BAD_INPUT), (SolverUnavailableError, 3), (TacclError, 1))
+
+
+_OUT_OF_MEMORY = (
+    "memory ran out, and nothing was written; allow more (ulimit -v, or that of the container), or take fewer "
+    "ranks or chunks"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,9 @@ def explained(error: Exception, *, where: str | None = None) -> Answer:
         if isinstance(error, kind):
             where = where or getattr(error, "where", None)
             return failed(getattr(error, "message", str(error)), code, where=where)
+    if tells_of_memory(error, bounded=address_space_bytes() is not None):
+        own = str(error) if str(error).startswith("too little memory") else _OUT_OF_MEMORY
+        return failed(own, 1, where=where)
     said = f"a fault of taccl's own ({type(error).__name__}: {error}); set TACCL_TRACEBACK=1 to see where, "
     return failed(f"{said}and report it", _EXIT_OWN_FAULT)
 

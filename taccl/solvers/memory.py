@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
+
+from taccl.address_space import mapped_bytes
 
 #: What native libraries, and Python, say when they get no more memory.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
 #: What else Python says, if the address space is bounded.
-_BOUNDED_WORDS = ("can't start new thread", "failed to map segment")
+_BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 
 def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
@@ -32,7 +33,7 @@ def limited_memory(memory_limit_mb: int | None) -> Iterator[None]:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _mapped_bytes() + memory_limit_mb * 10**6
+    limit = mapped_bytes() + memory_limit_mb * 10**6
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     try:
@@ -44,11 +45,3 @@ def limited_memory(memory_limit_mb: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _mapped_bytes() -> int:
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl.address_space import free_space_bytes
 from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
@@ -157,12 +158,13 @@ def _limit(memory_limit_mb: int | None, share: float) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that this process could still take: of the machine, and of the group it is confined to."""
-    known = []
+    """Memory that this process could still take: of the machine, its control group, and its address space."""
+    space = free_space_bytes()
+    known = [] if space is None else [space]
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             known.append(int(line.split()[1]) * 1024)
-    if not known:
+    if not _lines("/proc/meminfo"):
         known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     for most, now in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
