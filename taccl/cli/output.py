@@ -34,8 +34,8 @@ _EXIT_CODES = ((InputError, EXIT_BAD_INPUT), (SolverUnavailableError, 3), (Taccl
 
 
 _OUT_OF_MEMORY = (
-    "memory ran out, and nothing was written; allow more (ulimit -v, or that of the container), or take fewer "
-    "ranks or chunks"
+    "memory ran out, and nothing was written; allow more (ulimit -v, or that of the container), or take "
+    "fewer ranks or chunks"
 )
 
 

@@ -349,6 +349,7 @@ class PlanSearch:
             (problems, name, place)
             for problems in cuts.values()
             for name in quickest_first(problems[0])
+            if name in BASELINES
             for place in places
         ]
         total = len(left)

@@ -20,7 +20,7 @@ from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Duration, checked
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
 from taccl.html import as_html, facts, table
@@ -54,6 +54,8 @@ _MOST_CHECKED = 20_000
 #: Seconds for the bound of a schedule that comes without one, at most; and shares of the budget for each
 #: bound, and kept for what follows the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
+#: Seconds for each bound in any case; and transfers up to which pictures take little, and are always drawn.
+_LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 _TAG = re.compile(r"<[^>]*>")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
@@ -150,7 +152,7 @@ def report(
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")
         try:
-            with limit.enforced():
+            with (NEVER if count <= _FEW_TRANSFERS else limit).enforced():
                 return make()
         except TacclError as error:
             return _paragraph(f"left out: {error}")
@@ -173,11 +175,15 @@ def report(
         return _paragraph(text) + _lines(simulate(whole).table(limit=12))
 
     every, checked = None, ""
-    with suppress(OutOfTime), limit.sooner(_BOUND_SHARE * budget_s).enforced():
+
+    def share() -> Deadline:
+        return limit.sooner(_BOUND_SHARE * budget_s).at_least(_LEAST_BOUND_S)
+
+    with suppress(OutOfTime), share().enforced():
         every = bound_of_every_cut(bound)
     best = standing(bound, schedule.finish, every)
     if count <= _MOST_CHECKED and bound.witness:
-        with suppress(OutOfTime), limit.sooner(_BOUND_SHARE * budget_s).enforced():
+        with suppress(OutOfTime), share().enforced():
             holds = "it holds" if bound.check() else "the witness does not prove the bound"
             checked = f"Worked out again from its witness, by arithmetic alone: {holds}."
     violations = listed(judged.violations, most=_MOST_VIOLATIONS)
@@ -227,7 +233,7 @@ def report(
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
     """A bound found in that time; it proves nothing if even the first claim takes twice as long."""
-    with suppress(OutOfTime), Deadline.after(2 * seconds).enforced():
+    with suppress(OutOfTime), Deadline.after(max(_LEAST_BOUND_S, 2 * seconds)).enforced():
         return lower_bound(problem, budget_s=seconds)
     return no_bound(problem)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.errors import ExportError, InputError, SketchError
+from taccl.deadline import NEVER
+from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.topology.transform import without
@@ -41,7 +42,7 @@ def ring_plan() -> taccl.Plan:
 def baselines_only() -> planning.PlanSearch:
     """What competes in `four_plan` besides."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
-    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))])
+    search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))], NEVER)
     return search
 
 
@@ -259,12 +260,12 @@ def test_interrupts_keep_what_there_is(monkeypatch):
 
 
 def test_an_interrupt_among_baselines_keeps_those_before(monkeypatch):
-    """Ctrl-C in the second baseline makes a plan of the first."""
+    """Ctrl-C in the second baseline, which is the slower to build, makes a plan of the first."""
 
     def interrupted(*_: object, **__: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "BASELINES", {"ring": taccl.baselines.ring, "tree": interrupted})
+    monkeypatch.setattr(planning, "BASELINES", {"tree": taccl.baselines.tree, "ring": interrupted})
     plan = taccl.plan("ring:4", "allgather", sizes="4KB:1MB", backend="greedy")
     assert (plan.stopped, plan.num_candidates) == ("interrupted", 1)
 
@@ -278,6 +279,30 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
     monkeypatch.setattr(planning, "synthesize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         taccl.plan("ring:4", "allgather", baselines=False)
+
+
+def test_lowering_obeys_the_time_limit(monkeypatch):
+    """Where no program is made in time the error says what to do, and nothing goes on."""
+
+    def endless(*_: object, **__: object) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr(planning, "runnable", endless)
+    with pytest.raises(NoSolutionError, match="more time, or fewer instances"):
+        taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=0.5)
+
+
+def test_baselines_obey_the_time_limit(monkeypatch):
+    """One that takes longer than its share is left out, and the plan says so."""
+
+    def endless(*_: object, **__: object) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr(planning, "BASELINES", {"pairwise": taccl.baselines.pairwise, "ring": endless})
+    plan = taccl.plan("ring:4", "allgather", sizes=["4KB"], backend="greedy", time_limit_s=1)
+    assert any("too little time for 1 of 2 baselines" in note for note in plan.notes)
 
 
 def test_the_time_limit_still_gives_a_plan():
@@ -369,7 +394,7 @@ def test_a_sketch_that_says_how_many_chunks_is_obeyed():
 )
 def test_small_sums_are_made_by_few_sends(topology, at_most_us):
     """Baselines that add at several ranks compete, and their programs fit the format."""
-    (only,) = taccl.plan(topology, "allreduce", sizes=["1KB"], backend="greedy", time_limit_s=1).ranges
+    (only,) = taccl.plan(topology, "allreduce", sizes=["1KB"], backend="greedy", time_limit_s=60).ranges
     assert only.finish_max <= Fraction(at_most_us)
 
 
