@@ -58,7 +58,9 @@ class BudgetParameters(_Group):
     bound_share: float = 0.2
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of it, in any case
-    last_bound_s: float = 0.5  # after which a bound that is begun at the end is broken off
+    # After which a bound that is begun at the end is broken off, and with up to so many hops never.
+    last_bound_s: float = 0.5
+    brief_hops: int = 5_000
     explain_s: float = 10.0  # for saying why a problem is infeasible, at most
     # Kept for ruin and recreate: without a sketch, which leaves models few hops, and with one.
     improve_share: float = 0.5
@@ -75,6 +77,10 @@ class ListParameters(_Group):
     # Of the time where it works alone, before the compiled one; and how much at least.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
+    # CPU seconds of a run per hop of the quotient, by which a budget becomes a number of runs; and how many
+    # times the budget the runs may take on a busy machine.
+    run_s_per_hop: float = 6e-6
+    patience: float = 4.0
     noises: tuple[float, ...] = (0.0, 0.1, 0.5, 2.0, 8.0)  # relative, of priorities, in turn
 
 

@@ -370,7 +370,8 @@ def bound_within(
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
-    last = replace(limit, at_s=math.inf) if limit.at_s == math.inf else limit.at_least(budget.last_bound_s)
+    is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= budget.brief_hops
+    last = replace(limit, at_s=math.inf) if is_brief else limit.at_least(budget.last_bound_s)
     try:
         with last.enforced():
             return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s)

@@ -27,6 +27,7 @@ from taccl.synthesis.paper import contiguity as contiguity_stage
 from taccl.synthesis.paper import jobshop, ordering, routing
 from taccl.synthesis.paper.quotient import Quotient
 from taccl.synthesis.paper.sequencing import Windows, num_pairs
+from taccl.synthesis.parameters import ListParameters
 from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.units import format_us
@@ -137,14 +138,18 @@ _TICK_SLACK = 1e-3
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     """The list scheduler, with seeded restarts until the bound is met or the budget is spent.
 
+    The budget is a number of runs, which a machine of its own does in that time, so that the result does not
+    depend on the load. The clock ends it after several times as long.
+
     Raises `OutOfTime` if the search gives up, and time was up before there was a schedule.
     """
     quotient, scheduling = search.quotient, search.parameters.list
     since = time.monotonic()
     search.report("greedy")
     best: ListSchedule | None = None
-    runs = 0
-    while runs < max_runs and (best is None or (time.monotonic() - since < budget_s and not search.done)):
+    runs, most_s = 0, scheduling.patience * budget_s
+    max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops), scheduling))
+    while runs < max_runs and (best is None or (time.monotonic() - since < most_s and not search.done)):
         priorities = critical_priorities(
             quotient,
             noise=scheduling.noises[runs % len(scheduling.noises)],
@@ -170,6 +175,14 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"
     search.record("greedy", "taccl", status, since, finish_us=search.best_us, message=message)
+
+
+def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
+    """Number of runs for a budget, rounded down to a power of 2, as the time that is left varies a little."""
+    if budget_s <= 0:
+        return 2 * len(scheduling.noises)  # the first may find nothing
+    rounded_s = 2.0 ** math.floor(math.log2(budget_s))
+    return max(2 * len(scheduling.noises), int(rounded_s / (scheduling.run_s_per_hop * max(1, num_hops))))
 
 
 def ruin_and_recreate(search: Search) -> None:

@@ -276,7 +276,11 @@ def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first
         if search.best is None:
             raise
         search.look_for_bound()
-    found = search.result(choice)
+    try:
+        found = search.result(choice)
+    except KeyboardInterrupt:  # while the best is verified
+        search.interrupt()
+        found = search.result(choice)
     if problem is asked or options.keep == "summary":
         return found
     return _at_own_roots(asked, found, bound_within(asked, limit, budget))

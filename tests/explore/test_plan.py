@@ -117,7 +117,7 @@ def test_a_ring_needs_one_range():
 
 def test_fewer_ranges_keep_the_least_loss():
     """With one range only, one schedule is for all sizes, and what that costs is noted."""
-    ranges, notes = baselines_only().ranges(1, {})
+    ranges, notes = baselines_only().ranges(1, {}, NEVER)
     assert [(each.min_bytes, each.max_bytes) for each in ranges] == [(1000, 10**6)]
     assert any("with so few ranges" in note for note in notes)
 

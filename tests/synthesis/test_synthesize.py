@@ -303,7 +303,7 @@ class TestLimits:
     def test_same_seed(self, backend, collective, loose_bound):
         """The same problem, options and seed give the same schedule, transfer by transfer."""
         problem = problem_of(full(3, port=True), collectives.make(collective, 3))
-        limit_s = 0.2 if backend == "greedy" else 0.8  # the list scheduler goes on to its end
+        limit_s = 20 if backend == "greedy" else 0.8  # the list scheduler counts runs
         run = partial(taccl.synthesize, problem, backend=backend, time_limit_s=limit_s, threads=1, seed=7)
         first, second = run(), run()
         assert first.schedule.digest() == second.schedule.digest()
@@ -341,16 +341,16 @@ class TestLimits:
         )
         doing = [what for what, _, _ in heard]
         prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)
-        assert doing[0] == f"{prefixes[0]}greedy"
+        assert f"{prefixes[0]}greedy" in doing
         for prefix in prefixes:
             own = [news for news in heard if news[0].startswith(prefix)]
             finishes = [finish for _, finish, _ in own if finish is not None]
-            assert own[0][1] is None
             assert finishes == sorted(finishes, reverse=True)
-            assert {bound for _, _, bound in own} == {own[0][2]}
-            assert 0 < own[0][2] <= finishes[-1]
+            bounds = [bound for _, _, bound in own if bound is not None]
+            assert bounds == sorted(bounds)
+            assert 0 < bounds[-1] <= finishes[-1]
         if collective == "alltoall":
-            assert (finishes[-1], own[0][2]) == (result.finish_us, result.bound_us)
+            assert (finishes[-1], bounds[-1]) == (result.finish_us, result.bound_us)
             assert any("on cpsat" in what for what in doing)
             assert any("on highs" in what for what in doing)
 
@@ -498,11 +498,13 @@ print("returned", result.stopped, result.interrupted)
 COMMAND = f"{LOOSE}sys.exit(cli.main(sys.argv[1:]))"
 #: The command line, which gets SIGINT as soon as it computes the bound: before any schedule.
 EARLY = f"""{LOOSE}
-def interrupted(problem, **options):
-    os.kill(os.getpid(), signal.SIGINT)
-    return half(problem, **options)
+import taccl.synthesis.synthesize
+synthesizing = sys.modules["taccl.synthesis.synthesize"]
 
-searching.lower_bound = interrupted
+def interrupted(search):
+    os.kill(os.getpid(), signal.SIGINT)
+
+synthesizing.offer_first = interrupted
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -577,9 +579,10 @@ class TestCtrlC:
         assert result.finish_us == 12
 
     def test_nothing_found(self, loose_bound):
-        """Before the list scheduler's first schedule there is nothing to return."""
-        with pytest.raises(KeyboardInterrupt):
-            taccl.synthesize(small(), progress=interrupt_once("greedy"))
+        """Before the list scheduler's first schedule a baseline is returned."""
+        result = synthesized(small(), progress=interrupt_once("greedy"))
+        assert taccl.verify(result.schedule).ok
+        assert result.interrupted
 
     @pytest.mark.parametrize(("next_tried", "best"), [("2 chunks", 1), ("4 chunks", 2)])
     def test_chunks_are_chosen(self, next_tried, best):
@@ -593,10 +596,9 @@ class TestCtrlC:
         assert result.schedule.problem.collective.num_chunks == best
 
     def test_no_chunks_are_tried(self):
-        """Before the first number of chunks is tried there is nothing to return."""
+        """Before the first number of chunks is tried a baseline is returned, and no number chosen."""
         problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**6)
-        with pytest.raises(KeyboardInterrupt):
-            taccl.synthesize(problem, progress=interrupt_once("1 chunk"))
+        assert synthesized(problem, progress=interrupt_once("1 chunk")).interrupted
         with pytest.raises(KeyboardInterrupt):  # a script that asks for a number alone is to end
             taccl.choose_chunks(problem, progress=interrupt_once("2 chunks"))
 

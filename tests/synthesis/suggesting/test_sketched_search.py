@@ -18,6 +18,8 @@ BRIEF = taccl.SearchParameters.from_dict(
             "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
             "routing_share": 0.01, "job_shop_share": 0.01,
         },
+        "budget": {"bound_share": 0},  # a bound that no first schedule meets
+        "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
         "ruin": {"idle_runs": 1, "run_turns": 100},
     }
 )  # fmt: skip
