@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.errors import AssumptionWarning, InputError, warn
+from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.names import shown
 from taccl.topology.clusters import asymmetry, completed, levels
@@ -243,9 +243,6 @@ class Probe:
                 )
         else:
             notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
-        if assumed:
-            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-            warn(f"{name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
         return builder.build(notes=notes, assumed=assumed)
 
     def to_dict(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
 from taccl.caching import TURNED, cached
-from taccl.errors import FormatError, InputError, TopologyError
+from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyError, warn
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
@@ -462,7 +462,13 @@ class TopologyBuilder:
         self._switches.append(Switch(name, tuple(ranks), tuple(links), reduces))
 
     def build(self, *, notes: Sequence[str] = (), assumed: Sequence[str] = ()) -> Topology:
-        """The topology; `TopologyError` says what is not there, or which cost is wrong."""
+        """The topology; `TopologyError` says what is not there, or which cost is wrong.
+
+        An `AssumptionWarning` lists what an import assumed.
+        """
+        if assumed:
+            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
+            warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
         return Topology(
             **{name: getattr(self, name) for name in (*_WORDS, "protocol", "launch_us")},
             node_of_rank=tuple(self.node_of_rank),

@@ -43,7 +43,8 @@ def full_disk(monkeypatch):
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump])
 def test_a_full_disk_leaves_no_file(name, tmp_path, full_disk):
     """Of every format: one sentence, and neither a part of the file nor a draft."""
-    thing = SCHEDULE.problem.topology if "topology" in name else SCHEDULE
+    problem = SCHEDULE.problem
+    thing = problem.topology if "topology" in name else problem if "problem" in name else SCHEDULE
     with pytest.raises(InputError, match="cannot be written .No space left on device."):
         write(thing, tmp_path / "file", format=name)
     assert not list(tmp_path.iterdir())

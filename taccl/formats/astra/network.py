@@ -102,10 +102,10 @@ def load_astra_network(
         alpha_meaning=alpha_meaning, profile="astra-sim",
     )  # fmt: skip
     add_dimensions(builder, dims, names={kind: block for block, kind in _KINDS.items()})
-    return builder.build(notes=_notes(file, alpha_meaning, ranks_per_node))
+    return builder.build(notes=_notes(file, alpha_meaning), assumed=_assumed(file, ranks_per_node))
 
 
-def _notes(file: _Network, alpha_meaning: AlphaMeaning, ranks_per_node: int | None) -> list[str]:
+def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
     notes = ["1 GB/s of the file is 2**30 bytes a second of each link and direction, as ASTRA-sim counts"]
     if alpha_meaning == "pipelined":
         notes.append("a link is free once the bytes have left it, as in ASTRA-sim: alpha is pipelined")
@@ -114,12 +114,18 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning, ranks_per_node: int | No
             "a send through a switch takes two latencies and its bytes once; ASTRA-sim's backend with "
             "congestion stores and forwards, and takes the bytes twice"
         )
+    return notes
+
+
+def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
+    """Nodes, which the file lacks, and fields that are left out."""
+    assumed = []
     if ranks_per_node is None:
-        notes.append("the file has no nodes: all ranks are in one (ranks_per_node= cuts them)")
+        assumed.append("all ranks are in one node, as the file has no nodes (ranks_per_node= cuts them)")
     if file.model_extra:
         unread = ", ".join(name[:40] for name in sorted(file.model_extra)[:8])
-        notes.append(f"fields that are not read: {unread}")
-    return notes
+        assumed.append(f"fields that are not read: {unread}")
+    return assumed
 
 
 def _plain(text: str, where: str) -> dict[str, Any]:

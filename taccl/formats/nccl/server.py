@@ -16,7 +16,7 @@ from importlib import import_module
 from itertools import combinations, pairwise, permutations
 from typing import Any, Literal, NamedTuple
 
-from taccl.errors import AssumptionWarning, TopologyError, warn
+from taccl.errors import TopologyError
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import Side, Topology, TopologyBuilder
 from taccl.units import format_count
@@ -168,9 +168,6 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
     shared.add_resources()
     assumed = [*_limits_guessed(server, by_pcie, nics if nodes > 1 else None), *server.assumed]
     assumed += _assumptions(server, wiring, by_pcie, nics)
-    if assumed:
-        told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-        warn(f"{server.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
     return builder.build(notes=(*notes, *_notes(wiring, by_pcie, nics)), assumed=assumed)
 
 

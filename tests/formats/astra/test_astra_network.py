@@ -145,12 +145,12 @@ def test_ways_to_write_a_list(tmp_path, text):
     topology = load_astra_network(_write(tmp_path, text))
     assert len(topology.links) == 8
     assert {link.alpha_us for link in topology.links} == {Fraction(1, 2)}
-    assert any("faulty_links" in note for note in topology.notes) == ("faulty_links" in text)
+    assert any("faulty_links" in each for each in topology.assumed) == ("faulty_links" in text)
 
 
 def test_every_assumption_is_a_note():
     """Units, occupation, the switch's two hops, nodes."""
-    notes = " ".join(ours("switch-4").notes)
+    notes = " ".join(ours("switch-4").told)
     for part in ("2**30", "pipelined", "stores and forwards", "ranks_per_node="):
         assert part in notes
 
