@@ -118,6 +118,7 @@ def add_crossbar(
     name: str,
     link_name: str = "",
     reduces: InNetwork | None = None,
+    port_betas: Mapping[int, Fraction] | None = None,
 ) -> None:
     """Join `ranks` by a switch: a link for every ordered pair, a port out and a port in for every rank.
 
@@ -125,14 +126,20 @@ def add_crossbar(
     with its alpha, or the overhead that is part of it, where alpha occupies, without where it pipelines. A
     rank thus sends to one rank at a time, and receives from one rank at a time. A switch that `reduces` has
     links of several ends as well (`add_aggregation`).
+
+    - `port_betas` (mapping of int to Fraction, optional): {rank: us per MB of its ports}, in place of the
+      cost's for all; a link is as fast as the slower of its two ports.
     """
     port_out = {rank: builder.add_resource(f"port out {rank} ({name})") for rank in ranks}
     port_in = {rank: builder.add_resource(f"port in {rank} ({name})") for rank in ranks}
     links = []
+    betas = dict.fromkeys(ranks, cost.beta_us_per_mb) if port_betas is None else port_betas
     for src, dst in permutations(ranks, 2):
-        link = builder.add_link(src, dst, **cost._asdict(), name=link_name or name)
+        each = cost._replace(beta_us_per_mb=max(betas[src], betas[dst]))
+        link = builder.add_link(src, dst, **each._asdict(), name=link_name or name)
         held_us, _ = builder.links[link].held_us(builder.alpha_meaning, cost.overhead_us)
-        hold_ends(builder, link, port_out[src], port_in[dst], alpha_us=held_us)
+        builder.add_hold(link, port_out[src], alpha_us=held_us, beta_us_per_mb=betas[src])
+        builder.add_hold(link, port_in[dst], alpha_us=held_us, beta_us_per_mb=betas[dst], side="receive")
         links.append(link)
     if reduces is not None:
         links += add_aggregation(builder, port_out, port_in, cost, reduces=reduces, name=name)

@@ -131,7 +131,7 @@ def load_nvidia_smi(
     server.assumed += [
         f"ranks {ranks[0]}-{ranks[-1]} share an NVSwitch, with {count} NVLinks each (nvlink_joins='pairs' "
         "says otherwise)"
-        for ranks, count in server.switches
+        for ranks, count in ((sorted(counts), max(counts.values())) for counts in server.switches)
         if nvlink_joins == "auto"
     ]
     notes = []
@@ -146,7 +146,8 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
     for pair, count in server.nvlinks.items():
         for rank in pair:
             of_rank[rank] += count
-    of_rank |= {rank: count for ranks, count in server.switches for rank in ranks}
+    for counts in server.switches:
+        of_rank |= counts
     most = max(of_rank.values(), default=0)
     known = (entry for entry in _PCIE_BY_NVLINKS if most <= entry[0])
     _, generation, rate = next(known, _PCIE_BY_NVLINKS[-1])
@@ -325,8 +326,8 @@ def _add_tree(
 
 def _nvlinks(
     matrix: _Matrix, joins: NvlinkUse, where: str
-) -> tuple[dict[tuple[int, int], int], tuple[tuple[tuple[int, ...], int], ...]]:
-    """NVLinks between pairs of local ranks, and NVSwitches with the ranks that each joins."""
+) -> tuple[dict[tuple[int, int], int], list[dict[int, int]]]:
+    """NVLinks between pairs of local ranks, and NVSwitches with the NVLinks of each rank into them."""
     import networkx
 
     gpus = matrix.gpus
@@ -349,7 +350,7 @@ def _nvlinks(
                 f"{_MOST_NVLINKS} each; say nvlink_joins='pairs' if they are joined so",
                 where=where,
             )
-        switches.append((tuple(ranks), counts.pop()))
+        switches.append(dict.fromkeys(ranks, counts.pop()))
         for pair in pairs:
             del count[pair]
-    return count, tuple(switches)
+    return count, switches

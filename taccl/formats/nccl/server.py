@@ -48,8 +48,7 @@ class PcieServer:
 
     - `tree`: Of CPUs, switches and devices; what limits a step from one to the next is its edge's ``step``.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
-    - `switches` (tuple of (tuple of int, int)): Local ranks that an NVSwitch joins, and NVLinks of each into
-      it.
+    - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
     - `nvlink_beta_us_per_mb`: Of one NVLink.
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
     - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
@@ -67,7 +66,7 @@ class PcieServer:
     gpus: list[str] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    switches: tuple[tuple[tuple[int, ...], int], ...] = ()
+    switches: Sequence[Mapping[int, int]] = ()
     nvlink_beta_us_per_mb: Fraction = Fraction(1)
     fabric: str = "NVLink"
     devices: dict[str, tuple[str, Fraction, str]] = field(default_factory=dict)
@@ -221,7 +220,9 @@ def _pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
     import networkx
 
     ranks = range(len(server.gpus))
-    joined = set(server.nvlinks) | {pair for group, _ in server.switches for pair in combinations(group, 2)}
+    joined = set(server.nvlinks) | {
+        pair for group in server.switches for pair in combinations(sorted(group), 2)
+    }
     nvlink = networkx.Graph(joined)
     nvlink.add_nodes_from(ranks)
     if networkx.is_connected(nvlink) and pcie == "where-needed":
@@ -241,11 +242,12 @@ def _add_node(
                 first + src, first + dst, alpha_us=alpha_us, beta_us_per_mb=beta, overhead_us=OVERHEAD_US,
                 name=name,
             )  # fmt: skip
-    for number, (ranks, count) in enumerate(server.switches):
+    for number, counts in enumerate(server.switches):
         which = f" {number}" if len(server.switches) > 1 else ""
-        cost = LinkCost(alpha_us, server.nvlink_beta_us_per_mb / count, OVERHEAD_US)
+        betas = {first + rank: server.nvlink_beta_us_per_mb / count for rank, count in counts.items()}
+        cost = LinkCost(alpha_us, max(betas.values()), OVERHEAD_US)
         name = f"NVSwitch{which} of node {node}"
-        add_crossbar(shared.builder, [first + rank for rank in ranks], cost, name=name, link_name="NVSwitch")
+        add_crossbar(shared.builder, sorted(betas), cost, name=name, link_name="NVSwitch", port_betas=betas)
     for pair in by_pcie:
         for src, dst in (pair, pair[::-1]):
             steps = server.steps(server.gpus[src], server.gpus[dst])

@@ -28,7 +28,7 @@ from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 from taccl.topology.topology import Topology
 
 Pairs = dict[tuple[int, int], int]
-Switches = tuple[tuple[tuple[int, ...], int], ...]
+Switches = list[dict[int, int]]
 
 MAX_FILE_BYTES = 16 * 10**6
 #: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.
@@ -187,20 +187,13 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
                 "back; expected as many; correct the counts"
             )
     assumed += [f"{count} {fabric}s to {what} are left out" for what, count in left_out.items()]
-    switches: Switches = ()
-    if into_switch:
-        fewest, most = min(into_switch.values()), max(into_switch.values())
-        if fewest < most:
-            assumed.append(
-                f"ranks have {fewest} to {most} NVLinks into NVSwitch; every port is given {fewest}"
-            )
-        switches = ((tuple(sorted(into_switch)), fewest),)
+    switches: Switches = [dict(into_switch)] if into_switch else []
     return {pair: count for pair, count in directed.items() if pair[0] < pair[1]}, switches
 
 
 def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) -> tuple[Pairs, Switches]:
     if not isinstance(nvlinks, Mapping):
-        return {}, ((tuple(range(num_gpus)), check_count(nvlinks, where="nvlinks")),)
+        return {}, [dict.fromkeys(range(num_gpus), check_count(nvlinks, where="nvlinks"))]
     pairs: Pairs = {}
     for pair, count in nvlinks.items():
         low, high = sorted(pair)
@@ -211,7 +204,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
             )
         if pairs.setdefault((low, high), check_count(count, where=f"nvlinks: {pair}")) != count:
             raise TopologyError(f"found two numbers for the pair {low}, {high}; give one", where="nvlinks")
-    return pairs, ()
+    return pairs, []
 
 
 def _nvlink_beta(ranked: list[Gpu], fabric: str, assumed: list[str]) -> Fraction:

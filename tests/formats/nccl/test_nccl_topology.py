@@ -352,12 +352,17 @@ def test_nvlinks_into_nvswitch_add_up(tmp_path, sm, rate):
     assert topology.switches[0].ranks == (0, 1, 2)
 
 
-def test_lost_nvlink_slows_every_port(tmp_path):
-    """Ranks with 6 and 5 links into NVSwitch: ports of 5, and a note."""
-    devices = [_gpu(i, [("0:a0:0.0", 6 - i, "0x068000")]) for i in range(2)]
+def test_lost_nvlink_slows_the_port_of_its_rank(tmp_path):
+    """Ranks with 6, 6 and 5 links of 20 GB/s into NVSwitch: ports of 120, 120 and 100, and links between them."""
+    devices = [_gpu(i, [("0:a0:0.0", 5 if i == 2 else 6, "0x068000")]) for i in range(3)]
     topology = load_nccl_topology(_write(tmp_path, *devices))
-    assert {link.beta_us_per_mb for link in topology.links} == {10}
-    assert any("5 to 6 NVLinks" in note for note in topology.assumed)
+    full, lost = Fraction(1000, 120), Fraction(10)
+    assert _beta(topology, 0, 1) == full
+    assert _beta(topology, 0, 2) == _beta(topology, 2, 1) == lost
+    assert _shared(topology, 0, 2) == {
+        "port out 0 (NVSwitch of node 0)": (full, "send"),
+        "port in 2 (NVSwitch of node 0)": (lost, "receive"),
+    }
 
 
 def test_ranks_of_the_file_are_kept_in_order(tmp_path):
