@@ -102,7 +102,8 @@ class PcieServer:
         """Raise guessed links that serve NICs alone, as of a card with two ports, to what these NICs send."""
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
-        for nic in self.nics:
+        used = sorted({nic for near in _nearest_nics(self) for nic in near})
+        for nic in (self.nics[each] for each in used):
             for key in self._above(nic.at):
                 sent[key] += 1 / nic.beta_us_per_mb
         for key in sent.keys() - serves_gpus:
