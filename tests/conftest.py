@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import signal
 import sys
@@ -127,13 +128,32 @@ def pytest_runtest_setup(item: pytest.Item):
     return (yield)
 
 
+class _Faults(logging.Handler):
+    """Errors that taccl logs: a proposal that the verifier refuses, or a bound above a verified schedule."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Note with each test how many random cases it tried, and the CPU that it took."""
-    before = TRIED.copy()
+    """Note with each test how many random cases it tried, and the CPU that it took; fail it for logged faults.
+
+    A test that makes such a fault on purpose is marked ``faulty``.
+    """
+    before, faults, logger = TRIED.copy(), _Faults(), logging.getLogger("taccl")
+    logger.addHandler(faults)
     try:
-        return (yield)
+        result = yield
+        if faults.said and item.get_closest_marker("faulty") is None:
+            pytest.fail("a fault of taccl's own was logged: " + "; ".join(faults.said))
+        return result
     finally:
+        logger.removeHandler(faults)
         item.user_properties += [("fuzz", [name, tried]) for name, tried in (TRIED - before).items()]
         item.user_properties.append(("cpu_s", _cpu_s() - item.stash[_BEGAN]))
 

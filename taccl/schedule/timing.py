@@ -23,6 +23,7 @@ def exact_times(
     chunk: ArrayLike,
     link: ArrayLike,
     starts: ArrayLike | None = None,
+    ends: ArrayLike | None = None,
     sequence: ArrayLike | None = None,
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
@@ -36,6 +37,8 @@ def exact_times(
     - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks: the order on each resource is
       that of the holds they imply. They need not be exact, and times in the result are never later when they
       were valid.
+    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: when what travels
+      arrives for those that read it. By default a send ends when it has taken its own time.
     - `sequence`, (num_transfers,) array_like of int: Instead of `starts`: sends take their resources in this
       order, and read what came before.
 
@@ -56,7 +59,8 @@ def exact_times(
     send = np.argsort(np.argsort(first))[send]
     order = Precedence(
         problem, problem, chunk=chunk, link=link, group=send, reduce=reduce, start=key,
-        places=starts is None, impose=True, contributions=contributions,
+        end=None if ends is None else np.asarray(ends, dtype=np.int64), places=starts is None, impose=True,
+        contributions=contributions,
     )  # fmt: skip
     start = Tasks.of_sends(order, turns=True).heads()
     return order.schedule(np.array(start, dtype=np.int64), producer=producer)

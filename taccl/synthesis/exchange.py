@@ -56,9 +56,10 @@ def offer_exchanged(search: Search) -> None:
 def exchanged(schedule: Schedule) -> Schedule | None:
     """The schedule with its sums exchanged at their roots; None where that has no send start earlier.
 
+    None, too, where transfers name the contributions that they carry: these do not follow trees.
     Raises `InputError` or `ValueError` if merged sends would wait for each other.
     """
-    if not schedule.problem.collective.sums_up:
+    if not schedule.problem.collective.sums_up or schedule.carries is not None:
         return None
     trees = iter(read_trees(schedule))
     pairs = (_last_pair(schedule, *both) for both in zip(trees, trees, strict=True))

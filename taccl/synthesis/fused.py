@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError
@@ -65,27 +66,71 @@ def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
 def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]]) -> Schedule:
     """The schedule of a problem that one of `fused` is: where sends may not merge, one chunk after another.
 
-    Raises `NoSolutionError` where costs are so fine that the times of one were rounded, not of the other.
+    Every part reads the sum that the whole reads. A part that starts late may so keep waiting what arrives
+    during the whole's send. Two ranks that exchange sums cannot, where one way merges: the merged send would
+    wait for the last part the other way, and the first part for the merged send. Chunks exchanged so travel
+    one after another both ways; all chunks do, where parts would still wait for each other.
+
+    Raises `NoSolutionError` if costs are so fine that the times of one were rounded and not of the other, or
+    parts would wait for each other.
     """
-    many = problem.collective.chunks_per_rank
-    row = np.repeat(np.arange(len(schedule)), many)
-    place = np.tile(np.arange(many), len(schedule))
-    link = schedule.link[row]
-    may_merge = np.isin(link, sorted(problem.clauses.merging))
-    # A place in a send that may not merge is a send.
-    apart = np.where(may_merge, 0, place)
     # Larger chunks need no finer ticks.
     finer, rounded = divmod(problem.costs.ticks_per_us, schedule.problem.costs.ticks_per_us)
-    start, end = (times[row] * finer for times in (schedule.start, schedule.end))
-    sums = schedule.contributions
     if rounded:
         raise NoSolutionError("times of the fused problem are none of the problem's", bound_us=None)
+    may_merge = np.isin(schedule.link, sorted(problem.clauses.merging))
+    exchanged = may_merge & np.isin(schedule.group, schedule.group[_overlapping(schedule, ~may_merge)])
+    ways = [may_merge, may_merge & ~exchanged][: 1 + bool(exchanged.any())]
+    for some in (ways, [np.zeros_like(may_merge)]):
+        found = []
+        for together in some:
+            with suppress(ValueError):
+                found.append(_cut(schedule, problem, parts, together, finer))
+        if found:
+            return min(found, key=lambda each: each.finish_ticks)
+    raise NoSolutionError("parts of the fused problem's sends wait for each other", bound_us=None)
+
+
+def _overlapping(schedule: Schedule, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(num_transfers,) True for reducing ones whose destination sends the same chunk on meanwhile, alone.
+
+    - `alone`, (num_transfers,): True for transfers in sends that do not merge.
+    """
+    links, sent = schedule.problem.topology.links, defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+    columns = [column.tolist() for column in (schedule.chunk, schedule.link, schedule.start, schedule.end)]
+    transfers = list(zip(*columns, strict=True))
+    for (chunk, link, start, end), is_alone in zip(transfers, alone.tolist(), strict=True):
+        for rank in links[link].srcs if is_alone else ():
+            sent[rank, chunk].append((start, end))
+    found = [
+        any(since < end and start < until for rank in links[link].dsts for since, until in sent[rank, chunk])
+        for chunk, link, start, end in transfers
+    ]
+    return np.array(found, bool) & schedule.reduce
+
+
+def _cut(
+    schedule: Schedule,
+    problem: Problem,
+    parts: Sequence[Sequence[int]],
+    together: NDArray[np.bool_],
+    finer: int,
+) -> Schedule:
+    """The schedule in parts, those of some transfers together in one send; `finer`: ticks to one of its own.
+
+    Raises `ValueError` if some would wait for each other.
+    """
+    many, sums = problem.collective.chunks_per_rank, schedule.contributions
+    row = np.repeat(np.arange(len(schedule)), many)
+    place = np.tile(np.arange(many), len(schedule))
     return exact_times(
         problem,
         chunk=np.array(parts)[schedule.chunk[row], place],
-        link=link,
-        starts=start + apart * ((end - start) // many),
-        group=schedule.group[row] * many + apart,
+        link=schedule.link[row],
+        # What parts read, and what reads them, follows the times of the whole.
+        starts=schedule.start[row] * finer,
+        ends=schedule.end[row] * finer,
+        group=schedule.group[row] * many + np.where(together[row], 0, place),
         reduce=schedule.reduce[row],
         contributions=None if sums is None else [sums[i] for i in row.tolist()],
         producer=schedule.producer,

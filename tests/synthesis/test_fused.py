@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 
 import taccl
 from taccl.problem import Clauses
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.exchange import exchanged
 from taccl.synthesis.fused import fused, parted
+from tests.fuzzing import cases
+from tests.synthesis.small_problems import custom
 
 
 def sums(topology, name, *, per_rank, size="16KB", clauses=None):
@@ -50,18 +58,91 @@ def test_where_all_merges_parts_finish_when_the_whole_does(name):
     assert schedule.finish == found.finish
 
 
+@pytest.mark.slow
 def test_where_some_may_not_merge_parts_go_one_after_another():
     """Over a link that merges nothing each part is a send of its own, and none ends later than the whole."""
     ring = taccl.topologies.ring(4)
     merging = frozenset(e for e, link in enumerate(ring.links) if link.srcs[0] % 2)
     problem = sums(ring, "allreduce", per_rank=4, clauses=Clauses(max_merge=16, merging=merging))
     whole, parts = fused(problem)
-    found = taccl.synthesize(whole, time_limit_s=1, threads=1, sketch="none").schedule
-    schedule = parted(found, problem, parts)
-    assert taccl.verify(schedule).ok
-    alone = ~np.isin(schedule.link, sorted(merging))
-    assert len(set(schedule.group[alone].tolist())) == alone.sum() > 0
-    assert schedule.finish <= found.finish
+    for seed in range(21):
+        found = taccl.synthesize(whole, time_limit_s=1, threads=1, seed=seed, sketch="none").schedule
+        schedule = parted(found, problem, parts)
+        taccl.verify(schedule).raise_if_failed()
+        alone = ~np.isin(schedule.link, sorted(merging))
+        assert len(set(schedule.group[alone].tolist())) == alone.sum() > 0
+        assert schedule.finish <= found.finish, seed
+
+
+def exchanged_on_a_ring(merging):
+    """Four parts of one sum on a ring of four, and the sum as one chunk, which ranks 0 and 3 complete at once."""
+    ring, everyone = taccl.topologies.ring(4), range(4)
+    link = {(each.src, each.dst): e for e, each in enumerate(ring.links)}
+    merges = frozenset(e for (src, _), e in link.items() if src in merging)
+    parts = [(everyone, everyone)] * 4
+    made = replace(custom(4, parts, combining=True), chunks_per_rank=4)
+    problem = taccl.make_problem(ring, made, chunk_bytes=1000, clauses=Clauses(max_merge=4, merging=merges))
+    whole, _ = fused(problem)
+    sends = [(2, 3, True), (1, 0, True), (3, 0, True), (0, 3, True), (0, 1, False), (3, 2, False)]
+    first = whole.costs.duration(link[2, 3], whole.costs.chunk_units[0])
+    schedule = exact_times(
+        whole, chunk=[0] * 6, link=[link[a, b] for a, b, _ in sends], reduce=[added for _, _, added in sends],
+        starts=[0, 0, first, first, 3 * first, 3 * first], producer="by hand",
+    )  # fmt: skip
+    taccl.verify(schedule).raise_if_failed()
+    return schedule, problem, link
+
+
+def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
+    """3 -> 0 merges: its send would leave before a part from 0 comes, and come when the last of them has left.
+
+    So its parts go one after another, too. The parts follow each other through the ring, each in 0.52 us a hop.
+    """
+    whole, problem, link = exchanged_on_a_ring(merging=(1, 3))
+    schedule = parted(whole, problem, [range(4)])
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.finish < whole.finish
+    groups = {e: len(set(schedule.group[schedule.link == e].tolist())) for e in link.values()}
+    assert groups[link[3, 0]] == groups[link[0, 3]] == 4
+    assert groups[link[1, 0]] == 1
+
+
+def test_sums_exchanged_over_links_that_merge_stay_merged():
+    """Where both ways merge, the parts of each are one send."""
+    whole, problem, link = exchanged_on_a_ring(merging=(0, 1, 3))
+    schedule = parted(whole, problem, [range(4)])
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.finish == whole.finish
+    assert len(set(schedule.group[schedule.link == link[3, 0]].tolist())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_parts_of_random_sums_are_verified():
+    """Rings, meshes and full graphs, of which some links merge: what is found in one chunk, as it is and exchanged."""
+    some_parted = 0
+    for seed in cases("sums of fused chunks in parts", few=12, many=600):
+        rng = np.random.default_rng(seed)
+        build, most = [(taccl.topologies.ring, 7), (partial(taccl.topologies.mesh, 2), 4),
+                       (taccl.topologies.fully_connected, 5)][rng.integers(3)]  # fmt: skip
+        topology = build(int(rng.integers(3, most)))
+        merging = frozenset(np.flatnonzero(rng.random(len(topology.links)) < 0.5).tolist())
+        name, per_rank = rng.choice(["allreduce", "allreduce", "reduce"]), int(rng.integers(2, 5))
+        problem = sums(
+            topology, name, per_rank=per_rank, size=f"{rng.choice([2, 16, 160])}KB",
+            clauses=Clauses(max_merge=64, merging=merging),
+        )  # fmt: skip
+        whole, parts = fused(problem)
+        found = taccl.synthesize(
+            whole, backend="greedy", time_limit_s=0.2, threads=1, seed=seed, sketch="none"
+        )
+        every = [found.schedule]
+        with suppress(ValueError):
+            every.append(exchanged(found.schedule))
+        for each in filter(None, every):
+            taccl.verify(parted(each, problem, parts)).raise_if_failed()
+            some_parted += 1
+    assert some_parted
 
 
 @pytest.mark.slow

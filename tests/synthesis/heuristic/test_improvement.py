@@ -127,6 +127,7 @@ def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
         verify(better).raise_if_failed()
 
 
+@pytest.mark.faulty
 def test_the_verifier_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule that the verifier refuses does not take the place of one that is right."""
     problem = problem_of(ring(4), collectives.allgather(4))
