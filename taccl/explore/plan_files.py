@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines.ring import ring
 from taccl.collectives import allgather
-from taccl.errors import ExportError, FormatError, InputError
+from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.explore.plan_runtimes import XML_FOLDER, ServedSizes, coverage_text, environment_text
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
@@ -69,7 +70,7 @@ def runnable(schedule: Schedule, lowering: dict[str, Any], runtime: Runtime) -> 
         for program in (whole, split_threadblocks(whole, max_steps=runtime.max_steps)):
             try:
                 if runtime.reads_xml:
-                    dump_msccl_xml(program, split=False, runtime=runtime.name)
+                    _xml_of(program, runtime)
                 else:
                     build_mscclpp_plan(program, split=True)
             except ExportError as error:
@@ -207,9 +208,14 @@ def _xml_text(each: PlanRange, name: str, runtime: Runtime) -> str:
     assert each.program is not None, "it is written where there is one"
     # MSCCL takes sizes from minBytes up to, but not, maxBytes.
     most = each.max_bytes + (not runtime.includes_most)
-    return dump_msccl_xml(
-        each.program, min_bytes=each.min_bytes, max_bytes=most, name=name, runtime=runtime.name
-    )
+    return _xml_of(each.program, runtime, min_bytes=each.min_bytes, max_bytes=most, name=name)
+
+
+def _xml_of(program: Program, runtime: Runtime, **options: Any) -> str:
+    """The text of a file, without warnings: what it lacks is said once of the plan (`coverage_text`)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossyConversionWarning)
+        return dump_msccl_xml(program, split=False, runtime=runtime.name, **options)
 
 
 def _placed(plan: Plan, each: PlanRange, stem: str, notes: list[str]) -> Iterator[tuple[str, str, Program]]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl.formats.msccl.xml import unseen_root
+from taccl.formats.program_kind import kind_of
 from taccl.formats.runtimes import Runtime
 from taccl.names import shown
 from taccl.units import format_count, format_size
@@ -46,9 +48,18 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
         if gaps:
             parts[-1] += f" (nothing for {gaps})"
     said = "; ".join(parts) or "no file"
+    root = _root(plan)
+    if runtime.reads_xml and root is not None:
+        said += f"; {unseen_root(plan.collective, root)}"
     if runtime.name == "mscclpp" and plan.collective not in _SERVED_BY_MSCCLPP:
         said += f"; its interface of NCCL has no {plan.collective}: for its own executor only"
     return f"{runtime.name}: {said}"
+
+
+def _root(plan: Plan) -> int | None:
+    """The root of the plan's collective, if runtimes know it for one with a root."""
+    first = plan.ranges[0].program
+    return None if first is None else kind_of(first, "a plan").root
 
 
 def _joined(files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
@@ -90,6 +101,9 @@ def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
             f"# {runtime.title} loads {runtime.max_files} files at most; the others are left out here: plan "
             "fewer ranges."
         )
+    root = _root(plan)
+    if root is not None:
+        lines.append(f"# Careful: {unseen_root(plan.collective, root)}.")
     folder = 'TACCL_PLAN="$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")" && pwd)"'
     return "\n".join([*lines, *_SETTINGS[runtime.name](folder, files[: runtime.max_files]), ""])
 

@@ -162,6 +162,16 @@ def test_machines_have_their_makers_runtime():
     assert [each.name for each in usual_runtimes(taccl.topologies.dgx2())] == ["msccl", "mscclpp"]
 
 
+def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
+    """A file from rank 2 would serve broadcasts from every rank; MSCCL++'s module compares."""
+    plan = taccl.plan("ring:4", "broadcast", root=2, sizes=["4KB"], backend="greedy", time_limit_s=1)
+    index = saved(plan, tmp_path / "p")
+    unseen = "runtimes of MSCCL XML take every broadcast for one with root 2"
+    assert index["coverage"]["msccl"].endswith(unseen)
+    assert unseen in (tmp_path / "p" / "environment.sh").read_text()
+    assert json.loads((tmp_path / "p" / "range-01.plan.json").read_text())["root"] == 2
+
+
 def test_gaps_are_said():
     """Files from 2 KB to 1 MB, of a plan from 1 KB to 64 MB: what lies before and behind."""
     plan = plan_of("ring:4", "allreduce")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from taccl.arguments import Bytes, Natural, checked
-from taccl.errors import ExportError
+from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.formats.msccl import limits
 from taccl.formats.msccl.limits import excesses
 from taccl.formats.msccl.reading import TYPES, load_msccl_xml, parse_msccl_xml
@@ -86,6 +86,8 @@ def dump_msccl_xml(
     }
     if kind.root is not None:
         attributes["root"] = kind.root
+        said = f"{unseen_root(kind.name, kind.root)}; use the file only where that is so"
+        warn(said, LossyConversionWarning)
     lines = [_tag("algo", attributes)]
     inputs, outputs = kind.buffer_chunks(program.num_ranks)
     for r, rank in enumerate(program.ranks):
@@ -96,6 +98,11 @@ def dump_msccl_xml(
         lines.append("  </gpu>")
     lines.append("</algo>")
     return "\n".join(lines) + "\n"
+
+
+def unseen_root(collective: str, root: int) -> str:
+    """What runtimes take calls of a rooted collective for, as text: they do not compare roots."""
+    return f"runtimes of MSCCL XML take every {collective} for one with root {root}"
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:

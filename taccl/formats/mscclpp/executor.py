@@ -357,10 +357,12 @@ def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
 
 
 def verify_plan(plan: Mapping[str, Any]) -> bool:
-    """Run a plan that does not say its root, from or to each rank in turn where its collective has one.
+    """Run a plan with its root; where it does not say it, from or to each rank in turn.
 
     Returns and raises what `run_plan` does; of several roots, the fault with root 0.
     """
+    if isinstance(plan.get("root"), int):
+        return run_plan(plan, root=plan["root"])
     try:
         return run_plan(plan)
     except VerificationError:

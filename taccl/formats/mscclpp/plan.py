@@ -159,6 +159,8 @@ def build_mscclpp_plan(
         "max_message_size": most,
         "gpus": gpus,
     }
+    if kind.root is not None:  # which the executor does not read, and the registration does
+        plan = {"root": kind.root, **plan}
     _check(plan, kind)
     return plan
 

@@ -27,7 +27,7 @@ from mscclpp.ext import AlgorithmCollectionBuilder
 
 FOLDER = Path(__file__).resolve().parent
 
-# File, name, collective, ranks, ranks per node (0: any), in place, the bytes from and to, and their unit.
+# File, name, collective, ranks, ranks per node (0: any), in place, bytes from and to, their unit, the root.
 PLANS = [
 {plans}
 ]
@@ -62,12 +62,13 @@ def select(known, request):
         in_place = request.output_buffer == begin
     if str(request.dtype).rpartition(".")[2].lower() not in DTYPES:
         return None
-    for _, name, collective, ranks, per_node, plan_in_place, least, most, unit in PLANS:
+    for _, name, collective, ranks, per_node, plan_in_place, least, most, unit, root in PLANS:
         if (
             (collective, ranks, plan_in_place) == (request.collective, request.world_size, in_place)
             and per_node in (0, request.n_ranks_per_node)
             and least <= size <= most
             and size % unit == 0
+            and (root is None or root in request.hints.get("root", ()))
         ):
             return known[collective][name]
     return None
@@ -114,7 +115,7 @@ def registration_snippet(
             row = (
                 os.path.basename(os.fspath(file)), plan["name"], plan["collective"], len(plan["gpus"]),
                 ranks_per_node, bool(plan["inplace"]), plan["min_message_size"], plan["max_message_size"],
-                unit_bytes(plan),
+                unit_bytes(plan), plan.get("root"),
             )  # fmt: skip
         except (KeyError, TypeError) as error:
             raise InputError(f"found no {error}; expected an MSCCL++ plan", where=os.fspath(file)) from None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.collectives import COLLECTIVES, allgather
-from taccl.errors import ExportError, FormatError, InputError
+from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
@@ -46,6 +46,23 @@ def test_files_that_hang(path):
 def test_all_pairs_in_one_step_work(path):
     """Each rank sends three chunks in one step before it receives: for all sizes of the file that is one message."""
     assert interpret(load_msccl_xml(path)).verdict == "ok for all sizes from 6KiB to 192KiB"
+
+
+def test_files_of_a_rooted_collective_are_taken_for_every_root():
+    """No runtime compares roots, which is warned of."""
+    with pytest.warns(LossyConversionWarning, match="take every broadcast for one with root 0"):
+        dump_msccl_xml(program_of("broadcast"))
+
+
+def test_files_for_rccl_have_its_names_and_limits():
+    """Reduce-scatter in one word; 64 steps a threadblock; and no collectives of their own."""
+    assert 'coll="reducescatter"' in dump_msccl_xml(program_of("reduce_scatter"), runtime="rccl")
+    with pytest.raises(ExportError, match="for RCCL holds at most 64 steps a threadblock"):
+        dump_msccl_xml(program_of("allgather", chunks_per_rank=60), split=False, runtime="rccl")
+    with pytest.raises(ExportError, match="RCCL runs no collectives of their own"):
+        dump_msccl_xml(program_of("gather"), runtime="rccl")
+    with pytest.raises(InputError, match="expected one of msccl, msccl-executor, rccl"):
+        dump_msccl_xml(program_of("allgather"), runtime="mscclpp")
 
 
 def test_names_and_limits_of_rccl_are_read(valid):

@@ -37,11 +37,13 @@ def request(
     rank: int = 1,
     world_size: int = 4,
     dtype: str = "CppDataType.float16",
+    root: int | None = None,
 ):
     """A call, as MSCCL++ describes it."""
     return SimpleNamespace(
         collective=collective, message_size=size, input_buffer=inputs, output_buffer=outputs, rank=rank,
         world_size=world_size, n_ranks_per_node=4, dtype=dtype,
+        hints={} if root is None else {"root": [root]},
     )  # fmt: skip
 
 
@@ -132,6 +134,14 @@ def test_types_that_the_executor_does_not_add_up_are_left_alone(module):
     select = module(registration_snippet({"1.json": plan("a", "allreduce")}))["select"]
     call = request("allreduce", 120, 5000, 9000, dtype="CppDataType.uint8")
     assert select({"allreduce": {"a": "a"}}, call) is None
+
+
+def test_a_broadcast_gets_the_plan_from_its_own_root(module):
+    """Another root would give every rank the wrong data."""
+    select = module(registration_snippet({"1.json": plan("a", "broadcast") | {"root": 2}}))["select"]
+    known = {"broadcast": {"a": "a"}}
+    assert select(known, request("broadcast", 120, 5000, 9000, root=2)) == "a"
+    assert select(known, request("broadcast", 120, 5000, 9000, root=0)) is None
 
 
 def test_an_allreduce_of_pytorch_gets_the_plan_in_place(module):
