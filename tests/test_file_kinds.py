@@ -7,6 +7,7 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.file_kinds import _ADVICE, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
+from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
 from taccl.reading import kinds_of
 from tests.outputs import FIELDS, TEXTS
@@ -42,7 +43,7 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
     path = tmp_path / "a file.txt"
     path.write_text(TEXTS[kind])
     are_logs = (*LOGS, "file of logs by pair")
-    readers = (taccl.load, taccl.load_sketch, *(() if kind in are_logs else (read_log,)))
+    readers = (load_schedule, taccl.load_sketch, *(() if kind in are_logs else (read_log,)))
     for read in readers:
         with pytest.raises(InputError) as caught:
             read(path)

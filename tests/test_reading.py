@@ -11,7 +11,7 @@ import taccl
 from taccl.errors import FormatError, InputError
 from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
-from taccl.placement.files import read_hosts
+from taccl.placement.launchers import read_hosts
 from taccl.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
 from taccl.workload.files import load_workload
 from tests.effort import cpu_s

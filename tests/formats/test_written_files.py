@@ -25,6 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWar
 #: Formats of taccl itself, and those whose readers stand in other tests: runtimes load what they stand for.
 _ELSEWHERE = {
     "taccl-schedule": "tests/formats/test_native.py",
+    "taccl-topology-json": "tests/formats/test_saved.py",
+    "taccl-problem": "tests/formats/test_saved.py",
     "taccl-topology": "tests/topology/test_topology_file_writer.py",
     "msccl-xml": "tests/formats/msccl",
     "mscclpp": "tests/formats/mscclpp",

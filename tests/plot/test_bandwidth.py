@@ -153,7 +153,8 @@ def test_a_sketch_allows_no_more_than_none(monkeypatch):
     ).schedule
     found = {4: 9.0, 12: 5.0}  # by the number of links that are allowed
     monkeypatch.setattr(
-        "taccl.plot.sizes._bounds", lambda problem, sizes: (found[len(problem.links_allowed)],) * len(sizes)
+        "taccl.plot.sizes._bounds",
+        lambda problem, sizes, _: (found[len(problem.links_allowed)],) * len(sizes),
     )
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
     bounds = rates[["bound, sketch aside", "bound under the sketch"]]

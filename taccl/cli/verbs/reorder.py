@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> Answer:
             "progress": progress,
         }
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
-    notes = [*found.topology.notes]
+    notes = [*found.topology.told]
     if hosts and (options.hostfile is not None or options.rankfile is not None):
         found, notes = _launched(found, hosts, notes)
     contents = _contents(found, hosts, options)
