@@ -75,17 +75,21 @@ class Interpretation:
         return not self.faults
 
     @property
+    def scope(self) -> str:
+        """The sizes for which the verdict holds, as text."""
+        if self.sizes_bytes is None:
+            return "all sizes"
+        least, most = self.sizes_bytes
+        return f"all sizes from {format_size(least)} " + (
+            "on" if most >= NO_LIMIT else f"to {format_size(most)}"
+        )
+
+    @property
     def verdict(self) -> str:
         """``"ok"`` or the number of faults, and the sizes for which that holds."""
-        sizes = "all sizes"
-        if self.sizes_bytes is not None:
-            least, most = self.sizes_bytes
-            sizes += f" from {format_size(least)} " + (
-                "on" if most >= NO_LIMIT else f"to {format_size(most)}"
-            )
         if self.ok:
-            return f"ok for {sizes}"
-        return f"{format_count(len(self.faults), 'fault')} in a check of {sizes}"
+            return f"ok for {self.scope}"
+        return f"{format_count(len(self.faults), 'fault')} in a check of {self.scope}"
 
     def raise_if_failed(self) -> None:
         """Do nothing of a correct program.

@@ -95,14 +95,15 @@ def _program(file: str) -> Answer:
     found = taccl.interpret(program)
     steps = format_count(program.num_steps, "step")
     ranks = format_count(len(program.ranks), "rank")
-    lines = [f"{shown(file)}: {found.verdict}: a program of {steps} on {ranks}"]
+    faults = format_count(len(found.faults), "fault")
+    word, judged = ("ok", "for") if found.ok else (faults, "checked for")
+    lines = [f"{shown(file)}: {word}: a program of {steps} on {ranks}, {judged} {found.scope}"]
     lines += [f"  {fault}" for fault in found.faults]
     values = {
         "file": file, "ok": found.ok, "num_steps": program.num_steps, "num_ranks": len(program.ranks),
         "sizes_bytes": found.sizes_bytes, "hangs_from_bytes": dict(found.hangs_from),
         "faults": [picked(each, "kind", "message", "rank", "chunk") for each in found.faults],
     }  # fmt: skip
-    faults = format_count(len(found.faults), "fault")
     complaint = "" if found.ok else f"{shown(file)}: the program has {faults}"
     return Answer("\n".join(lines), values, complaint)
 
