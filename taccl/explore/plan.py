@@ -24,13 +24,12 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.baselines import BASELINES
-from taccl.collective import Collective
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
-from taccl.formats.mscclpp.plan import why_no_packets
+from taccl.explore.plan_runtimes import under_protocols_of
 from taccl.formats.runtimes import (
     IN_BOTH_PLACES,
     RUNTIMES,
@@ -146,7 +145,7 @@ def plan(
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
         cases.append((name, _problems(fabric, collective, root, sketch, grid)))
     collective_of = cases[0][1][0].collective
-    topologies = _under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
+    topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)
     searching = limit.later(-finishing_s)
@@ -170,28 +169,6 @@ def plan(
         (*search.notes, *notes), tuple(each.name for each in runtimes), lowered,
         both_places="in_place" not in (lowering or {}) and name in IN_BOTH_PLACES,
     )  # fmt: skip
-
-
-def _under_protocols_of(
-    runtime: Runtime, fabric: Topology, collective: Collective, protocol: str, lowering: Mapping[str, Any]
-) -> list[Topology]:
-    """The topology under each protocol that competes: of those that were asked for, the runtime's.
-
-    Of MSCCL++'s, LL is none where packets are not safe.
-    """
-    asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
-    asked += [] if protocol == "auto" else [fabric.protocol or protocol]
-    known = [each.lower() for each in runtime.protocols]
-    if not runtime.reads_xml and why_no_packets(collective, fabric.node_of_rank):
-        known.remove("ll")
-    for each in asked:
-        if each.lower() not in known:
-            runs = f"{runtime.title} runs {collective.name} on {fabric.name}"
-            said = f"found {each}; {runs} by {' or '.join(known)}"
-            raise InputError(said, where="protocol")
-    return [fabric.under(each) for each in fabric.protocols if protocol == "auto" and each in known] or [
-        fabric
-    ]
 
 
 def _grid(sizes: str | Iterable[Size]) -> list[int]:

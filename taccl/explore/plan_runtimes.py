@@ -1,18 +1,22 @@
-"""A plan's files for runtimes: how a shell or Python tells a runtime of them, and which sizes they serve.
+"""A plan for runtimes: protocols that compete, how a shell tells of its files, and sizes that they serve.
 
 Variables and folders are those that the sources named in `taccl.formats.runtimes` read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl.collective import Collective
+from taccl.errors import InputError
 from taccl.formats.msccl.xml import unseen_root
+from taccl.formats.mscclpp.plan import why_no_packets
 from taccl.formats.program_kind import kind_of
 from taccl.formats.runtimes import Runtime
 from taccl.names import shown
+from taccl.topology.topology import Topology
 from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
@@ -32,6 +36,28 @@ class ServedSizes(NamedTuple):
     max_bytes: int
     in_place: bool
     unit_bytes: int = 1
+
+
+def under_protocols_of(
+    runtime: Runtime, fabric: Topology, collective: Collective, protocol: str, lowering: Mapping[str, Any]
+) -> list[Topology]:
+    """The topology under each protocol that competes: of those that were asked for, the runtime's.
+
+    Of MSCCL++'s, LL is none where packets are not safe.
+    """
+    asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
+    asked += [] if protocol == "auto" else [fabric.protocol or protocol]
+    known = [each.lower() for each in runtime.protocols]
+    if not runtime.reads_xml and why_no_packets(collective, fabric.node_of_rank):
+        known.remove("ll")
+    for each in asked:
+        if each.lower() not in known:
+            runs = f"{runtime.title} runs {collective.name} on {fabric.name}"
+            said = f"found {each}; {runs} by {' or '.join(known)}"
+            raise InputError(said, where="protocol")
+    return [fabric.under(each) for each in fabric.protocols if protocol == "auto" and each in known] or [
+        fabric
+    ]
 
 
 def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -> str:
