@@ -97,9 +97,10 @@ def test_baselines_are_not_begun_late(problem, left_s, competes):
     assert (search.best is not None) == competes
 
 
-def test_a_bound_that_is_cut_is_latency(problem):
-    """A chunk's shortest path is a bound however little time there is."""
-    assert lower_bound(problem, limit_s=0.0).kind == "latency"
+def test_a_bound_that_is_cut_is_latency_or_throughput(problem):
+    """Shortest paths, and volume over rates, are bounds however little time there is."""
+    assert lower_bound(problem, limit_s=0.0).kind == "throughput"
+    assert lower_bound(replace(problem, chunk_bytes=(1,) * 16), limit_s=0.0).kind == "latency"
 
 
 @pytest.mark.slow

@@ -61,6 +61,9 @@ class BudgetParameters(_Group):
     # After which a bound that is begun at the end is broken off, and with up to so many hops never.
     last_bound_s: float = 0.5
     brief_hops: int = 5_000
+    # For the bound over all chunkings, once the search has ended: what it gets in any case, and at most.
+    least_every_s: float = 0.3
+    most_every_s: float = 1.0
     explain_s: float = 10.0  # for saying why a problem is infeasible, at most
     # Kept for ruin and recreate: without a sketch, which leaves models few hops, and with one.
     improve_share: float = 0.5

@@ -21,6 +21,7 @@ import numpy as np
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, stronger
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import FallbackWarning, warn
@@ -326,8 +327,13 @@ class Search:
         return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:
-        """The bound; or, where a verified schedule is faster, none and a note: then the bound is wrong."""
+        """The bound, no lower than that over all chunkings; none, with a note, if a schedule refutes it."""
         assert self.best is not None, "there is a schedule"
+        if not self.interrupted:
+            known = self.bound or lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
+            budget = self.parameters.budget
+            every_s = min(budget.most_every_s, max(budget.least_every_s, self.deadline.left_s))
+            self.bound = stronger(known, bound_of_every_cut(known, budget_s=every_s))
         if self.bound is None:
             fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
         elif self.best.finish >= self.bound.bound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.verification.verify import verify
-from taccl.problem import Clauses, make_problem
+from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize
@@ -309,3 +310,21 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     bound = lower_bound(problem, finish=8 * Fraction("20.5"))
     assert (bound.bound, bound.kind) == (164, "cut counting")
+
+
+def test_no_limit_leaves_less_than_the_bound_over_all_chunkings() -> None:
+    """Pairs of 1 to 56 MB on a ring of 8: past every limit volume is divided by rates, and latency is far below."""
+    sizes = np.random.default_rng(0).permutation(np.arange(1, 65)).reshape(8, 8) * MB
+    problem = alltoallv_problem(ring(8), sizes)
+    hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
+    assert hurried.bound >= lower_bound(problem, divisible=True).bound
+    assert hurried.check()
+
+
+def test_the_largest_chunks_are_asked_for_their_latency_first() -> None:
+    """One pair of 64 MB among 56 kinds of chunks: past the limit its path alone is known to be the longest."""
+    sizes = np.arange(1, 65).reshape(8, 8)
+    sizes[7, 3] = 64 * MB
+    problem = alltoallv_problem(ring(8), sizes)
+    hurried = lower_bound(problem, budget_s=0.0, limit_s=0.0)
+    assert (hurried.kind, hurried.limits) == ("latency", "the shortest path of chunk 52 to rank 3")

@@ -525,12 +525,12 @@ def test_the_gap_of_nothing_to_do() -> None:
     assert bound.gap(Fraction(1)) == float("inf")
 
 
-def test_a_limit_leaves_out_what_is_quick_too() -> None:
-    """Past the limit latency is all that is claimed: the longest shortest path, without what is counted."""
+def test_past_the_limit_latency_and_throughput_are_claimed_alone() -> None:
+    """Counted chunks prove more than volume over rates, and are left out."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
     hurried = lower_bound(problem, budget_s=0, limit_s=0)
     assert hurried.check()
-    assert (hurried.kind, hurried.bound > 0) == ("latency", True)
+    assert (hurried.kind, hurried.bound > 0) == ("throughput", True)
     assert hurried.bound < lower_bound(problem, budget_s=0).bound

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
+import networkx
 import pytest
 
 import taccl
 from taccl.analysis.certificates import every_cut
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing, stronger
 from taccl.cli.text import result_answer
 from tests.fuzzing import by_turns
 
@@ -63,6 +65,7 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
     """What Ctrl-C ended is shown without; and so is what is shown when Ctrl-C comes while it is looked for."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = taccl.synthesize(problem, time_limit_s=1)
+    result.bound.problem.cache.clear()  # the search has found it already
     asked = []
 
     def interrupted(*_, **__):
@@ -130,3 +133,26 @@ def test_scope_names_the_chunks():
     assert taccl.lower_bound(problem).scope == "2 chunks a rank"
     assert taccl.lower_bound(problem, divisible=True).scope == "every cut"
     assert "for 2 chunks a rank" in repr(taccl.lower_bound(problem))
+
+
+def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
+    """A bound of whole chunks that was cut short is raised to it; a larger one stays."""
+    problem = taccl.make_problem(RING, "allgather", size_bytes=11, chunks_per_rank=1)
+    whole = taccl.lower_bound(problem)
+    every = bound_of_every_cut(whole)
+    starved = replace(whole, bound=every.bound / 2)
+    assert stronger(whole, every) is whole
+    assert stronger(starved, every) is every
+    assert every.check()
+    assert stronger(starved, None) is starved
+
+
+def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings():
+    """An exchange on the generalized Kautz graph of degree 2 and order 12, with no time for a bound."""
+    costs = {"alpha_us": 1, "bandwidth_gb_per_s": 50}
+    edges = [(u, (-2 * u - a) % 12) for u in range(12) for a in (1, 2)]
+    graph = networkx.DiGraph((u, v, costs) for u, v in edges if u != v)
+    topology = taccl.topologies.from_networkx(graph)
+    problem = taccl.make_problem(topology, "alltoall", size_bytes=10**8, chunks_per_rank=1)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.01)
+    assert result.bound.bound >= taccl.lower_bound(problem, divisible=True).bound

@@ -51,7 +51,13 @@ _FEW_CHUNKS = 16
 _CUTS_S = 20.0
 #: Of the time for prices, what goes to sets along levels; and of what is left then, to flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
-#: Seconds that linear programs get in any case once they are begun.
+#: Share of the time that the first linear programs may take, ahead of every other argument.
+_FIRST_SHARE = 0.3
+#: Share of the time that counting may take ahead of them.
+_COUNTING_SHARE = 0.5
+#: Seconds that the first linear programs get, even where the limit has passed.
+_FIRST_S = 0.5
+#: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
 _PREFERRED = (
@@ -86,11 +92,11 @@ def lower_bound(
         Whether switches are granted to reduce and multicast what passes them, all that they like. What links
         of the topology do of that needs no granting.
     budget_s : float
-        When to stop looking for what limits more: the bound holds at any time. Latency is always found, and
-        one claim beside it is looked for, which may take some seconds more; of small problems all that
-        need no linear program are.
+        When to stop looking for a higher bound: the bound holds at any time. Latency is always found. Next
+        come linear programs of throughput, for half a second at least up to 60,000 ends of chunks. Small
+        problems get all arguments that need no linear program.
     limit_s : float, optional
-        When to stop looking for these, too: latency may be all then.
+        When to stop looking for these, too. Beyond 60,000 ends of chunks latency may be all then.
     finish : Fraction, optional
         Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
 
@@ -145,44 +151,67 @@ def _claims(
     limit: float,
     enough: Fraction | float,
 ) -> Iterator[Claim]:
-    """What is found, the quick first, until a claim of so many ticks is enough."""
+    """Claims in the order they are found, until one of `enough` ticks.
+
+    Prices of resources come first where other arguments may use up the time, and are found even after it.
+    """
     latency = _latency(demand, divisible=divisible, limit=limit)
     yield latency
-    demand.deadline = Deadline(limit)
+    crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
+    is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
+    now = time.monotonic()
+    first_until = max(now + _FIRST_SHARE * max(soon - now, 0.0), min(limit, now + _LEAST_S))
+    if is_countable:
+        first_until = max(first_until, now + _FIRST_S)
+    demand.deadline = Deadline(max(limit, first_until))
     try:
         symmetries = demand.symmetries
     except OutOfTime:
         return
     volume = Volume(demand.problem, divisible=divisible, distances=demand.distances)
-    within = {"in_network": in_network}
-    prices: Finder = partial(
-        _prices, volume, symmetries, **within, deadline=deadline, limit=limit, known=int(latency.ticks)
-    )
-    crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
+    within: dict[str, Any] = {"in_network": in_network}
+    prices = partial(_prices, volume, symmetries, **within, known=int(latency.ticks))
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
-    is_small, is_timed = pairs <= _MAX_BRIEF and crossings <= _MAX_TIMED, pairs <= _MAX_TIMED
-    finders: list[Finder] = [prices]
-    if not divisible and not is_timed:
-        finders = [partial(_counted, demand, volume), partial(spread_tail_bounds, demand, **within), prices]
-    elif not divisible:
-        quick = (
+    is_small, is_timed = pairs <= _MAX_BRIEF and is_countable, pairs <= _MAX_TIMED
+    is_priced = False
+
+    def first_prices() -> Iterator[Claim]:
+        """Prices in a share of the time: where volume limits, no other argument comes near them."""
+        nonlocal is_priced
+        yield from prices(deadline=first_until)
+        is_priced = time.monotonic() < first_until
+
+    def last_prices() -> Iterable[Claim]:
+        """Prices in the time that is left, unless the first ones were solved to the end."""
+        return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
+
+    quick: list[Finder] = []
+    if not divisible and is_timed:
+        found_by = (
             _counting, dissemination_bounds, pair_counting_bounds, delayed_source_bounds, spread_tail_bounds,
             dynamic_cut_bounds,
         )  # fmt: skip
-        finders = [*(partial(find, demand, **within) for find in quick), partial(_single_machine, demand)]
-        finders.insert(len(finders) if is_small else -1, prices)
+        quick = [*(partial(find, demand, **within) for find in found_by), partial(_single_machine, demand)]
+    elif not divisible:
+        quick = [partial(_counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
+    early: list[tuple[Finder, float]] = []
+    if not divisible and not (is_small and enough < math.inf):  # which is often met without prices
+        # Counting is quick where ranks are alike; elsewhere it leaves prices their time.
+        count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _LEAST_S)) - now)
+        early = [(quick.pop(0), count_until), (first_prices, first_until)]
+    late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
     best, some = latency.ticks, False
-    for find in finders:
-        until = limit if is_small and find is not prices else min(deadline, limit)
-        if best >= enough or time.monotonic() >= (until if some else limit):
+    for place, (find, usual) in enumerate((*early, *late)):
+        until = usual if some or place < len(early) else limit
+        if best >= enough or time.monotonic() >= until:
             continue
-        demand.deadline = Deadline(until if some else limit)
+        demand.deadline = Deadline(until)
         with contextlib.suppress(OutOfTime):
             for claim in find():
                 yield claim
                 some, best = True, max(best, claim.ticks)
-                demand.deadline = Deadline(until)
-                if best >= enough or time.monotonic() >= until:
+                demand.deadline = Deadline(usual)
+                if best >= enough or time.monotonic() >= usual:
                     break
 
 
@@ -192,15 +221,13 @@ def _prices(
     *,
     in_network: bool,
     deadline: float,
-    limit: float,
     known: int,
 ) -> list[Claim]:
-    """The best prices, along level sets and by linear programs, those that say the most first.
+    """Throughput claims along level sets and by linear programs, the largest first, found until `deadline`.
 
-    In whole ticks where chunks travel whole.
+    Bounds are whole ticks where chunks travel whole.
     """
     claims: list[Claim] = []
-    deadline = max(deadline, min(limit, time.monotonic() + _LEAST_S))
 
     def ticks(bound: Fraction) -> int | Fraction:
         return math.ceil(bound) if volume.by_chunk else bound
@@ -251,7 +278,8 @@ def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -
     `limit`, on the clock.
     """
     best = Claim(0, "nothing has to be sent", None)
-    distances, kinds = demand.distances, list(demand.example.items())
+    # Largest chunks first: out of time, what is left has shorter paths.
+    distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
     if is_large:
         if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:

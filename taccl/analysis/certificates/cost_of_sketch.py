@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.every_cut import stronger
 from taccl.arguments import checked
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
@@ -66,10 +67,11 @@ def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
     The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
     """
     free = replace(problem.clauses.only("merge"), symmetry=problem.clauses.symmetry)
+    divisible = lower_bound(problem, divisible=True)
     return Prices(
-        lower_bound(problem, divisible=False),
+        stronger(lower_bound(problem, divisible=False), divisible),
         lower_bound(replace(problem, clauses=free), divisible=False),
-        lower_bound(problem, divisible=True),
+        divisible,
         None if schedule is None else schedule.finish,
     )
 

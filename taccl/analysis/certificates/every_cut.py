@@ -11,37 +11,42 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.caching import cached
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import rescaled
 from taccl.units import format_us
 
-#: Seconds for what limits more than latency; and after which what is found will do.
-_BUDGET_S, _LIMIT_S = 1.0, 2.0
+#: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
+_BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 #: With more pairs of chunks and links none is looked for.
 _MOST_MOVES = 100_000_000
 #: Bounds that differ by more than this part are both told.
 _WORTH_TELLING = Fraction(1, 100)
 
 
-def bound_of_every_cut(bound: Certificate) -> Certificate | None:
-    """The bound of the same problem however its data is cut; found once, None where that takes too long.
+def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Certificate | None:
+    """Bound of the same problem over all chunkings; None where it would take too long.
 
-    Data that was padded to whole bytes is taken as it was, since another cut pads less.
+    It is found once, in about `budget_s` seconds. Padding to whole bytes does not count, since another
+    chunking pads less.
     """
     problem = bound.problem
     if bound.divisible:
         return bound
     if problem.collective.num_chunks * len(problem.topology.links) > _MOST_MOVES:
         return None
-    return _of_every_cut(problem, bound.in_network)
+    key = f"{__name__}.bound_of_every_cut, in_network={bound.in_network}"
+    if key not in problem.cache:
+        problem.cache[key] = lower_bound(
+            _unpadded(problem), divisible=True, in_network=bound.in_network, budget_s=budget_s,
+            limit_s=_LIMIT_TIMES * budget_s,
+        )  # fmt: skip
+    found: Certificate = problem.cache[key]
+    return found
 
 
-@cached
-def _of_every_cut(problem: Problem, in_network: bool) -> Certificate:
-    return lower_bound(
-        _unpadded(problem), divisible=True, in_network=in_network, budget_s=_BUDGET_S, limit_s=_LIMIT_S
-    )
+def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
+    """The larger of a problem's bound and its bound over all chunkings, which holds for its chunks, too."""
+    return bound if every is None or every.bound <= bound.bound else every
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
