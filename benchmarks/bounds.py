@@ -228,8 +228,7 @@ def small() -> Iterator[Row]:
     """Gaps of alltoalls that take little more than a send, beside the most that they may be."""
     for case in SMALL:
         topology = case.topology()
-        made = taccl.collectives.alltoall(topology.num_ranks)
-        problem = taccl.make_problem(topology, made, size_bytes=case.size_bytes)
+        problem = taccl.make_problem(topology, "alltoall", size_bytes=case.size_bytes, chunks_per_rank=1)
         began = time.process_time()
         bound = taccl.lower_bound(problem)
         row, finish = _of_bound(bound, began), Fraction(case.finish_us)

@@ -120,7 +120,7 @@ def _sums(data: dict[str, Any]) -> str:
         ("machine", "machine", ""), ("size", "size", ""),
         *((name, f"rivals_us.{name}", ".6g") for name in data["rivals"]),
         ("ours", "ours_us", ".6g"), ("bound", "bound_us", ".6g"),
-        ("of every cut", "bound_of_every_cut_us", ".6g"), ("gap", "gap", ".2%"),
+        ("over all chunkings", "bound_of_every_cut_us", ".6g"), ("gap", "gap", ".2%"),
     )  # fmt: skip
     title = "Sums of every size: an allreduce with 1 us a hop inside nodes and 3 us between, in us"
     return _section(title, data, columns, data["rows"])

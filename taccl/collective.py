@@ -10,7 +10,8 @@ A *process group* is some ranks of a larger topology: `Collective.among` puts a 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain
@@ -126,6 +127,9 @@ class Collective:
     update_us_per_mb : Fraction, optional
         Of a combining collective whose roots are servers: how long a root works on each MB of a whole sum,
         once, before any of it is sent on. None: sums may be made, and sent on, anywhere.
+    chunks_open : bool
+        True if the number of chunks was left out. The collective then has one chunk per rank, and
+        `taccl.synthesize` chooses the number for a problem that gives a size. Equality ignores it.
     """
 
     name: str
@@ -136,6 +140,7 @@ class Collective:
     derivations: tuple[Derivation, ...] = ()
     groups: tuple[ProcessGroup, ...] = ()
     update_us_per_mb: Fraction | None = None
+    chunks_open: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         self._read_chunks()
@@ -332,11 +337,22 @@ class Collective:
         factors = {busbw_factor(name, num_ranks) for name, num_ranks in kinds}
         return factors.pop() if len(factors) == 1 else 1.0
 
+    def with_chunks_open(self, is_open: bool) -> Collective:
+        """The same collective with its number of chunks left open, or fixed."""
+        if self.chunks_open == is_open:
+            return self
+        other = copy(self)  # which keeps what was worked out of its chunks
+        object.__setattr__(other, "chunks_open", is_open)
+        return other
+
     @checked_as(CollectiveError)
     def split(self, parts: Count) -> Collective:
-        """The same collective with every chunk cut into `parts`, which are neighbours in every buffer."""
+        """The same collective with every chunk cut into `parts`, which are neighbours in every buffer.
+
+        The number of chunks is fixed then.
+        """
         if parts == 1:
-            return self
+            return self.with_chunks_open(False)
         # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
         derivations = tuple(
             Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
@@ -347,6 +363,7 @@ class Collective:
             self,
             chunks=tuple(each for each in self.chunks for _ in range(parts)),
             chunks_per_rank=self.chunks_per_rank * parts,
+            chunks_open=False,
             derivations=derivations,
             groups=tuple(replace(group, num_chunks=group.num_chunks * parts) for group in self.groups),
         )
@@ -392,7 +409,7 @@ class Collective:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The collective as plain values; groups only where there are any."""
+        """The collective as plain values; groups, and an open number of chunks, only where there are any."""
         chunks = [[list(c.origins), list(c.destinations), c.root] for c in self.chunks]
         return self.outline() | {"chunks": chunks}
 
@@ -402,7 +419,8 @@ class Collective:
         named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
         derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]
         update = {} if self.update_us_per_mb is None else {"update_us_per_mb": str(self.update_us_per_mb)}
-        return {**named, "derivations": derivations, **(groups if self.groups else {}), **update}
+        is_open = {"chunks_open": True} if self.chunks_open else {}
+        return {**named, "derivations": derivations, **(groups if self.groups else {}), **update, **is_open}
 
     @classmethod
     @checked_as(CollectiveError)
@@ -414,6 +432,7 @@ class Collective:
             derivations=tuple(Derivation(*each) for each in data["derivations"]),
             groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
             update_us_per_mb=exact(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
+            chunks_open=data.get("chunks_open", False),
         )
 
     def __repr__(self) -> str:

@@ -1,4 +1,8 @@
-"""Every collective by name, one of the caller's own, and those of several process groups together."""
+"""Every collective by name, one of the caller's own, and those of several process groups together.
+
+A collective that is made without `chunks_per_rank` leaves the number of chunks open: it has one chunk per
+rank, and `taccl.synthesize` chooses the number for a problem that gives a size.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _MOST_CHUNKS = 5_000_000
 
 
 @checked_as(CollectiveError)
-def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
+def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
     """Every rank ends with the root's chunks.
 
     Parameters
@@ -46,7 +50,7 @@ def broadcast(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1
 
 
 @checked_as(CollectiveError)
-def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
+def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
     """Rank r ends with the r-th part of the root's data.
 
     Parameters
@@ -58,7 +62,7 @@ def scatter(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) 
 
 
 @checked_as(CollectiveError)
-def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
+def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
     """The root ends with every rank's chunks.
 
     Parameters
@@ -70,28 +74,30 @@ def gather(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -
 
 
 @checked_as(CollectiveError)
-def allgather(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
+def allgather(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Every rank ends with every rank's chunks; chunk c starts at rank c // chunks_per_rank."""
-    everyone = _all_ranks("allgather", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("allgather", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    everyone = _all_ranks("allgather", num_ranks, pieces)
+    chunks = tuple(Chunk((rank,), everyone) for rank in everyone for _ in range(pieces))
+    return _made("allgather", num_ranks, chunks, chunks_per_rank)
 
 
 @checked_as(CollectiveError)
-def alltoall(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
+def alltoall(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Rank d ends with the d-th part of every rank's data; chunks run over sources, then destinations.
 
     `chunks_per_rank` counts the chunks of one (source, destination) pair.
     """
-    everyone = _all_ranks("alltoall", num_ranks, chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    everyone = _all_ranks("alltoall", num_ranks, pieces)
     alone = [(rank,) for rank in everyone]
     pairs = (Chunk(s, d) for s in alone for d in alone)
-    chunks = tuple(chain.from_iterable(repeat(pair, chunks_per_rank) for pair in pairs))
-    return Collective("alltoall", num_ranks, chunks, chunks_per_rank=chunks_per_rank)
+    chunks = tuple(chain.from_iterable(repeat(pair, pieces) for pair in pairs))
+    return _made("alltoall", num_ranks, chunks, chunks_per_rank)
 
 
 @checked_as(CollectiveError)
-def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -> Collective:
+def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count | None = None) -> Collective:
     """The root ends with the sum of every rank's data.
 
     Parameters
@@ -99,53 +105,62 @@ def reduce(num_ranks: Count, *, root: Natural = 0, chunks_per_rank: Count = 1) -
     num_ranks, root, chunks_per_rank : int
         Ranks that take part, the rank that ends with the sum, and the pieces of the sum.
     """
-    everyone = _all_ranks("reduce", num_ranks, chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    everyone = _all_ranks("reduce", num_ranks, pieces)
     check_ranks((root,), num_ranks, where="reduce: root", error=CollectiveError, of="there are ranks")
-    chunks = tuple(Chunk(everyone, (root,), root) for _ in range(chunks_per_rank))
-    return Collective("reduce", num_ranks, chunks, True, chunks_per_rank)
+    chunks = tuple(Chunk(everyone, (root,), root) for _ in range(pieces))
+    return _made("reduce", num_ranks, chunks, chunks_per_rank, combining=True)
 
 
 @checked_as(CollectiveError)
-def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
+def reduce_scatter(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Rank r ends with the r-th part of the sum; chunk c ends at rank c // chunks_per_rank."""
-    everyone = _all_ranks("reduce-scatter", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("reduce-scatter", num_ranks, chunks, True, chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    everyone = _all_ranks("reduce-scatter", num_ranks, pieces)
+    chunks = tuple(Chunk(everyone, (rank,), rank) for rank in everyone for _ in range(pieces))
+    return _made("reduce-scatter", num_ranks, chunks, chunks_per_rank, combining=True)
 
 
 @checked_as(CollectiveError)
-def allreduce(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
+def allreduce(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Every rank ends with the sum; the data is cut into num_ranks * chunks_per_rank chunks.
 
     Chunk c is gathered at rank c // chunks_per_rank, then spread.
     """
-    everyone = _all_ranks("allreduce", num_ranks, chunks_per_rank)
-    chunks = tuple(Chunk(everyone, everyone, rank) for rank in everyone for _ in range(chunks_per_rank))
-    return Collective("allreduce", num_ranks, chunks, True, chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    everyone = _all_ranks("allreduce", num_ranks, pieces)
+    chunks = tuple(Chunk(everyone, everyone, rank) for rank in everyone for _ in range(pieces))
+    return _made("allreduce", num_ranks, chunks, chunks_per_rank, combining=True)
 
 
 @checked_as(CollectiveError)
-def scan(num_ranks: Count, *, chunks_per_rank: Count = 1) -> Collective:
+def scan(num_ranks: Count, *, chunks_per_rank: Count | None = None) -> Collective:
     """Rank r ends with the sum over ranks 0..r.
 
     Chunk ``p * num_ranks + r`` is piece p of the sum over ranks 0..r. Rank 0 starts with its own; rank r
     makes its own from the sum over ranks 0..r-1 as soon as it holds that (`Derivation`).
     """
-    _all_ranks("scan", num_ranks, chunks_per_rank)
+    pieces = chunks_per_rank or 1
+    _all_ranks("scan", num_ranks, pieces)
     chunks: list[Chunk] = []
     derivations: list[Derivation] = []
-    for piece in range(chunks_per_rank):
+    for piece in range(pieces):
         for rank in range(num_ranks):
             index = piece * num_ranks + rank
             after = (rank + 1,) if rank + 1 < num_ranks else ()
             chunks.append(Chunk((0,) if rank == 0 else (), (rank, *after)))
             if rank:
                 derivations.append(Derivation(index - 1, rank, index))
-    return Collective("scan", num_ranks, tuple(chunks), num_ranks > 1, chunks_per_rank, tuple(derivations))
+    return _made(
+        "scan", num_ranks, tuple(chunks), chunks_per_rank, combining=num_ranks > 1,
+        derivations=tuple(derivations),
+    )  # fmt: skip
 
 
 @checked_as(CollectiveError)
-def multi_root_broadcast(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
+def multi_root_broadcast(
+    num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
+) -> Collective:
     """Every rank ends with the chunks of all roots; chunk c starts at ``roots[c % len(roots)]``.
 
     Parameters
@@ -159,7 +174,9 @@ def multi_root_broadcast(num_ranks: Count, *, roots: Sequence[int], chunks_per_r
 
 
 @checked_as(CollectiveError)
-def multi_root_scatter(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
+def multi_root_scatter(
+    num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
+) -> Collective:
     """Every root scatters its data; chunk c starts at ``roots[c % len(roots)]``.
 
     Parameters
@@ -173,7 +190,9 @@ def multi_root_scatter(num_ranks: Count, *, roots: Sequence[int], chunks_per_ran
 
 
 @checked_as(CollectiveError)
-def multi_root_gather(num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count = 1) -> Collective:
+def multi_root_gather(
+    num_ranks: Count, *, roots: Sequence[int], chunks_per_rank: Count | None = None
+) -> Collective:
     """Every root gathers its part of every rank's data; chunk c ends at ``roots[c % len(roots)]``.
 
     Parameters
@@ -235,7 +254,7 @@ def exchange(
     servers: Count | Sequence[int],
     *,
     num_ranks: Count | None = None,
-    chunks_per_server: Count = 1,
+    chunks_per_server: Count | None = None,
     roots: Sequence[int] | None = None,
     update_us_per_mb: Number = 0,
 ) -> Collective:
@@ -250,8 +269,8 @@ def exchange(
         Ranks, or how many: then workers are ranks from 0 on, and servers those behind them.
     num_ranks : int, optional
         Ranks of the topology; default: as many as the largest rank needs.
-    chunks_per_server : int
-        The chunks that each server keeps.
+    chunks_per_server : int, optional
+        The chunks that each server keeps. Left out, as `roots` is, `taccl.synthesize` chooses the number.
     roots : sequence of int, optional
         Instead: the server of every chunk, such as `taccl.aggregation.Shards.servers`.
     update_us_per_mb : number
@@ -271,7 +290,7 @@ def exchange(
             said = f"found {list(ranks)[:16]}; expected at least one rank, and each once in a role"
             raise CollectiveError(said, where=f"exchange: {role}")
         check_ranks(ranks, count, where=f"exchange: {role}", error=CollectiveError, of="ranks are")
-    kept = tuple(roots) if roots is not None else servers * chunks_per_server
+    kept = tuple(roots) if roots is not None else servers * (chunks_per_server or 1)
     strange = sorted(set(kept) - set(servers))
     if strange or not kept:
         said = f"found {strange[:16]}, which are no servers; expected ranks of {list(servers)[:16]}"
@@ -282,8 +301,9 @@ def exchange(
         count,
         tuple(Chunk(everyone, everyone, root) for root in kept),
         True,
-        chunks_per_server,
+        chunks_per_server or 1,
         update_us_per_mb=exact(update_us_per_mb, where="exchange: update_us_per_mb"),
+        chunks_open=chunks_per_server is None and roots is None,
     )
 
 
@@ -293,7 +313,8 @@ def together(collectives: Sequence[Collective]) -> Collective:
 
     Chunks are numbered through: first those of the first collective. `Collective.groups` and
     `Collective.group_of_chunk` tell whose each is. A rank may be in several groups. Beside a collective that
-    combines, a chunk of one that does not is a sum of one contribution.
+    combines, a chunk of one that does not is a sum of one contribution. The number of chunks is open if
+    all collectives leave it open.
 
     Raises
     ------
@@ -338,6 +359,7 @@ def together(collectives: Sequence[Collective]) -> Collective:
         tuple(derivations),
         tuple(group for each in collectives for group in each.process_groups),
         updates.pop(),
+        chunks_open=all(each.chunks_open for each in collectives),
     )
 
 
@@ -360,7 +382,7 @@ def make(
     *,
     root: Natural | None = None,
     roots: Sequence[int] | None = None,
-    chunks_per_rank: Count = 1,
+    chunks_per_rank: Count | None = None,
 ) -> Collective:
     """The collective of that name, e.g. ``make("allgather", 16)``.
 
@@ -374,8 +396,8 @@ def make(
         Of a collective with one root; by default 0.
     roots : sequence of int, optional
         Of a collective with several, which needs them.
-    chunks_per_rank : int
-        As in the collective's own function.
+    chunks_per_rank : int, optional
+        As in the collective's own function. Left out, `taccl.synthesize` chooses it.
 
     Raises
     ------
@@ -398,7 +420,18 @@ def make(
     return collective
 
 
-def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int) -> Collective:
+def _made(
+    name: str, num_ranks: int, chunks: tuple[Chunk, ...], chunks_per_rank: int | None, *,
+    combining: bool = False, derivations: tuple[Derivation, ...] = (),
+) -> Collective:  # fmt: skip
+    """A collective by name, with its number of chunks left open where `chunks_per_rank` is None."""
+    return Collective(
+        name, num_ranks, chunks, combining, chunks_per_rank or 1, derivations,
+        chunks_open=chunks_per_rank is None,
+    )  # fmt: skip
+
+
+def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank: int | None) -> Collective:
     """A collective from or to one root or several; of each piece there is a chunk for every root in turn."""
     several = name.startswith("multi")
     if several and (not roots or len(set(roots)) != len(roots)):
@@ -406,15 +439,15 @@ def _from_roots(name: str, num_ranks: int, roots: Sequence[int], chunks_per_rank
         raise CollectiveError(said, where=f"{name}: roots")
     where = f"{name}: {'roots' if several else 'root'}"
     check_ranks(roots, num_ranks, where=where, error=CollectiveError, of="there are ranks")
-    everyone = _all_ranks(name, num_ranks, chunks_per_rank)
-    pieces = [(root,) for _ in range(chunks_per_rank) for root in roots]
+    everyone = _all_ranks(name, num_ranks, chunks_per_rank or 1)
+    pieces = [(root,) for _ in range(chunks_per_rank or 1) for root in roots]
     if name.endswith("broadcast"):
         chunks = [Chunk(root, everyone) for root in pieces]
     elif name.endswith("scatter"):
         chunks = [Chunk(root, (rank,)) for rank in everyone for root in pieces]
     else:
         chunks = [Chunk((rank,), root) for rank in everyone for root in pieces]
-    return Collective(name, num_ranks, tuple(chunks), chunks_per_rank=chunks_per_rank)
+    return _made(name, num_ranks, tuple(chunks), chunks_per_rank)
 
 
 def _all_ranks(name: str, num_ranks: int, chunks_per_rank: int) -> tuple[int, ...]:

@@ -57,8 +57,9 @@ class Problem:
     notes : tuple of str
         What a person should know: padding, a symmetry that was narrowed.
     chunks_open : bool
-        Whether only the data was given, and not how many chunks it is cut into: `taccl.synthesize` chooses
-        their number then, and `taccl.lower_bound` holds for every number.
+        True if the number of chunks is open: the problem gives a size and has one chunk per rank,
+        `taccl.synthesize` chooses the number, and `taccl.lower_bound` holds for every number. The
+        problem's collective says the same. Equality ignores it; the digest does not.
     release_us : tuple of (chunk, rank, microseconds)
         When a rank first has what it starts with of a chunk, where that is not at 0: nothing of it leaves
         before, and nothing is added to it.
@@ -83,6 +84,7 @@ class Problem:
                 f"{self.topology.name} has {self.topology.num_ranks}; make them equal",
                 where="collective",
             )
+        object.__setattr__(self, "collective", self.collective.with_chunks_open(self.chunks_open))
         read_columns(self.topology)
         if len(self.chunk_bytes) != self.collective.num_chunks or min(self.chunk_bytes, default=1) <= 0:
             raise CollectiveError(
@@ -137,6 +139,15 @@ class Problem:
     def without_moments(self) -> Problem:
         """The problem in which everything is there from the start, and nothing is due."""
         return replace(self, release_us=(), due_us=()) if self.release_us or self.due_us else self
+
+    @property
+    def in_its_chunks(self) -> Problem:
+        """The problem with its number of chunks fixed, as every schedule of it has them."""
+        return self._in_its_chunks if self.chunks_open else self
+
+    @cached_property
+    def _in_its_chunks(self) -> Problem:
+        return replace(self, chunks_open=False)
 
     @cached_property
     def costs(self) -> Costs:
@@ -255,6 +266,7 @@ class Problem:
             chunk_bytes=(sizes,) * collective.num_chunks if isinstance(sizes, int) else tuple(sizes),
             clauses=Clauses.from_dict(data["clauses"]),
             size_bytes=data["size_bytes"],
+            chunks_open=collective.chunks_open,
             **{name: tuple(map(tuple, data.get(name, ()))) for name in ("release_us", "due_us")},  # type: ignore[arg-type]
         )
 
@@ -315,14 +327,16 @@ def make_problem(
     topology : Topology
         What the data goes over.
     collective : Collective or str
-        A name with a size, but without `chunks_per_rank`, leaves the number of chunks open: the problem has
-        one a rank, and `taccl.synthesize` chooses how many are best. A `Collective` keeps its own.
+        A name, or a `Collective`. Made without `chunks_per_rank`, either leaves the number of chunks open
+        where a size is given: `taccl.synthesize` then chooses it.
     chunk_bytes : int or sequence of int, optional
         Size of every chunk, or of each.
     size_bytes : int, optional
         The larger of one rank's input and output buffer; a size that does not divide into chunks is
         padded, and the problem's notes say so. Exactly one of the two is given.
-    chunks_per_rank, root, roots
+    chunks_per_rank : int, optional
+        Chunks of each rank's own data; of a `Collective` only where that leaves the number open.
+    root, roots
         Of a named collective, as `taccl.collectives.make` takes them.
     clauses : Clauses, optional
         Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
@@ -331,21 +345,20 @@ def make_problem(
     Raises
     ------
     CollectiveError
-        If neither or both sizes are given, or they do not fit the collective.
+        If neither or both sizes are given, they do not fit the collective, or the number of chunks is given
+        twice.
     """
     notes = list(notes)
     if (chunk_bytes is None) == (size_bytes is None):
         said = f"found {'neither' if size_bytes is None else 'both'}; give a size, or a chunk size"
         raise CollectiveError(said, where="size_bytes, chunk_bytes")
-    chunks_open = isinstance(collective, str) and size_bytes is not None and chunks_per_rank is None
-    chunks_open &= topology.cost_model == "physical"  # the other's costs are for one size of chunks
-    options: dict[str, Any] = {"chunks_per_rank": chunks_per_rank, "root": root, "roots": roots}
-    given = {name: value for name, value in options.items() if value is not None}
     if isinstance(collective, str):
-        collective = make(collective, topology.num_ranks, **given)
-    elif given:
-        said = "found one beside a collective that is made already; leave it out, or name the collective"
-        raise CollectiveError(said, where=next(iter(given)))
+        named = {"chunks_per_rank": chunks_per_rank, "root": root, "roots": roots}
+        collective = make(collective, topology.num_ranks, **named)  # type: ignore[arg-type]
+    else:
+        collective = _as_given(collective, chunks_per_rank, root=root, roots=roots)
+    # Costs of an upstream topology are for one size of chunks.
+    chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
     if size_bytes is not None:
         count = collective.size_chunks or 1  # of a collective without chunks
         each = -(-size_bytes // count)
@@ -362,6 +375,17 @@ def make_problem(
     if clauses is None:
         clauses = _default_merging(topology, collective, sum(sizes))
     return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
+    """The collective in as many chunks as asked; `CollectiveError` for what it says itself."""
+    if chunks_per_rank is not None and not collective.chunks_open:
+        given["chunks_per_rank"] = chunks_per_rank
+    told = [name for name, value in given.items() if value is not None]
+    if told:
+        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        raise CollectiveError(said, where=told[0])
+    return collective if chunks_per_rank is None else collective.split(chunks_per_rank)
 
 
 def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:

@@ -54,7 +54,7 @@ def choose_servers(
             workers, keepers, num_ranks=topology.num_ranks, update_us_per_mb=update_us_per_mb
         )
         problem = make_problem(topology, collective, size_bytes=parse_size(size))
-        found[name] = synthesize(replace(problem, chunks_open=True))
+        found[name] = synthesize(problem)
     told = ", ".join(f"{name} {format_us(each.schedule.finish)}" for name, each in found.items())
     choice = min(found, key=lambda name: found[name].schedule.finish)
     return replace(found[choice], choice=f"{choice} of {told}")

@@ -31,7 +31,7 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
         result = replace(result, is_brief=True)
     try:
         return Answer("\n".join([title_of(result.schedule.problem), *result.lines()]), result.to_dict())
-    except KeyboardInterrupt:  # the bound of every cut may take seconds: without it
+    except KeyboardInterrupt:  # the bound over all chunkings may take seconds: without it
         return result_answer(replace(result, stopped="interrupted"))
 
 
@@ -39,7 +39,8 @@ def result_answer(result: Result, deadline: Deadline = NEVER) -> Answer:
 _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "name": ("sketch", str), "size_bytes": ("size", format_size), "chunks_per_rank": ("chunks/rank", str),
     "finish_us": ("finish", format_us), "predicted_us": ("predicted", format_us),
-    "bound_us": ("bound", format_us), "gap": ("gap", format_gap), "seconds": ("seconds", "{:.2f}".format),
+    "bound_us": ("bound", format_us), "gap": ("gap", format_gap),
+    "gap_of_every_cut": ("gap over all chunkings", format_gap), "seconds": ("seconds", "{:.2f}".format),
     "algbw_gb_per_s": ("algbw GB/s", "{:.4g}".format), "busbw_gb_per_s": ("busbw GB/s", "{:.4g}".format),
     "interval_us": ("interval", format_us),
     "interval_algbw_gb_per_s": ("algbw GB/s in tiles", "{:.4g}".format),

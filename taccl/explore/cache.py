@@ -19,7 +19,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -229,12 +229,28 @@ def _read(path: Path, key: str, problem: Problem | None) -> Entry:
         raise ValueError("its row has other columns")
     if schedule is not None and not is_of(row, schedule):
         raise ValueError("its row is not that of its schedule")
-    digest = row["problem_digest"] if schedule is None else schedule.problem.digest()
+    digest = row["problem_digest"]
+    if schedule is not None and not (problem is not None and _is_cut_of(schedule.problem, problem)):
+        digest = schedule.problem.digest()
     if document["result"]["key"] != key:
         raise ValueError("it is the result of another run")
     if problem is not None and digest != problem.digest():
         raise ValueError("it is the result of another problem")
     return Entry(row, schedule)
+
+
+def _is_cut_of(cut: Problem, problem: Problem) -> bool:
+    """True if a problem is another, which leaves the number of chunks open, in some number of chunks.
+
+    Chunks may merge over more links then.
+    """
+    if not problem.chunks_open or cut.collective.chunks_per_rank % problem.collective.chunks_per_rank:
+        return False
+    parts = cut.collective.chunks_per_rank // problem.collective.chunks_per_rank
+    merging = {name: getattr(problem.clauses, name) for name in ("merging", "max_merge")}
+    return (cut.topology, cut.size_bytes, cut.collective, replace(cut.clauses, **merging)) == (
+        problem.topology, problem.size_bytes, problem.collective.split(parts), problem.clauses
+    )  # fmt: skip
 
 
 @cache

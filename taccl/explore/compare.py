@@ -21,7 +21,7 @@ from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import require_known
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import SearchParameters
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
 
@@ -60,8 +60,8 @@ def compare(
     Parameters
     ----------
     problem : Problem
-        Where it leaves the number of chunks open, that is chosen first, and all runs have the same
-        (`taccl.choose_chunks`).
+        Where it leaves the number of chunks open, every run chooses it as `taccl.synthesize` does, and the
+        column ``chunks_per_rank`` says what it chose.
     backends : iterable of str
         Of `taccl.backends`. One that is missing or fails is a row that says why.
     seeds : iterable of int
@@ -95,10 +95,9 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
-    chosen = _with_chunks(problem, time_limit_s)
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
-    asked = [(lambda: chosen, row | {"sketch": sketch}) for row in rows]
+    asked = [(lambda: problem, row | {"sketch": sketch}) for row in rows]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)
 
@@ -137,8 +136,8 @@ def sweep(
     sizes : iterable of int or str, optional
         Of the larger of one rank's input and output buffer, e.g. ``"1MB"``; default: what each sketch says.
     chunks_per_rank : iterable of int, optional
-        Default: that of the collective, or of each sketch where the collective is named. Where no sketch says
-        it and a size is given, it is chosen for each size (`taccl.choose_chunks`).
+        Default: that of the collective, or of each sketch. Where neither says it, every run chooses it as
+        `taccl.synthesize` does.
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
     backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters, full
@@ -158,7 +157,8 @@ def sweep(
     """
     topology = topology if isinstance(topology, Topology) else parse(topology)
     for where, given in (("root", root), ("chunks_per_rank", chunks_per_rank)):
-        if isinstance(collective, Collective) and given is not None:
+        is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
+        if isinstance(collective, Collective) and given is not None and not is_open:
             said = "found one beside a collective that is made already; name the collective instead"
             raise InputError(said, where=where)
     if isinstance(collective, str):
@@ -170,16 +170,14 @@ def sweep(
     _check_num_runs(len(every_sketch) * len(every_size) * len(cuts) * len(options), time_limit_s)
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
-        """The problem of one combination, in as many chunks as are best where nothing says their number."""
-        named: dict[str, Any] = {"root": root, "chunks_per_rank": cut} if isinstance(collective, str) else {}
+        """The problem of one combination."""
+        named: dict[str, Any] = {"root": root, "chunks_per_rank": cut}
         if sketch is not None:
-            made = apply(sketch, topology, collective, size=size, **named, reachable=False)
-        elif size is None:
+            return apply(sketch, topology, collective, size=size, **named, reachable=False)
+        if size is None:
             said = "found no size; expected one where there is no sketch that says"
             raise CollectiveError(said, where="sizes")
-        else:
-            made = make_problem(topology, collective, size_bytes=size, **named)
-        return _with_chunks(made, time_limit_s)
+        return make_problem(topology, collective, size_bytes=size, **named)
 
     asked: list[tuple[Callable[[], Problem], dict[str, Any]]] = []
     for each, size, cut in itertools.product(every_sketch, every_size, cuts):
@@ -192,16 +190,6 @@ def sweep(
         asked += [(made, row | known) for row in options]
     table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
     return table if full else shortened(table)
-
-
-def _with_chunks(problem: Problem, time_limit_s: float) -> Problem:
-    """The problem in as many chunks as are best, where their number is open."""
-    if not problem.chunks_open:
-        return problem
-    # Not needed for what the cache has.
-    from taccl.synthesis.suggesting.chunks import choose_chunks
-
-    return choose_chunks(problem, time_limit_s=DEFAULTS.suggesting.chunks_share * time_limit_s)
 
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:

@@ -92,7 +92,8 @@ def _rows(
             continue
         entry = None if cache is None else cache.find(row["key"], problem)
         if isinstance(entry, Entry):
-            yield index, entry.row | {n: row[n] for n in LABELS} | {"from_cache": True}
+            labels = {name: row[name] for name in LABELS if row[name] is not None}
+            yield index, entry.row | labels | {"from_cache": True}
             continue
         damage += [entry] if entry else []
         # What was worked out about the problem so far is not worth sending.

@@ -31,13 +31,19 @@ class Column(NamedTuple):
 
 
 _STATUS = (
-    "`proven` (no schedule finishes sooner, however the data is cut), `proven for its chunks` (none in as "
+    "`proven` (no schedule finishes sooner, over all chunkings), `proven for its chunks` (none in as "
     "many chunks does), `found`; or why there is no schedule: `infeasible`, "
     "`does not fit` (sketch, topology and collective make no problem), `unavailable`, `unlicensed`, "
     "`no schedule` (within the time), `out of memory`, `crashed`, `interrupted`, `not run`"
 )
 
-_BOUND = "no schedule of the problem finishes sooner: the best bound of all its runs"
+_BOUND = (
+    "no schedule of the problem finishes sooner, over all chunkings where it leaves their number open: the "
+    "best bound of all its runs"
+)
+_GAP = "(finish - bound) / bound; 0 is an optimum of the problem"
+_GAP_IN_CHUNKS = "gap to the bound of as many chunks; 0 is an optimum for them"
+_EVERY = "no schedule finishes sooner, over all chunkings"
 _CACHED = "whether it was read from the cache; its seconds are those of the first run"
 
 COLUMNS: tuple[Column, ...] = (
@@ -46,7 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("num_ranks", "Int64", "ranks of the topology"),
     Column("sketch", "string", f"its name; `{NO_SKETCH}` without one"),
     Column("size_bytes", "Int64", "larger of one rank's input and output buffer"),
-    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into"),
+    Column("chunks_per_rank", "Int64", "pieces that a rank's part of the data is cut into, given or chosen"),
     Column("backend", "string", "what was asked for"),
     Column("seed", "Int64", "of the run"),
     Column("time_limit_s", "float64", "of the run"),
@@ -59,8 +65,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("launch_us", "float64", "what the machine takes before the first send"),
     Column("predicted_us", "float64", "the launch and the finish"),
     Column("bound_us", "float64", _BOUND),
-    Column("gap", "float64", "(finish - bound) / bound; 0 is an optimum for as many chunks"),
-    Column("bound_of_every_cut_us", "float64", "no schedule finishes sooner, however the data is cut"),
+    Column("bound_scope", "string", "chunks that the bound holds for: `all chunkings`, `2 chunks per rank`"),
+    Column("gap", "float64", _GAP),
+    Column("gap_in_chunks", "float64", _GAP_IN_CHUNKS),
+    Column("bound_of_every_cut_us", "float64", _EVERY),
+    Column("gap_of_every_cut", "float64", "gap to that bound"),
     Column("algbw_gb_per_s", "float64", "size divided by finish"),
     Column("busbw_gb_per_s", "float64", "bus bandwidth, as nccl-tests counts it"),
     Column("bound_limits", "string", "what limits, according to the bound"),
@@ -101,16 +110,18 @@ LABELS = tuple(column.name for column in COLUMNS[:11])
 
 #: The columns that a table shows unless it is asked for all, beside those labels in which its rows differ.
 SHORT = (
-    "sketch", "size_bytes", "backend", "status", "error", "finish_us", "bound_us", "gap", "algbw_gb_per_s",
-    "seconds",
+    "sketch", "size_bytes", "chunks_per_rank", "backend", "status", "error", "finish_us", "bound_us", "gap",
+    "gap_of_every_cut", "algbw_gb_per_s", "seconds",
 )  # fmt: skip
 
+#: The columns that compare a finish with bounds.
+_GAPS = ("gap", "gap_in_chunks", "gap_of_every_cut")
 #: The columns that can be read off a schedule at any time, and those that only a schedule fills.
 _MEASURES = (
     "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s", "num_transfers",
     "num_sends", "producer",
 )  # fmt: skip
-OF_SCHEDULES = (*_MEASURES, "gap", "first_schedule_s", "proven_s", "schedule_digest")
+OF_SCHEDULES = (*_MEASURES, *_GAPS, "first_schedule_s", "proven_s", "schedule_digest")
 
 _STAGES = ("bound", "suggest", "quotient", "greedy", "routing", "ordering", "contiguity", "improve")
 _STAGE_COLUMNS = {stage: f"{stage}_s" for stage in _STAGES}
@@ -130,8 +141,8 @@ def new_row(**known: Any) -> dict[str, Any]:
 
 
 def _status(row: dict[str, Any]) -> str:
-    """What is proven of the finish, by its gap and the bound of every cut."""
-    if row["gap"] != 0:
+    """What is proven of the finish, by its gaps."""
+    if 0 not in (row["gap"], row["gap_in_chunks"]):
         return "found"
     every: float | None = row["bound_of_every_cut_us"]
     return "proven" if every is not None and row["finish_us"] <= every else "proven for its chunks"
@@ -155,17 +166,19 @@ def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     The time for a bound is limited, so that runs of one problem may prove different ones.
     """
-    best: dict[str, dict[str, Any]] = {}
+    best: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
-        known = best.get(row["problem_digest"])
-        if row["bound_us"] is not None and (known is None or row["bound_us"] > known["bound_us"]):
-            best[row["problem_digest"]] = row
+        key = row["problem_digest"], row["bound_scope"]
+        if row["bound_us"] is not None and (key not in best or row["bound_us"] > best[key]["bound_us"]):
+            best[key] = row
     told = []
     for row in rows:
-        proof = best.get(row["problem_digest"])
+        proof = best.get((row["problem_digest"], row["bound_scope"]))
         if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
             gap = row["finish_us"] / proof["bound_us"] - 1
             row = row | {"gap": gap, "bound_us": proof["bound_us"], "bound_limits": proof["bound_limits"]}
+            if row["gap_in_chunks"] is None or row["gap_in_chunks"] > gap:  # the bound holds for these chunks
+                row["gap_in_chunks"] = gap
             row["status"] = _status(row)
         told.append(row)
     return told
@@ -192,11 +205,13 @@ def figures(result: Result) -> dict[str, Any]:
     if any(stage.solver == "cpsat" and stage.model is None for stage in result.stages):
         ran.append(f"cpsat {versions.get('ortools', '')}")
     every = result.bound_of_every_cut
-    told = {
-        "bound_us": result.bound_us, "bound_of_every_cut_us": None if every is None else every.bound_us,
-        "gap": result.gap if result.gap != math.inf else None, "finish_us": result.finish_us,
-    }  # fmt: skip
+    gaps = dict(zip(_GAPS, (result.gap, result.gap_in_chunks, result.gap_of_every_cut), strict=True))
+    told: dict[str, Any] = {name: None if gap == math.inf else gap for name, gap in gaps.items()}
+    told |= {"bound_us": result.bound_us, "finish_us": result.finish_us}
+    told["bound_of_every_cut_us"] = None if every is None else every.bound_us
     return {
+        "chunks_per_rank": result.schedule.problem.collective.chunks_per_rank,
+        "bound_scope": result.bound.scope,
         "status": _status(told), **told, "stopped": result.stopped, "bound_limits": result.bound.limits,
         "first_schedule_s": min(known, default=result.seconds),
         "proven_s": result.seconds if result.gap == 0 else None, "seconds": result.seconds, **seconds,

@@ -58,7 +58,8 @@ def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
     options = {name: row[name] for name in _OPTIONS if row[name] is not None}
     return row | {
         "topology": topology.name, "collective": collective.name, "num_ranks": topology.num_ranks,
-        "size_bytes": problem.size_bytes, "chunks_per_rank": collective.chunks_per_rank,
+        "size_bytes": problem.size_bytes,
+        "chunks_per_rank": None if problem.chunks_open else collective.chunks_per_rank,
         "problem_digest": digest, "key": key_of(digest, **options),
     }  # fmt: skip
 

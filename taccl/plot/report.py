@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Duration, checked
@@ -37,7 +37,7 @@ from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import no_bound
-from taccl.units import format_count, format_gap, format_size
+from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,9 +136,10 @@ def report(
     if path is not None:
         check_writable(path, overwrite=overwrite)
     if isinstance(found, Result):
-        schedule, bound, details, trace = found.schedule, found.bound, found.to_dict(), found.trace
+        schedule, details, trace = found.schedule, found.to_dict(), found.trace
+        bound, is_open = found.bound_in_chunks, found.bound_of_chosen is not None
     else:
-        schedule, details = found, details or {}
+        schedule, details, is_open = found, details or {}, False
         bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
     measured_points(problem, measured)  # which complains of logs that cannot be used
@@ -181,7 +182,6 @@ def report(
 
     with suppress(OutOfTime), share().enforced():
         every = bound_of_every_cut(bound)
-    best = standing(bound, schedule.finish, every)
     if count <= _MOST_CHECKED and bound.witness:
         with suppress(OutOfTime), share().enforced():
             holds = "it holds" if bound.check() else "the witness does not prove the bound"
@@ -192,8 +192,8 @@ def report(
         ("violations", format_count(len(judged.violations), "violation") if violations else ""),
         ("finish", schedule.timing),
         ("bandwidth", schedule.bandwidth_text),
-        *bound_rows(bound, every),
-        ("gap", format_gap(bound.gap(schedule.finish)) + (f" ({best})" if best else "")),
+        *bound_rows(bound, every, is_open=is_open),
+        ("gap", gap_text(bound, schedule.finish, every, is_open=is_open)),
         ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
         ("redundant", str(judged.num_redundant or "")),
         ("digest", schedule.digest()),

@@ -51,6 +51,7 @@ class CompactSchedule(Figures):
     reduces: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "problem", self.problem.in_its_chunks)
         columns = {name: np.asarray(getattr(self, name)) for name in ("chunk", "link", "start")}
         lengths = {column.shape for column in columns.values()}
         if len(lengths) > 1 or any(c.ndim != 1 or c.dtype.kind not in "iu" for c in columns.values()):

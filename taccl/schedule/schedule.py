@@ -82,6 +82,7 @@ class Schedule(Figures):
     sums: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "problem", self.problem.in_its_chunks)
         columns = {name: getattr(self, name) for name in _COLUMNS}
         for name, column in columns.items():
             if not isinstance(column, np.ndarray):

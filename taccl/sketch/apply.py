@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked
 from taccl.clauses import CLAUSES
-from taccl.collectives import ROOTED
+from taccl.collectives import ROOTED, make
 from taccl.errors import SketchError
 from taccl.names import matching
 from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
@@ -49,12 +49,14 @@ def apply(
     topology : Topology
         What the sketch is for, or fits.
     collective : Collective or str
-        A name with a size leaves the number of chunks open, for `taccl.synthesize` to choose, unless
-        `chunks_per_rank` or the sketch says it. A `Collective` keeps its own.
+        A name, or a `Collective`. Made without `chunks_per_rank`, either takes `per_rank` of the sketch.
+        Without that the number of chunks is open, for `taccl.synthesize` to choose.
     chunk_size, size : int, str or sequence, optional
-        Bytes of each chunk, or of the whole collective as nccl-tests counts it; without either the
-        sketch's own.
-    chunks_per_rank, root, roots
+        Bytes of each chunk, or of the whole collective as nccl-tests counts it. Without either, the sketch's
+        own chunk size says how much data there is: one chunk of it per rank, or `per_rank` of them.
+    chunks_per_rank : int, optional
+        Chunks of each rank's own data, before `per_rank` of the sketch.
+    root, roots
         Of a named collective, as `taccl.collectives.make` takes them.
     reachable : bool
         False makes a problem that no schedule solves all the same, for `taccl.explain`.
@@ -69,25 +71,26 @@ def apply(
     """
     if chunk_size is not None and size is not None:
         raise SketchError("found both a chunk size and a size; give one", where="chunk_size, size")
-    if chunk_size is None and size is None:
-        chunk_size = sketch.chunk_bytes
-        if chunk_size is None:
-            raise SketchError(
-                "found no size; expected bytes such as '1MB'; give chunk_size or size, or write it here",
-                where=sketch.where("chunks.size"),
-            )
     _check_machine(sketch, topology)
-    own = sketch.chunks.per_rank if "per_rank" in sketch.chunks.model_fields_set else None
     if isinstance(collective, str):
-        cut = chunks_per_rank = chunks_per_rank or own
-    else:
-        cut = collective.chunks_per_rank
+        named: Any = {"root": root, "roots": roots}
+        collective = make(collective, topology.num_ranks, chunks_per_rank=chunks_per_rank, **named)
+        root = roots = chunks_per_rank = None
+    own = sketch.chunks.per_rank if "per_rank" in sketch.chunks.model_fields_set else None
     notes = []
-    if own not in (None, cut):
+    if collective.chunks_open:
+        chunks_per_rank = chunks_per_rank or own
+    elif own not in (None, collective.chunks_per_rank):
         notes.append(
             f"{sketch.where('chunks.per_rank')}: the sketch asks for {own}; the collective was given with "
-            f"{cut}, which holds"
+            f"{collective.chunks_per_rank}, which holds"
         )
+    if chunk_size is None and size is None:
+        chunk_bytes = _own_chunk_bytes(sketch)
+        if collective.chunks_open and chunks_per_rank is None:
+            size = chunk_bytes * collective.size_chunks
+        else:
+            chunk_size = chunk_bytes
     clauses = _resolve(sketch, topology)
     sizes: Any = {"chunk_bytes": chunk_size, "size_bytes": size}
     problem = make_problem(
@@ -98,6 +101,16 @@ def apply(
     if reachable:
         check_reachable(problem)
     return problem
+
+
+def _own_chunk_bytes(sketch: Sketch) -> int:
+    """Chunk size that the sketch says; `SketchError` if it says none."""
+    if sketch.chunk_bytes is None:
+        raise SketchError(
+            "found no size; expected bytes such as '1MB'; give chunk_size or size, or write it here",
+            where=sketch.where("chunks.size"),
+        )
+    return sketch.chunk_bytes
 
 
 def _check_machine(sketch: Sketch, topology: Topology) -> None:

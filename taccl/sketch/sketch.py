@@ -92,7 +92,9 @@ class Chunks(Table):
     """Size and partitioning of chunks."""
 
     size: SketchSize = _told(None, "Bytes of one chunk: a number, or text such as '1MB'.")
-    per_rank: Positive = _told(1, "Pieces that a rank's own part of the data is cut into.")
+    per_rank: Positive = _told(
+        1, "Pieces that a rank's own part of the data is cut into. Left out, synthesis chooses their number."
+    )
 
 
 class Internode(Table):

@@ -68,7 +68,8 @@ def load_problem(
 
     - `sketch`, `topology`: Upstream files; the sketch may be a `Sketch`, or any other that `load_sketch`
       takes.
-    - `collective`: A name uses the sketch's chunk partitioning, unless `chunks_per_rank` is given.
+    - `collective`: A name, or a collective with an open number of chunks, uses the sketch's chunk
+      partitioning, unless `chunks_per_rank` is given.
     - `cost_model`: The file's costs as the published tool uses them, or the machine that the file names.
     - `nodes`: Rescale the sketch to so many nodes.
     - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown, and a
@@ -93,6 +94,8 @@ def load_problem(
             roots=roots,
             chunks_per_rank=guide.chunks.per_rank if chunks_per_rank is None else chunks_per_rank,
         )
+    elif collective.chunks_open:
+        collective = collective.split(chunks_per_rank or guide.chunks.per_rank)
     if cost_model == "physical":
         if time_unit_us is not None:
             raise SketchError(

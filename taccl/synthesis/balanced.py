@@ -9,7 +9,6 @@ or, of any size, as an implicit one.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
 
@@ -99,7 +98,7 @@ def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
     most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks**2)))
     size_bytes, name = problem.size_bytes or 1, problem.collective.name
     parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
-    whole = replace(problem, chunks_open=False)
+    whole = problem.in_its_chunks
     return cut_chunks(whole, parts) if parts > 1 else whole
 
 

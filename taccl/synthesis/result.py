@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from taccl import html
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing
+from taccl.analysis.certificates.every_cut import (
+    bound_of_every_cut,
+    bound_rows,
+    gap_text,
+    standing,
+)
 from taccl.errors import NumericsWarning, warn
 from taccl.names import note_lines, table
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
-from taccl.units import format_count, format_gap, format_us
+from taccl.units import format_count, format_us
 
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
@@ -97,7 +102,8 @@ class Result:
     schedule : Schedule or CompactSchedule
         Verified before it was returned; compact where it has very many transfers.
     bound : Certificate
-        A proven lower bound of the problem.
+        A proven lower bound of the problem that was asked: for its chunks, or over all chunkings where it
+        leaves their number open.
     backend : str
         What was asked for.
     stages : tuple of Stage
@@ -116,6 +122,8 @@ class Result:
         What ran and why, by the number of hops.
     dimension_bound : DimensionBound, optional
         Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
+    bound_of_chosen : Certificate, optional
+        A proven lower bound for the number of chunks that was chosen, where the problem left it open.
     is_brief : bool
         No time is left for a bound over all chunkings.
     """
@@ -133,6 +141,7 @@ class Result:
     choice: str = ""
     dimension_bound: DimensionBound | None = None
     is_brief: bool = False
+    bound_of_chosen: Certificate | None = None
 
     def __post_init__(self) -> None:
         topology = self.schedule.problem.topology
@@ -162,26 +171,45 @@ class Result:
 
     @property
     def gap(self) -> float:
-        """(finish - bound) / bound; 0 is an optimum in these chunks, infinite without a positive bound."""
+        """(finish - bound) / bound; 0 is an optimum of the problem, infinite without a positive bound."""
         return self.bound.gap(self.schedule.finish)
 
     @property
-    def bound_of_every_cut(self) -> Certificate | None:
-        """The bound of the same data however it is cut into chunks; None where that would take too long.
+    def bound_in_chunks(self) -> Certificate:
+        """The bound for the chunks of the schedule, given or chosen."""
+        return self.bound if self.bound_of_chosen is None else self.bound_of_chosen
 
-        It is looked for when it is first asked for, in a second or two; not after Ctrl-C, and
-        not where the result is brief.
-        """
+    @property
+    def gap_in_chunks(self) -> float:
+        """The gap to that bound; 0 is an optimum for as many chunks."""
+        return self.bound_in_chunks.gap(self.schedule.finish)
+
+    @property
+    def gap_of_every_cut(self) -> float | None:
+        """The gap to `bound_of_every_cut`; None without that."""
+        every = self.bound_of_every_cut
+        return None if every is None else every.gap(self.schedule.finish)
+
+    @property
+    def bound_of_every_cut(self) -> Certificate | None:
+        """The bound of the same data over all chunkings; None after Ctrl-C, or if time does not suffice."""
+        if self.bound.divisible:
+            return self.bound
         return None if self.interrupted or self.is_brief else bound_of_every_cut(self.bound)
 
     @property
     def standing(self) -> str:
-        """What is proven of the finish: ``"proven best"``, ``"best for 2 chunks a rank"``, or nothing.
+        """Proof of optimality: ``"proven best"``, ``"optimal for 2 chunks per rank"``, or nothing.
 
-        Proven best is what no schedule beats under the same costs, however the data is cut into chunks; under
-        a sketch, no schedule that obeys it.
+        Proven best: no schedule finishes sooner under the same costs, over all chunkings; under a sketch, no
+        schedule that obeys it.
         """
-        return standing(self.bound, self.schedule.finish, self.bound_of_every_cut)
+        return standing(self.bound_in_chunks, self.schedule.finish, self.bound_of_every_cut)
+
+    def over_all_chunkings(self) -> Result:
+        """The result for a problem that left the number of chunks open: its bound is over all chunkings."""
+        every = self.bound_of_every_cut
+        return self if every is None else replace(self, bound=every, bound_of_chosen=self.bound)
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as plain values, as ``taccl synthesize --json`` prints them."""
@@ -189,10 +217,14 @@ class Result:
         return {
             "bound_us": self.bound_us,
             "bound_limits": self.bound.limits,
+            "bound_scope": self.bound.scope,
             "bound_of_every_cut_us": None if every is None else every.bound_us,
             "standing": self.standing,
             **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
-            "gap": self.gap if self.gap != float("inf") else None,
+            **{
+                name: None if (gap := getattr(self, name)) == float("inf") else gap
+                for name in ("gap", "gap_in_chunks", "gap_of_every_cut")
+            },
             "backend": self.backend,
             "choice": self.choice,
             "verified": True,
@@ -214,12 +246,14 @@ class Result:
         """The figures in words, by name: what a terminal, a notebook and the command line show."""
         schedule = self.schedule
         transfers, sends = schedule.num_transfers, schedule.num_sends
+        bounds = self.bound_in_chunks, self.bound_of_every_cut
+        is_open = self.bound_of_chosen is not None
         along = [] if self.dimension_bound is None else [("along dimensions", self.dimension_bound.text)]
         return [
             ("finish", ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))),
-            *bound_rows(self.bound, self.bound_of_every_cut),
+            *bound_rows(*bounds, is_open=is_open),
             *along,
-            ("gap", format_gap(self.gap) + (f" ({self.standing})" if self.standing else "")),
+            ("gap", gap_text(bounds[0], schedule.finish, bounds[1], is_open=is_open)),
             ("schedule", f"{format_count(transfers, 'transfer')} in {format_count(sends, 'send')}, verified"),
             ("found by", f"{schedule.producer or self.backend} in {self.seconds:.2f} s, seed {self.seed}"),
             ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
@@ -262,6 +296,7 @@ def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
         "size_bytes": problem.size_bytes,
         "num_ranks": problem.topology.num_ranks,
         "num_chunks": problem.collective.num_chunks,
+        "chunks_per_rank": problem.collective.chunks_per_rank,
         "num_transfers": schedule.num_transfers,
         "num_sends": schedule.num_sends,
         "producer": schedule.producer,

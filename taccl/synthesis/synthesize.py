@@ -86,9 +86,9 @@ def synthesize(
     Parameters
     ----------
     problem : Problem
-        Where it leaves the number of chunks open, that is chosen first (`taccl.choose_chunks`), in a part of
-        the time; the result is of ``result.schedule.problem``. A named solver, and what is large or kept as
-        figures, takes one chunk a rank.
+        Where it leaves the number of chunks open, that is chosen first, in a part of the time and alike for
+        every backend; ``result.schedule.problem`` has the chosen number, and the bound and the gap are over
+        all chunkings. Problems with more hops than 3 million take one chunk per rank.
     backend : str
         ``"auto"`` (the portfolio), ``"greedy"`` (the list scheduler alone), or one solver for routing and
         contiguity: ``"highs"``, ``"scip"``, ``"cbc"``, ``"gurobi"``, ``"cpsat"``, ``"pulp:NAME"``; or
@@ -150,8 +150,10 @@ def synthesize(
     )  # fmt: skip
     limit = Deadline(options.began_s + time_limit_s)
     if not (problem.release_us or problem.due_us):
-        return _search_anything(problem, in_network, options, limit)
+        found = _search_anything(problem, in_network, options, limit)
+        return found.over_all_chunkings() if problem.chunks_open else found
     options = replace(options, keep="schedule", spill_dir=None, to_file=False)
+    problem = problem.in_its_chunks  # whose chunks have times of their own
     found = _search_anything(problem.without_moments(), in_network, options, limit)
     return _begun_anew(problem, found, bound_within(problem, limit, parameters.budget))
 
@@ -406,20 +408,22 @@ def _with_chunks(
     problem: Problem, options: Options, limit: Deadline
 ) -> tuple[Problem, Sequence[SketchProposal]]:
     """The problem in as many chunks as are best, where it leaves that open; and sketches that suit."""
-    whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
+    whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     sketch = options.sketch
     if not isinstance(sketch, str):
         per_rank = sketch.problem.collective.chunks_per_rank
         return cut(whole, per_rank) if problem.chunks_open else problem, [sketch]
-    is_alone = options.backend not in ("auto", "greedy") or not options.keeps_sends
-    if is_alone or not problem.chunks_open:
+    if not problem.chunks_open:
         return whole, []
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
         compile_telling(whole, options, limit)
     until = limit.sooner(min(suggesting.most_suggest_s, suggesting.chunks_share * limit.left_s))
     give_up = limit.sooner(suggesting.give_up_share * limit.left_s)
-    suggests = options.backend == "auto" and sketch == "auto"
-    return choose_with_sketches(problem, options, until, give_up=give_up, suggests=suggests)
+    chosen, sketches = choose_with_sketches(
+        problem, options, until, give_up=give_up, suggests=sketch == "auto"
+    )
+    guides = options.backend == "auto" and options.keeps_sends
+    return chosen, sketches if guides else []
 
 
 def _check_options(problem: Problem, options: Options, is_large: bool, choice: str) -> None:

@@ -1,17 +1,25 @@
-"""What a bound is a bound of: these chunks, or every cut of the data into chunks."""
+"""The scope of bounds: the chunks of a problem, or all chunkings of its data."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import networkx
 import pytest
 
 import taccl
 from taccl.analysis.certificates import every_cut
-from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, standing, stronger
+from taccl.analysis.certificates.every_cut import (
+    bound_of_every_cut,
+    bound_rows,
+    gap_text,
+    standing,
+    stronger,
+)
 from taccl.cli.text import result_answer
+from taccl.synthesis.suggesting.chunks import merged
 from tests.fuzzing import by_turns
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
@@ -30,18 +38,18 @@ def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
     result = taccl.synthesize(halves, time_limit_s=5)
     # Three chunks enter over two links: two pass one of them, of 20 us each; halves need 30 us.
     assert (whole.bound, result.finish_us) == (40, 30)
-    assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "best for 1 chunk a rank"
+    assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "optimal for 1 chunk per rank"
     assert result.standing == "proven best"
 
 
 def test_both_bounds_are_told_where_they_differ():
-    """40 us for whole chunks and 30 for every cut are two rows; where they are alike, one is enough."""
+    """40 us for whole chunks and 30 over all chunkings are two rows; where they are alike, one is enough."""
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     alike = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     rows = bound_rows(whole, bound_of_every_cut(whole))
-    assert [name for name, _ in rows] == ["bound", "of every cut"]
-    assert rows[0][1].startswith("40 us for 1 chunk a rank")
+    assert [name for name, _ in rows] == ["bound", "over all chunkings"]
+    assert rows[0][1].startswith("40 us for 1 chunk per rank")
     assert rows[1][1].startswith("30 us")
     assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
 
@@ -76,7 +84,7 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
     answer = result_answer(result)
     assert (len(asked), answer.values["interrupted"]) == (1, True)
     assert answer.values["bound_of_every_cut_us"] is None
-    assert answer.values["standing"] == "best for 1 chunk a rank"
+    assert answer.values["standing"] == "optimal for 1 chunk per rank"
 
 
 def test_what_a_sketch_keeps_from_merging_is_said():
@@ -85,7 +93,7 @@ def test_what_a_sketch_keeps_from_merging_is_said():
     problem = taccl.Sketch().apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     every = bound_of_every_cut(bound)
-    assert standing(bound, bound.bound, every) == "best for 1 chunk a rank under this sketch"
+    assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under this sketch"
 
 
 def test_padding_is_no_part_of_the_bound_of_every_cut():
@@ -130,9 +138,9 @@ def test_no_baseline_in_any_cut_beats_it(name, collective, size):
 def test_scope_names_the_chunks():
     """A certificate says which cuts it holds for."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=10**6, chunks_per_rank=2)
-    assert taccl.lower_bound(problem).scope == "2 chunks a rank"
-    assert taccl.lower_bound(problem, divisible=True).scope == "every cut"
-    assert "for 2 chunks a rank" in repr(taccl.lower_bound(problem))
+    assert taccl.lower_bound(problem).scope == "2 chunks per rank"
+    assert taccl.lower_bound(problem, divisible=True).scope == "all chunkings"
+    assert "for 2 chunks per rank" in repr(taccl.lower_bound(problem))
 
 
 def test_the_bound_over_all_chunkings_holds_for_the_chunks_used():
@@ -156,3 +164,38 @@ def test_a_synthesis_out_of_time_shows_no_less_than_the_bound_over_all_chunkings
     problem = taccl.make_problem(topology, "alltoall", size_bytes=10**8, chunks_per_rank=1)
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.01)
     assert result.bound.bound >= taccl.lower_bound(problem, divisible=True).bound
+
+
+def test_the_gap_that_was_asked_for_comes_first():
+    """40 us meet the bound of one chunk per rank, and are a third above 30 us, the bound over all chunkings."""
+    ring = taccl.topologies.ring(4, alpha_us=0)
+    whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
+    every = bound_of_every_cut(whole)
+    asked = partial(gap_text, whole, every=every)
+    assert asked(Fraction(40)) == "0.00% (optimal for 1 chunk per rank; 33.33% over all chunkings)"
+    assert asked(Fraction(40), is_open=True) == "33.33% over all chunkings (optimal for 1 chunk per rank)"
+    assert asked(Fraction(60)) == "50.00% for 1 chunk per rank (100.00% over all chunkings)"
+    assert asked(Fraction(60), is_open=True) == "100.00% over all chunkings (50.00% for 1 chunk per rank)"
+    assert gap_text(whole, Fraction(40), None) == "0.00% (optimal for 1 chunk per rank)"
+    assert gap_text(every, Fraction(30), every) == "0.00% (proven best)"
+    assert gap_text(every, Fraction(60), every) == "100.00% over all chunkings"
+
+
+def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
+    """The result's bound and gap are those that were asked for; those for the chosen chunks stand beside them."""
+    problem = taccl.make_problem(
+        taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000
+    )
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=5)
+    assert result.bound.scope == "all chunkings"
+    assert result.bound.bound == taccl.lower_bound(problem).bound == 30
+    assert result.bound_in_chunks.scope != "all chunkings"
+    assert result.gap == result.gap_of_every_cut >= result.gap_in_chunks
+    assert dict(result.facts())["gap"].startswith(f"{result.gap:.2%} over all chunkings")
+
+
+def test_chunks_that_merge_by_default_are_under_no_sketch():
+    """More sends may merge than by default where that is sooner; no sketch was given."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000, chunks_per_rank=1)
+    bound = taccl.lower_bound(merged(problem), budget_s=0.1)
+    assert standing(bound, bound.bound, bound_of_every_cut(bound)) == "optimal for 1 chunk per rank"

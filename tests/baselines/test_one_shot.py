@@ -18,7 +18,8 @@ US_PER_MB = 20
 
 def test_one_message_a_link():
     """Four ranks that all have links: 0.5 us and 1,000 bytes at 20 us/MB, whatever the number of chunks."""
-    problem = make_problem(taccl.topologies.fully_connected(4), collectives.allreduce(4), size_bytes=1000)
+    whole = collectives.allreduce(4, chunks_per_rank=1)
+    problem = make_problem(taccl.topologies.fully_connected(4), whole, size_bytes=1000)
     schedule = one_shot(problem)
     assert (schedule.finish, schedule.num_sends) == (Fraction("0.52"), 12)
     assert taccl.lower_bound(problem).bound == schedule.finish

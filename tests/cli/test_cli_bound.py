@@ -18,8 +18,9 @@ class TestBound:
     def test_json(self, run_json):
         """The bound comes with what limits, its witness, and the bounds that it is set beside."""
         code, values = run_json("bound", *SMALL)
-        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; divisible data pays alpha alone.
-        assert (code, values["bound_us"], values["kind"]) == (0, 1.04, "latency")
+        # Two hops of 0.5 us + 1000 B / (50 GB/s) each; divisible data, which was asked for, pays alpha alone.
+        assert (code, values["bound_us"], values["kind"]) == (0, 1.0, "latency")
+        assert (values["scope"], values["prices"]["bound"]["bound_us"]) == ("all chunkings", 1.04)
         assert values["bound_limits"]
         assert values["witness"]["kind"] == "path"
         assert values["prices"]["without_sketch"]["bound_us"] == 1.04
@@ -32,11 +33,11 @@ class TestBound:
         code, out, _ = run("bound", *SMALL)
         assert code == 0
         for words in (
-            "1.04 us for 1 chunk a rank\n",
-            "algbw 3.846 GB/s, busbw 2.885 GB/s at most",
+            "1 us over all chunkings\n",
+            "algbw 4 GB/s, busbw 3 GB/s at most",
             "limited by",
             "kind",
-            "every cut",
+            "for 1 chunk per rank  1.04 us",
         ):
             assert words in out
         assert "in switches" not in out and "the sketch costs" not in out
@@ -198,7 +199,7 @@ def test_chunks_that_may_merge_are_bounded_so(run_json):
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
     code, values = run_json("bound", *words)
     assert code == 0
-    assert values["bound_us"] == pytest.approx(1.32)
+    assert values["prices"]["bound"]["bound_us"] == pytest.approx(1.32)
     assert run_json("bound", *words, "--chunks-per-rank", 1)[1]["bound_us"] > 4
 
 

@@ -11,7 +11,7 @@ import taccl
 def problem():
     """Allgather of 4 MB on a ring of four: two hops of 0.5 us + 1 MB / (50 GB/s), so 41 us."""
     ring = taccl.topologies.parse("ring:4")
-    return taccl.make_problem(ring, taccl.collectives.allgather(4), size_bytes=4 * 10**6)
+    return taccl.make_problem(ring, taccl.collectives.allgather(4, chunks_per_rank=1), size_bytes=4 * 10**6)
 
 
 @pytest.fixture

@@ -49,12 +49,12 @@ def failing(monkeypatch):
 
 
 @pytest.mark.slow
-def test_ten_columns_unless_all_are_asked_for(problem):
+def test_twelve_columns_unless_all_are_asked_for(problem):
     """A table shows ten columns, and seeds besides where there are several; `full` shows all."""
     assert tuple(compare(problem, backends=["greedy"], full=False).columns) == SHORT
     seeds = compare(problem, backends=["greedy"], seeds=[0, 1], full=False)
     assert set(seeds.columns) == {*SHORT, "seed"}
-    assert len(SHORT) == 10
+    assert len(SHORT) == 12
     every = compare(problem, backends=["greedy"], full=True)
     assert list(every.columns) == [column.name for column in COLUMNS]
 
@@ -380,3 +380,20 @@ def test_pool_workers_end_their_solvers(problem, monkeypatch):
     while WORKERS._idle["highs"] and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not WORKERS._idle["highs"]
+
+
+def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
+    """Given or chosen, by a run or from the cache, the number is a column, and so is the gap over all chunkings."""
+    ring = taccl.topologies.ring(4)
+    asked = taccl.make_problem(ring, taccl.collectives.broadcast(4), size_bytes=1000)
+    given = taccl.make_problem(ring, taccl.collectives.broadcast(4, chunks_per_rank=1), size_bytes=1000)
+    for problem, count in ((asked, 2), (given, 1)):
+        found = [
+            compare(problem, backends=["greedy"], cache=tmp_path, num_workers=1, full=full)
+            for full in (False, True)
+        ]
+        for table in found:
+            assert table.chunks_per_rank.tolist() == [count]
+            assert table.gap_of_every_cut[0] >= 0
+        assert found[1].from_cache.tolist() == [True]
+        assert found[0].finish_us[0] == found[1].finish_us[0]

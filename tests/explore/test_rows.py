@@ -44,7 +44,12 @@ def test_the_best_bound_holds_for_all_runs_of_a_problem():
     """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven for its chunks, one of 6 has a gap of a half."""
     made = [
         new_row(
-            problem_digest=digest, finish_us=finish, bound_us=bound, gap=finish / bound - 1, status="found"
+            problem_digest=digest,
+            bound_scope="1 chunk per rank",
+            finish_us=finish,
+            bound_us=bound,
+            gap=finish / bound - 1,
+            status="found",
         )
         for digest, finish, bound in (("a", 4.0, 2.0), ("a", 6.0, 4.0), ("b", 6.0, 3.0))
     ]

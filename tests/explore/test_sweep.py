@@ -113,9 +113,10 @@ def test_unknown_names():
 
 
 def test_cuts_of_a_collective_at_hand():
-    """A collective that is made cannot be cut anew."""
+    """A collective with a number of its own cannot be cut anew."""
     with pytest.raises(taccl.InputError, match="name the collective instead"):
-        sweep("ring:4", taccl.collectives.allgather(4), sizes=["4KB"], chunks_per_rank=[2])
+        whole = taccl.collectives.allgather(4, chunks_per_rank=1)
+        sweep("ring:4", whole, sizes=["4KB"], chunks_per_rank=[2])
     with pytest.raises(taccl.InputError, match="root"):
         sweep("ring:4", taccl.collectives.allgather(4), sizes=["4KB"], root=0)
 

@@ -68,5 +68,5 @@ def test_parts_of_chunks_are_neighbours(name):
 
 def test_one_part_is_the_collective_itself():
     """Nothing to cut."""
-    collective = allreduce(2)
+    collective = allreduce(2, chunks_per_rank=1)
     assert collective.split(1) is collective

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import taccl
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem import make_problem
@@ -191,3 +192,11 @@ def test_iteration_gives_transfers() -> None:
 def test_repr_is_one_line() -> None:
     """What, where, how many, how long."""
     assert repr(relay()) == "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"
+
+
+def test_a_schedule_has_its_number_of_chunks():
+    """A baseline of a problem with an open number is a schedule of its chunks, and is bounded as that."""
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
+    schedule = taccl.baselines.ring(problem, cut=False)
+    assert problem.chunks_open and not schedule.problem.chunks_open
+    assert not taccl.lower_bound(schedule.problem).divisible

@@ -315,7 +315,7 @@ def test_connection_without_a_link():
 
 def test_partitioning_of_the_collective_holds():
     """A collective that was made with another partitioning is used as it is, and the notes say so."""
-    problem = apply("[chunks]\nper_rank = 2")
+    problem = apply("[chunks]\nper_rank = 2", chunks_per_rank=1)
     assert problem.collective.num_chunks == 16
     assert "the sketch asks for 2" in problem.notes[0]
 

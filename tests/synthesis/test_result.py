@@ -24,7 +24,8 @@ FIGURES = {
     "collective", "topology", "sketch", "cost_model", "size_bytes", "num_ranks", "num_chunks",
     "num_transfers", "num_sends", "producer", "stages", "seconds", "seed", "stopped", "interrupted",
     "versions", "notes", "digest", "trace", "choice", "standing", "bound_of_every_cut_us",
-    "launch_us", "predicted_us", "protocol", "assumed",
+    "launch_us", "predicted_us", "protocol", "assumed", "bound_scope", "gap_in_chunks", "gap_of_every_cut",
+    "chunks_per_rank",
 }  # fmt: skip
 
 
@@ -58,7 +59,7 @@ class TestFigures:
         unbounded = with_bound(result, 0)
         assert unbounded.gap == math.inf
         assert unbounded.to_dict()["gap"] is None
-        assert dict(unbounded.facts())["gap"] == "none proven"
+        assert dict(replace(unbounded, stopped="interrupted").facts())["gap"] == "none proven"
 
     def test_nothing_to_do(self):
         """Where every rank has what it needs, finish, bound and gap are 0."""
@@ -125,8 +126,11 @@ class TestRepr:
         facts = dict(line.strip().split("  ", 1) for line in lines[: len(result.facts())])
         assert title == "allgather on ring of 4"
         assert facts["finish"].strip() == "4 us, algbw 1000 GB/s, busbw 750 GB/s"
-        assert facts["bound"].strip().startswith("4 us for 1 chunk a rank, limited by ")
-        assert facts["gap"].strip() == "0.00% (best for 1 chunk a rank under this sketch)"
+        assert facts["bound"].strip().startswith("4 us for 1 chunk per rank, limited by ")
+        assert (
+            facts["gap"].strip()
+            == "0.00% (optimal for 1 chunk per rank under this sketch; 100.00% over all chunkings)"
+        )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
         assert facts["found by"].strip().startswith("greedy in ")
 

@@ -52,13 +52,18 @@ class Certificate:
 
     @property
     def scope(self) -> str:
-        """Which cuts of the data it holds for: ``"every cut"``, or the problem's, ``"2 chunks a rank"``."""
+        """Chunks that it holds for: ``"all chunkings"``, or the problem's, ``"2 chunks per rank"``."""
         collective = self.problem.collective
         if self.divisible:
-            return "every cut"
+            return "all chunkings"
         if collective.name not in COLLECTIVES or len(set(self.problem.chunk_bytes)) > 1:
             return "these chunks"
-        return f"{format_count(collective.chunks_per_rank, 'chunk')} a rank"
+        return f"{format_count(collective.chunks_per_rank, 'chunk')} per rank"
+
+    @property
+    def text(self) -> str:
+        """The bound and the chunks that it holds for: ``"30 us over all chunkings"``."""
+        return f"{format_us(self.bound)} {'over' if self.divisible else 'for'} {self.scope}"
 
     @property
     def algbw_gb_per_s(self) -> float | None:
@@ -114,7 +119,7 @@ class Certificate:
 
         granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
         rows = [
-            ("bound", f"{format_us(self.bound)} for {self.scope}"),
+            ("bound", self.text),
             ("bandwidth", self.bandwidth_text and f"{self.bandwidth_text} at most"),
             ("limited by", self.limits),
             ("kind", self.kind),
@@ -125,7 +130,7 @@ class Certificate:
 
     def __repr__(self) -> str:
         return (
-            f"Certificate({format_us(self.bound_us)} for {self.scope}"
+            f"Certificate({self.text}"
             + (f", {self.bandwidth_text}" if self.bandwidth_text else "")
             + f": {self.kind}, limited by {shown(self.limits, 300)})"
         )

@@ -1,7 +1,7 @@
-"""What a bound is a bound of: the chunks that a problem has, or every cut of its data into chunks.
+"""The scope of bounds: the chunks that a problem has, or all chunkings of its data.
 
-A finish that meets the bound of its problem is the best in these chunks. Only one that meets the bound of
-every cut is the best there is under the costs of the topology.
+A finish that meets the bound of its problem is optimal for these chunks. One that meets the bound over all
+chunkings is optimal under the costs of the topology.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import rescaled
-from taccl.units import format_us
+from taccl.units import format_gap, format_us
 
 #: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
@@ -50,27 +50,59 @@ def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """What is proven of a finish, in words: the best of all, the best in these chunks; empty if neither."""
+    """Proof of optimality in words: over all chunkings, or for these chunks; empty without one."""
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
+    is_sketched = clauses != clauses.only("merge")
     if every is not None and finish <= every.bound:  # which no limit of what merges raises
-        is_sketched, words = clauses != clauses.only("merge"), "proven best"
+        words = "proven best"
     else:
-        default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes)
-        is_sketched, words = clauses != default.clauses, f"best for {bound.scope}"
+        default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+        merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
+        is_sketched, words = is_sketched or not merges, f"optimal for {bound.scope}"
     words += " for this model" if problem.topology.assumed else ""
     return words + (" under this sketch" if is_sketched or clauses.name else "")
 
 
-def bound_rows(bound: Certificate, every: Certificate | None) -> list[tuple[str, str]]:
-    """A bound in words, by what it is of; and that of every cut, where it is lower by more than 1 %."""
-    if every is None or bound.bound <= every.bound * (1 + _WORTH_TELLING):
-        return [("bound", f"{format_us(bound.bound)}, limited by {bound.limits}")]
+def bound_rows(
+    bound: Certificate, every: Certificate | None, *, is_open: bool = False
+) -> list[tuple[str, str]]:
+    """The bound that was asked for, and the other one where they differ by more than 1 %.
+
+    - `bound`, `every`: For the chunks of a schedule, and over all chunkings.
+    - `is_open`: True if the number of chunks was left open, so that `every` was asked for.
+    """
+    if every is None:
+        return [("bound", f"{bound.text}, limited by {bound.limits}")]
+    asked, other = (every, bound) if is_open else (bound, every)
+    if bound.bound <= every.bound * (1 + _WORTH_TELLING):
+        return [("bound", f"{format_us(asked.bound)}, limited by {asked.limits}")]
+    head = f"for {other.scope}" if is_open else f"over {other.scope}"
     return [
-        ("bound", f"{format_us(bound.bound)} for {bound.scope}, limited by {bound.limits}"),
-        ("of every cut", f"{format_us(every.bound)}, limited by {every.limits}"),
+        ("bound", f"{asked.text}, limited by {asked.limits}"),
+        (head, f"{format_us(other.bound)}, limited by {other.limits}"),
     ]
+
+
+def gap_text(
+    bound: Certificate, finish: Fraction, every: Certificate | None, *, is_open: bool = False
+) -> str:
+    """The gap to the bound that was asked for; in brackets what is proven, and the gap to the other bound.
+
+    Parameters are those of `bound_rows`.
+    """
+    bound = stronger(bound, every)
+    proven, gap = standing(bound, finish, every), format_gap(bound.gap(finish))
+    if every is None or proven.startswith("proven best"):
+        return f"{gap} ({proven})" if proven else gap
+    gap_of_every = format_gap(every.gap(finish))
+    over = f"{gap_of_every} over all chunkings"
+    if gap == gap_of_every:
+        return f"{over} ({proven})" if proven else over
+    if is_open:
+        return f"{over} ({proven or f'{gap} for {bound.scope}'})"
+    return f"{gap} ({proven}; {over})" if proven else f"{gap} for {bound.scope} ({over})"
 
 
 def _unpadded(problem: Problem) -> Problem:

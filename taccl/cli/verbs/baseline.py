@@ -39,6 +39,8 @@ def run(options: Namespace) -> Answer:
     taccl.verify(schedule).raise_if_failed()
     bound = taccl.lower_bound(schedule.problem, divisible=False)
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
+    if problem.chunks_open:
+        result = result.over_all_chunkings()
     answer = result_answer(result)
     if matching(options.name, ["nccl"]):
         choices = [each._asdict() for each in taccl.baselines.nccl_choices(problem)]

@@ -60,17 +60,20 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     from taccl.cli.text import title_of
 
     prices = taccl.prices(problem)
-    bound, problem = prices.bound, prices.bound.problem
+    bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
+    other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
+    if problem.chunks_open:  # what was asked holds for any number of chunks
+        bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
         in_switches = taccl.lower_bound(problem, in_network=True)  # several ranks need one sum of several
     proven = bound.check() if options.check else None
     rows = [
-        ("bound", f"{format_us(bound.bound)} for {bound.scope}"),
+        ("bound", bound.text),
         *([("bandwidth", f"{bound.bandwidth_text} at most")] if bound.bandwidth_text else []),
         ("limited by", bound.limits),
         ("kind", bound.kind),
-        ("every cut", f"{_brief(prices.divisible)}; whole chunks cost {prices.chunks:+.2%}"),
+        other,
     ]
     if problem.clauses != problem.clauses.only("merge"):
         price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"

@@ -107,9 +107,13 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
 def _text(rows: list[dict[str, Any]]) -> str:
     """What tells runs apart, and how good each is; a reason where there is no schedule."""
     first = next((row for row in rows if row["topology"] is not None), rows[0])  # not all need have been run
-    may_differ = ("sketch", "size_bytes", "chunks_per_rank", "seed")
+    may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]
-    columns = [*labels, "backend", "finish_us", "predicted_us", "gap", "algbw_gb_per_s", "seconds", "status"]
+    gaps = ["gap", "gap_of_every_cut"]
+    if all(row["gap"] == row["gap_of_every_cut"] for row in rows):
+        gaps = ["gap_of_every_cut"]
+    columns = [*labels, "backend", "chunks_per_rank", "finish_us", "predicted_us", *gaps]
+    columns += ["algbw_gb_per_s", "seconds", "status"]
     told = [row | {"status": f"{row['status']} (cached)"} if row["from_cache"] else row for row in rows]
     title = f"{first['collective']} on {shown(str(first['topology']), 100)}"
     if "sketch" not in labels and first["sketch"] != "none":

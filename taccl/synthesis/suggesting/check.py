@@ -143,7 +143,7 @@ def check_sketch(
     sketch : Sketch, str or path
         A sketch, or a shipped name or a file.
     collective : str or Collective
-        A name is cut into the sketch's chunks per rank.
+        A name, or a collective with an open number of chunks, is cut into the sketch's chunks per rank.
     chunk_size, size : int or str, optional
         As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
     time_limit_s : float
@@ -157,7 +157,9 @@ def check_sketch(
     deadline = time.monotonic() + time_limit_s
     guide = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
     if isinstance(collective, str):
-        collective = make(collective, topology.num_ranks, chunks_per_rank=guide.chunks.per_rank)
+        collective = make(collective, topology.num_ranks)
+    if collective.chunks_open:
+        collective = collective.split(guide.chunks.per_rank)
     check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
     problem, missed = check.problem, len(list(unmet(check.problem)))
     if missed:

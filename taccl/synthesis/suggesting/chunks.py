@@ -39,14 +39,15 @@ def choose_chunks(
     progress: Callable[[str, float | None, float | None], None] | None = None,
     parameters: SearchParameters = DEFAULTS,
 ) -> Problem:
-    """The problem in as many chunks a rank as let a first schedule finish soonest.
+    """The problem in the number of chunks per rank with which a first schedule finishes soonest.
 
-    `taccl.synthesize` asks this itself; to ask it first is to know what bounds and tables are of.
+    `taccl.synthesize` and `taccl.compare` choose by the same function.
 
     Parameters
     ----------
     problem : Problem
-        Made of a size and a collective's name alone, so that the number is open; any other stays as it is.
+        Made of a size and a collective without `chunks_per_rank`, so that the number is open; any other stays
+        as it is.
     time_limit_s : float
         After which the best so far is taken.
     seed : int
@@ -73,7 +74,7 @@ def choose_with_sketches(
     """
     if not problem.chunks_open:
         return problem, []
-    whole, suggesting = replace(problem, chunks_open=False), options.parameters.suggesting
+    whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     if problem.collective.is_met or effort(problem) > suggesting.most_hops:
         return whole, []
     try:
@@ -141,7 +142,9 @@ def _soonest(
             suppress(InfeasibleError, InputError, NoSolutionError),
             until.interruptible(),
         ):  # out of time, too
-            options.report(f"{format_count(count, 'chunk')} a rank", best_us if best_us < math.inf else None)
+            options.report(
+                f"{format_count(count, 'chunk')} per rank", best_us if best_us < math.inf else None
+            )
             if compiles:
                 found.append(compiled_schedule(problem, options, until))
             if not compiles or effort(problem) <= suggesting.few_hops:
@@ -182,5 +185,5 @@ def _told(problem: Problem) -> Problem:
     if problem.collective.chunks_per_rank == 1:
         return problem
     cut_into = format_count(problem.collective.chunks_per_rank, "chunk")
-    note = f"cut into {cut_into} a rank; chunks_per_rank (--chunks-per-rank) gives another number"
+    note = f"cut into {cut_into} per rank; chunks_per_rank (--chunks-per-rank) gives another number"
     return replace(problem, notes=(*problem.notes, note))

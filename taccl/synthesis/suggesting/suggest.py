@@ -59,8 +59,8 @@ def suggest_sketches(
     Parameters
     ----------
     collective : str or Collective
-        A name leaves the number of chunks per rank to the proposals, unless it or a chunk size is given. A
-        `Collective` keeps its own.
+        A name, or a collective made without `chunks_per_rank`, leaves the number of chunks per rank to the
+        proposals, unless it or a chunk size is given.
     chunks_per_rank : int, optional
         Pieces of a rank's part of the data.
     size, chunk_size : int or str, optional
@@ -91,22 +91,27 @@ def suggest_sketches(
     size_bytes = None if size is None else parse_size(size, where="size")
     chunk_bytes = None if chunk_size is None else parse_size(chunk_size, where="chunk_size")
 
+    is_given = isinstance(collective, Collective) and not collective.chunks_open
+
     @cache
     def cut(count: int) -> Problem:
-        number = chunks_per_rank if isinstance(collective, Collective) else count
+        number = chunks_per_rank if is_given else count
         return make_problem(
             topology, collective, size_bytes=size_bytes, chunk_bytes=chunk_bytes, chunks_per_rank=number,
             root=root, roots=roots,
         )  # fmt: skip
 
-    if isinstance(collective, Collective):
+    if isinstance(collective, Collective) and is_given:
         counts = [collective.chunks_per_rank]
     elif chunks_per_rank is not None or size_bytes is None:
         # A chunk size and several partitionings would be several sizes of the collective.
         counts = [chunks_per_rank or 1]
     else:  # no chunks of less than a byte
         first, *others = DEFAULTS.suggesting.partitions
-        least = make(collective, topology.num_ranks, root=root, roots=roots).size_chunks
+        made = collective
+        if isinstance(made, str):
+            made = make(made, topology.num_ranks, root=root, roots=roots)
+        least = made.size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
     options = Options(seed=seed, progress=progress)
     return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 import taccl
+from taccl.collectives import COLLECTIVES
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.synthesis.suggesting.chunks import merged
@@ -23,7 +24,7 @@ def _problem(collective="broadcast", size=10**9, **options):
 
 
 def test_a_name_and_a_size_leave_the_number_open():
-    """Whoever gives no more than these has not said how the data is cut."""
+    """No chunk count is given with these."""
     assert _problem().chunks_open
     assert _problem().collective.chunks_per_rank == 1
 
@@ -37,10 +38,94 @@ def test_a_number_that_is_given_holds(options):
 
 
 def test_a_collective_keeps_its_own_number():
-    """It was made with a number, whether that was named or not."""
-    assert not _problem(taccl.collectives.broadcast(4)).chunks_open
+    """It was made with a number, which holds."""
+    twice = taccl.collectives.broadcast(4, chunks_per_rank=2)
+    assert not _problem(twice).chunks_open
     with pytest.raises(CollectiveError, match="made already"):
-        _problem(taccl.collectives.broadcast(4), chunks_per_rank=2)
+        _problem(twice, chunks_per_rank=2)
+
+
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if not name.startswith("multi-root")])
+def test_a_collective_made_without_a_number_leaves_it_open(name):
+    """An object asks what the name of the collective asks, whether a number is given beside it or not."""
+    made = COLLECTIVES[name](4)
+    by_name, by_object = _problem(name, size=1000), _problem(made, size=1000)
+    assert by_object.chunks_open and by_object == by_name
+    assert by_object.digest() == by_name.digest()
+    cut = _problem(made, size=1000, chunks_per_rank=2)
+    assert not cut.chunks_open and cut.collective.chunks_per_rank == 2
+
+
+def test_groups_leave_it_open_together():
+    """On some ranks of a topology the number stays open; with others only if all leave it open."""
+    pair, cut = taccl.collectives.allgather(2), taccl.collectives.allgather(2, chunks_per_rank=1)
+    some = [pair.among((0, 1), num_ranks=4), pair.among((2, 3), num_ranks=4)]
+    assert taccl.collectives.together(some).chunks_open
+    assert not taccl.collectives.together([some[0], cut.among((2, 3), num_ranks=4)]).chunks_open
+    assert not pair.split(2).chunks_open
+
+
+def test_a_file_keeps_an_open_number():
+    """A problem as plain values says that the number is open; one that is fixed has the values it always had."""
+    problem, fixed = _problem(), _problem(chunks_per_rank=1)
+    assert taccl.Problem.from_dict(problem.to_dict()).chunks_open
+    assert not taccl.Problem.from_dict(fixed.to_dict()).chunks_open
+    assert "chunks_open" not in fixed.to_dict()["collective"]
+    assert problem.digest() != fixed.digest()
+
+
+def test_the_collective_of_a_problem_says_whether_its_number_is_open():
+    """A chunk size fixes the number, and so does a choice."""
+    made = taccl.collectives.allgather(4)
+    assert made.chunks_open
+    assert not taccl.make_problem(taccl.topologies.ring(4), made, chunk_bytes=1000).collective.chunks_open
+    assert not replace(_problem(made), chunks_open=False).collective.chunks_open
+
+
+def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
+    """4 ranks with one chunk of 1 MB each are 4 MB, in any number of chunks unless the sketch says that, too."""
+    ring = taccl.topologies.ring(4)
+    sketch = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB"}})
+    said = taccl.Sketch.from_dict({"schema": 1, "chunks": {"size": "1MB", "per_rank": 2}})
+    asked = sketch.apply(ring, "allgather", size="4MB")
+    for collective in ("allgather", taccl.collectives.allgather(4)):
+        assert sketch.apply(ring, collective).digest() == asked.digest()
+        fixed = said.apply(ring, collective)
+        assert (fixed.size_bytes, fixed.collective.num_chunks, fixed.chunks_open) == (8_000_000, 8, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("allgather", "auto"), ("allreduce", "auto"), ("alltoall", "greedy"), ("broadcast", "greedy")],
+)
+def test_one_question_has_one_answer(name, backend):
+    """By name or object, by a size or the chunks of a sketch, chosen first or not, alone or in a comparison."""
+    ring, size = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), 8_000_000
+    made = COLLECTIVES[name](4)
+    per_chunk = {"size": size // made.size_chunks}
+    sketch = taccl.Sketch.from_dict({"schema": 1, "chunks": per_chunk})
+    problems = [
+        taccl.make_problem(ring, name, size_bytes=size),
+        taccl.make_problem(ring, made, size_bytes=size),
+        sketch.apply(ring, name, size=size),
+        sketch.apply(ring, name),
+        sketch.apply(ring, made),
+    ]
+    options = {"backend": backend, "time_limit_s": 60}
+    found = {
+        (result.finish_us, result.schedule.problem.collective.chunks_per_rank, result.gap)
+        for result in (taccl.synthesize(problem, **options) for problem in problems[:2])
+    }
+    found_under_sketch = {
+        (result.finish_us, result.schedule.problem.collective.chunks_per_rank, result.gap)
+        for result in (taccl.synthesize(problem, **options) for problem in problems[2:])
+    }
+    assert len(found) == len(found_under_sketch) == 1
+    table = taccl.compare(problems[1], backends=[backend], time_limit_s=60, cache=False, num_workers=1)
+    assert (table.finish_us[0], table.chunks_per_rank[0], table.gap[0]) in found
+    chosen = taccl.choose_chunks(problems[1], time_limit_s=60)
+    assert chosen.collective.chunks_per_rank == found.pop()[1]
 
 
 def test_a_chunk_size_is_a_cut():
@@ -91,15 +176,16 @@ def test_synthesis_chooses_and_says_so():
     result = taccl.synthesize(_problem(), time_limit_s=5)
     count = result.schedule.problem.collective.chunks_per_rank
     assert count > 1
-    assert any(f"cut into {count} chunks a rank" in note for note in result.notes)
+    assert any(f"cut into {count} chunks per rank" in note for note in result.notes)
     assert taccl.verify(result.schedule).ok
     assert result.finish_us < taccl.lower_bound(_problem(chunks_per_rank=1)).bound_us
 
 
-def test_a_named_solver_takes_one_chunk_a_rank():
-    """Its models grow with every chunk."""
-    result = taccl.synthesize(_problem(size=1000), backend="highs", time_limit_s=5)
-    assert result.schedule.problem.collective.chunks_per_rank == 1
+@pytest.mark.slow
+def test_a_named_solver_takes_the_number_that_the_portfolio_takes():
+    """Of 1 KB two chunks go both ways around the ring."""
+    result = taccl.synthesize(_problem(size=1000), backend="highs", time_limit_s=60)
+    assert result.schedule.problem.collective.chunks_per_rank == 2
 
 
 def test_a_proposal_brings_its_number_of_chunks():

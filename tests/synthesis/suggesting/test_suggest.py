@@ -173,10 +173,10 @@ def test_an_unknown_collective_is_refused():
 
 
 def test_a_collective_with_chunks_per_rank_given_twice_is_refused():
-    """A `Collective` has its chunks per rank already."""
+    """A `Collective` that was made with a number has its chunks per rank already."""
     with pytest.raises(CollectiveError, match="leave it out"):
-        ring = taccl.topologies.ring(4)
-        taccl.suggest_sketches(ring, taccl.collectives.allgather(4), "1MB", chunks_per_rank=2)
+        ring, whole = taccl.topologies.ring(4), taccl.collectives.allgather(4, chunks_per_rank=1)
+        taccl.suggest_sketches(ring, whole, "1MB", chunks_per_rank=2)
 
 
 def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
