@@ -134,7 +134,7 @@ def exact() -> Iterator[Row]:
     for seed in range(50):
         topology, algorithm = small_fabric(seed), ("ring", "halving-doubling")[seed % 2]
         case = Case(topology, "allreduce", algorithm, SIZE)
-        best = reorder(topology, algorithm=algorithm, size=SIZE, time_limit_s=60)
+        best = reorder(topology, algorithm=algorithm, size=SIZE, time_limit_s=60, within_noise=True)
         proven += best.proven
         ratios.append(case.us(case.search(range(len(best.order)), seed)[1]) / best.after_us)
     met = max(ratios) <= NEAR and proven == 50

@@ -105,14 +105,18 @@ class Case:
         return self.problem.topology.resources[most].name, ticks / finish
 
     def search(
-        self, given: Sequence[int], seed: int, deadline: Deadline = NEVER
+        self, given: Sequence[int], seed: int, deadline: Deadline = NEVER, *, effort: float = 1.0
     ) -> tuple[tuple[int, ...], int]:
-        """The best order found by changes to the given one, or to one with near hosts together; its ticks."""
+        """The best order found by changes to the given one, or to one with near hosts together; its ticks.
+
+        - `effort`: Part of the usual number of orders to try.
+        """
         # By what must follow a message an order is given up once it cannot be good.
         tails(self.messages, self.relaxed.anywhere[self.relaxed.kind], self.relaxed.tail)
         nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
         start = min(given, nested, key=self.ticks)
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
+        tries = max(1, int(effort * tries))
 
         def work(warmth: float, signal: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:
             orders = np.tile(np.array(start, dtype=np.int64), (3, 1))

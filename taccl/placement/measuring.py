@@ -36,6 +36,8 @@ _WARM_UP = 3
 _FEWER, _FEWEST = 4, 3
 #: A way out is shared where all together get less than this part of what each gets alone; our choice.
 _SHARED = 0.75
+#: Passes over all pairs, far enough apart in time that passing load is in some of them alone.
+_PASSES = 4
 #: Seconds for which a round may be silent.
 _ROUND_S = 120.0
 _TAG = 17
@@ -68,9 +70,10 @@ def probe(
     """Latency and bandwidth between MPI ranks, by messages between all pairs of them.
 
     In each of n - 1 rounds (n of an odd number) every rank has one partner. A small message goes back and
-    forth, which gives latencies, then a large one goes forth and a small one back. Where a machine has more
-    ranks than cores, one pair is at it at a time. Where hosts form clusters, those of one send out together
-    and one by one, which shows what they share.
+    forth, which gives latencies, then a large one goes forth and a small one back. There are four passes over
+    all rounds, so that `taccl.reorder` can tell structure from noise. Where a machine has more ranks than
+    cores, one pair is at it at a time. Where hosts form clusters, those of one send out together and one by
+    one, which shows what they share.
 
     Parameters
     ----------
@@ -84,7 +87,8 @@ def probe(
     size : int or str
         Of the large messages.
     repetitions : int
-        Small messages of a pair that count, of which the median does; large ones are a quarter of these.
+        Small messages of a pair in all passes; large ones are a quarter of these, and three in each pass at
+        least. The median of each pass, and of the passes, counts.
     path : path, optional
         Where the probe is written. Until then what is known is beside it, in ``PATH.part``; a probe that was
         broken off goes on from there.
@@ -139,7 +143,8 @@ class _ProbeRank:
     ) -> None:
         self.comm, self.expect = comm.Dup(), expect
         self.note = note if comm.rank == 0 else lambda _: None
-        self.repetitions, self.overwrite = int(request["repetitions"]), bool(request["overwrite"])
+        passes = min(_PASSES, int(request["repetitions"]))
+        self.repetitions, self.overwrite = int(request["repetitions"]) // passes, bool(request["overwrite"])
         self.path = None if request["path"] is None else Path(request["path"])
         self.part = None if self.path is None else self.path.with_name(self.path.name + ".part")
         every, number = comm.size - 1 + comm.size % 2, request["rounds"]
@@ -147,15 +152,19 @@ class _ProbeRank:
         if number is not None and number < every:
             chosen = np.linspace(0, every - 1, max(2, number)).round().astype(int).tolist()
         self.rounds = [pairs_of_round(comm.size, index) for index in chosen]
-        self.latency_us, self.gb_per_s, self.spread = (np.full((comm.size,) * 2, np.nan) for _ in range(3))
+        shape = passes, comm.size, comm.size
+        self.latency_us, self.gb_per_s, self.spread = (np.full(shape, np.nan) for _ in range(3))
         self.large, self.small = np.zeros(int(request["size"]), dtype=np.uint8), np.zeros(1, dtype=np.uint8)
 
     def probe(self) -> dict[str, Any]:
         """The whole of it, at every rank, as plain values."""
         self._begin()
-        for number, pairs in enumerate(self.rounds, 1):
-            self.note(f"round {number} of {len(self.rounds)}")
-            self._measure(pairs)
+        for turn, rounds in enumerate(self.missing):
+            if rounds:
+                self.note(f"pass {turn + 1} of {len(self.missing)}")
+            for number, pairs in enumerate(rounds, 1):
+                self.note(f"round {number} of {len(rounds)}")
+                self._measure(pairs, turn)
         self._settle()
         self.note("sending out of clusters together")
         uplinks = self._uplinks()
@@ -172,14 +181,17 @@ class _ProbeRank:
         _, self.is_crowded = placing(self.comm)
         if self.comm.size < 2:
             raise InputError("found 1 MPI rank; expected two or more", where="mpiexec")
-        if known := agreed(self.comm, self._recall):
-            self.note(f"{format_count(len(known), 'round')} were measured before")
-        self.rounds = [pairs for number, pairs in enumerate(self.rounds) if number not in known]
+        known: list[list[int]] = agreed(self.comm, self._recall)
+        if whole := set.intersection(*map(set, known)):
+            self.note(f"{format_count(len(whole), 'round')} were measured before")
+        self.missing = [
+            [pairs for number, pairs in enumerate(self.rounds) if number not in each] for each in known
+        ]
 
-    def _recall(self) -> list[int]:
-        """The numbers of rounds that are known."""
+    def _recall(self) -> list[list[int]]:
+        """For each pass, the numbers of rounds that are known."""
         if self.path is None or self.part is None:
-            return []
+            return [[] for _ in self.latency_us]
         check_writable(self.path, overwrite=self.overwrite)
         if self.part.exists():
             before = load_probe(self.part)
@@ -187,9 +199,21 @@ class _ProbeRank:
                 said = "found a probe of other hosts that was broken off; remove it, or give another path"
                 raise InputError(said, where=str(self.part))
             if before.latency_us is not None and before.bandwidth_gb_per_s is not None:
-                self.latency_us, self.gb_per_s = before.latency_us.copy(), before.bandwidth_gb_per_s.copy()
-        is_known = [all(np.isfinite(self.latency_us[pair]) for pair in pairs) for pairs in self.rounds]
-        return [number for number, each in enumerate(is_known) if each]
+                self._take(before)
+        return [
+            [number for number, pairs in enumerate(self.rounds) if all(np.isfinite(each[p]) for p in pairs)]
+            for each in self.latency_us
+        ]
+
+    def _take(self, before: Probe) -> None:
+        """Take the passes of a probe that was broken off; one without passes is the first of them."""
+        for mine, whole, passes in (
+            (self.latency_us, before.latency_us, before.latency_repeats_us),
+            (self.gb_per_s, before.bandwidth_gb_per_s, before.bandwidth_repeats_gb_per_s),
+        ):
+            assert whole is not None
+            for turn, each in enumerate([whole] if passes is None else passes[: len(mine)]):
+                mine[turn] = np.where(np.isnan(whole), np.nan, each)
 
     def _kept(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> dict[str, Any]:
         """All that was found, which is in its file now."""
@@ -199,8 +223,8 @@ class _ProbeRank:
             self.part.unlink(missing_ok=True)
         return found.to_dict()
 
-    def _measure(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Measure pairs; of a pair that was measured before the better figures count."""
+    def _measure(self, pairs: Sequence[tuple[int, int]], turn: int = 0) -> None:
+        """Measure pairs in a pass; of a pair that it has measured before the better figures count."""
         for batch in [[pair] for pair in pairs] if self.is_crowded else [pairs]:
             self.expect("a round", _ROUND_S + self.repetitions)
             patiently(self.comm.Ibarrier())
@@ -208,9 +232,10 @@ class _ProbeRank:
             everyone = gathered(self.comm, None if pair is None else self._both_ways(pair))
             for a, b in (each for pair in batch for each in (pair, pair[::-1])):
                 if everyone is not None:
-                    latency_us, gb_per_s, self.spread[a, b] = everyone[a]
-                    self.latency_us[a, b] = np.fmin(self.latency_us[a, b], latency_us)
-                    self.gb_per_s[a, b] = np.fmax(self.gb_per_s[a, b], gb_per_s)
+                    at = turn, a, b
+                    latency_us, gb_per_s, self.spread[at] = everyone[a]
+                    self.latency_us[at] = np.fmin(self.latency_us[at], latency_us)
+                    self.gb_per_s[at] = np.fmax(self.gb_per_s[at], gb_per_s)
         if self.part is not None and self.comm.rank == 0:
             with contextlib.suppress(TacclError):  # what is kept on the way is no more than a help
                 self._found(()).save(self.part, overwrite=True)
@@ -233,15 +258,16 @@ class _ProbeRank:
     def _settle(self) -> None:
         """Measure pairs again, alone, whose directions differ much; then the better one counts."""
         # Only rank 0 knows any figures, and what it finds is told.
-        figures = np.stack([self.latency_us, self.gb_per_s])
+        figures = np.stack([_median(self.latency_us), _median(self.gb_per_s)])
         turned = figures.transpose(0, 2, 1)
         apart = (np.maximum(figures / turned, turned / figures) > APART).any(axis=0)
         for a, b in told(self.comm, np.argwhere(np.triu(apart)).tolist()):
             self.note(f"measuring ranks {a} and {b} again")
-            self._measure([(a, b)])
             both = ([a, b], [b, a])
-            self.latency_us[both] = self.latency_us[both].min()
-            self.gb_per_s[both] = self.gb_per_s[both].max()
+            for turn, (latency_us, gb_per_s) in enumerate(zip(self.latency_us, self.gb_per_s, strict=True)):
+                self._measure([(a, b)], turn)
+                latency_us[both] = latency_us[both].min()
+                gb_per_s[both] = gb_per_s[both].max()
 
     def _there_and_back(
         self, partner: int, begins: int, message: NDArray[np.uint8], count: int
@@ -262,7 +288,7 @@ class _ProbeRank:
     def _uplinks(self) -> list[tuple[tuple[int, ...], float]]:
         """Clusters whose ranks get less together than one by one, and what they get together."""
         labels = [0] * self.comm.size
-        if self.comm.rank == 0 and (found := levels(completed(self.latency_us))):
+        if self.comm.rank == 0 and (found := levels(completed(_median(self.latency_us)))):
             labels = found[0].tolist()
         labels, shared = told(self.comm, labels), []
         for cluster in range(max(labels) + 1):
@@ -288,12 +314,21 @@ class _ProbeRank:
         return found
 
     def _found(self, uplinks: Sequence[tuple[tuple[int, ...], float]]) -> Probe:
-        missing = np.isnan(self.latency_us) & ~np.eye(self.comm.size, dtype=bool)
+        latency_us, gb_per_s = _median(self.latency_us), _median(self.gb_per_s)
+        missing = np.isnan(latency_us) & ~np.eye(self.comm.size, dtype=bool)
         return Probe(
-            tuple(self.hosts), self.latency_us, self.gb_per_s, uplinks=tuple(uplinks),
-            sampled=bool(missing.any()),
+            tuple(self.hosts), latency_us, gb_per_s, uplinks=tuple(uplinks), sampled=bool(missing.any()),
             latency_spread=None if np.isnan(self.spread).all() else float(np.nanmedian(self.spread)),
+            latency_repeats_us=self.latency_us, bandwidth_repeats_gb_per_s=self.gb_per_s,
         )  # fmt: skip
+
+
+def _median(passes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each pair, the median of the passes that have it; nan if none has."""
+    known = ~np.isnan(passes).all(axis=0)
+    median = np.full(known.shape, np.nan)
+    median[known] = np.nanmedian(passes[:, known], axis=0)
+    return median
 
 
 if __name__ == "__main__":

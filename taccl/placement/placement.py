@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.placement.algorithms import Algorithm
+    from taccl.placement.judging import Judgement
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
@@ -55,6 +56,8 @@ class Placement:
         Sum of the times for which the largest message holds the resources between two hosts.
     before_least_us : float
         Lower bound on the finish in the order given, if its messages shared resources better than simulated.
+    judgement : Judgement, optional
+        Whether a gain on a probe is more than noise; None where there is none, or hosts were not probed.
     """
 
     topology: Topology
@@ -68,6 +71,7 @@ class Placement:
     limits: tuple[tuple[str, float], tuple[str, float]] = (("", 0.0), ("", 0.0))
     distance_us: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
     before_least_us: float = 0.0
+    judgement: Judgement | None = None
 
     @property
     def gain(self) -> float:
@@ -89,7 +93,10 @@ class Placement:
         before, now = (f"{name} is busy {part:.0%} of the time" for name, part in self.limits)
         if self.order != tuple(range(len(self.order))):
             proof = f"; proven: no order {_SIMULATED}" if self.proven else ""
-            return f"{self.faster}{proof}; before, {before}; now, {now}"
+            judged = "" if self.judgement is None else f"; {self.judgement}"
+            return f"{self.faster}{proof}{judged}; before, {before}; now, {now}"
+        if self.judgement is not None and not self.judgement.is_trusted:
+            return f"the order given is kept; {self.judgement}; {now}"
         known = "no faster order was found"
         if self.proven:
             known = f"proven: no order {_SIMULATED} than the one given"
@@ -143,6 +150,7 @@ class Placement:
             "algorithm": self.algorithm.name,
             **{name: getattr(self, name) for name in figures},
             "order": list(self.order),
+            "judgement": None if self.judgement is None else self.judgement.to_dict(),
         }
 
     @property

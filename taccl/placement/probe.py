@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Side, Topology
 
 PortUse = Literal["shared", "none"]
+#: Under which a topology's cache has the probe that it was made from, and the options.
+MEASURED = "measured"
+#: The fields that hold a matrix for each pass.
+REPEATS = ("latency_repeats_us", "bandwidth_repeats_gb_per_s")
 #: Two directions that differ by more than this factor are taken for a mistake, and named.
 APART = 3.0
 #: Assumed where nothing was measured; our choices, which notes of the topology name.
@@ -61,6 +65,9 @@ class Probe:
         Ranks that share a way out, as simultaneous messages showed, and its GB/s.
     latency_spread : float, optional
         Interquartile range over median of the latencies of one pair, the median of all pairs.
+    latency_repeats_us, bandwidth_repeats_gb_per_s : (num_passes, num_hosts, num_hosts) array, optional
+        The same matrices as each pass over all pairs measured them; `taccl.reorder` judges an order on passes
+        that it was not chosen on. Entries that a pass lacks are nan.
 
     Raises
     ------
@@ -75,6 +82,8 @@ class Probe:
     sampled: bool = False
     uplinks: tuple[tuple[tuple[int, ...], float], ...] = ()
     latency_spread: float | None = None
+    latency_repeats_us: NDArray[np.float64] | None = None
+    bandwidth_repeats_gb_per_s: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if self.latency_us is None and self.bandwidth_gb_per_s is None:
@@ -83,6 +92,9 @@ class Probe:
         for name in ("latency_us", "bandwidth_gb_per_s"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._checked(name, getattr(self, name)))
+        for name in REPEATS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._repeats(name, getattr(self, name)))
         for ranks, rate in self.uplinks:
             if not (rate > 0 and math.isfinite(rate)) or not set(ranks) <= set(range(self.num_hosts)):
                 said = f"found ranks {list(ranks)[:8]} at {rate} GB/s"
@@ -128,6 +140,22 @@ class Probe:
                 raise InputError(f"{found}; {what}", where=where)
         matrix.setflags(write=False)
         return matrix
+
+    def _repeats(self, name: str, values: Any) -> NDArray[np.float64]:
+        where = f"probe.{name}"
+        try:
+            passes = np.array(values, dtype=np.float64)  # None becomes nan
+        except (TypeError, ValueError):
+            raise InputError("found passes of different shapes, or no numbers", where=where) from None
+        if passes.ndim != 3 or not len(passes) or passes.shape[1:] != (self.num_hosts, self.num_hosts):
+            said = f"found {' x '.join(map(str, passes.shape))} entries"
+            raise InputError(
+                f"{said}; expected passes of {format_count(self.num_hosts, 'host')}", where=where
+            )
+        if not (np.isnan(passes) | ((passes > 0) & np.isfinite(passes))).all():
+            raise InputError("found an entry that is not a finite number above 0; leave it out", where=where)
+        passes.setflags(write=False)
+        return passes
 
     @property
     def distance(self) -> NDArray[np.float64]:
@@ -243,7 +271,10 @@ class Probe:
                 )
         else:
             notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
-        return builder.build(notes=notes, assumed=assumed)
+        topology = builder.build(notes=notes, assumed=assumed)
+        given = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "oversubscription": oversubscription, "ports": ports}
+        topology.cache[MEASURED] = self, given
+        return topology
 
     def to_dict(self) -> dict[str, Any]:
         """The probe as plain values; None where nothing was measured."""
@@ -256,6 +287,11 @@ class Probe:
             "sampled": self.sampled,
             "uplinks": [{"ranks": list(ranks), "gb_per_s": rate} for ranks, rate in self.uplinks],
             "latency_spread": self.latency_spread,
+            **{
+                name: [_plain(matrix) for matrix in getattr(self, name)]
+                for name in REPEATS
+                if getattr(self, name) is not None
+            },
         }
 
     @classmethod
@@ -263,7 +299,9 @@ class Probe:
         """The probe that `to_dict` wrote."""
         uplinks = tuple((tuple(each["ranks"]), float(each["gb_per_s"])) for each in data["uplinks"])
         known = ("latency_us", "bandwidth_gb_per_s", "sampled", "latency_spread")
-        return cls(data["hosts"], uplinks=uplinks, **{name: data[name] for name in known})
+        # Files of earlier versions have no passes.
+        repeats: dict[str, Any] = {name: data.get(name) for name in REPEATS}
+        return cls(data["hosts"], uplinks=uplinks, **{name: data[name] for name in known}, **repeats)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the probe as JSON: whole or not at all."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from taccl.arguments import checked
 from taccl.deadline import Deadline, OutOfTime
 from taccl.placement.case import Case
+from taccl.placement.judging import Judgement, are_apart, judge
 from taccl.placement.placement import Placement
+from taccl.placement.probe import MEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Up to this many ranks branch and bound looks for the best order.
 _PROVABLE = 10
+#: Part of the time limit for the search on a probe; the rest is for the judgement.
+_SEARCHING = 0.6
 #: Relative difference below which two times count as equal.
 _NOTHING = 1e-6
 
@@ -34,6 +38,7 @@ def reorder(
     *,
     time_limit_s: Seconds = 20.0,
     seed: Natural = 0,
+    within_noise: bool = False,
     progress: Callable[[str, float | None, float | None], None] | None = None,
 ) -> Placement:
     """Assign ranks to hosts so that an algorithm that runs in rank order finishes early.
@@ -42,6 +47,9 @@ def reorder(
     uplinks as in every schedule here, and each resource serves them in the algorithm's order. Up to ten ranks
     branch and bound proves the best order in this simulation, unless the time limit comes first;
     `Placement.proven` says so. The order is never simulated slower than the given one, rank r on host slot r.
+
+    On a probe, or on a topology made from one, the search is judged on repetitions that it did not see
+    (`Placement.judgement`). Where its gain is within noise, the order given is kept.
 
     Parameters
     ----------
@@ -59,6 +67,8 @@ def reorder(
         When to stop searching; Ctrl-C stops it too, and the best so far is returned.
     seed : int
         Of the search: the same order each time, unless the time limit cuts it.
+    within_noise : bool
+        Whether to return the new order even where its gain is within noise, or may be.
     progress : callable, optional
         Told what is going on, and the best time in microseconds and the bound so far.
 
@@ -70,32 +80,46 @@ def reorder(
         If no links lead from one rank to another.
     """
     case, deadline = Case(topology, collective, algorithm, size), Deadline.after(time_limit_s)
-    count = case.problem.topology.num_ranks
+    count, hosts = case.problem.topology.num_ranks, case.problem.topology
     given = tuple(range(count))
     before, bound = (case.ticks(each, compiled=not case.is_small) for each in (given, [-1] * count))
     if before > bound:
         bound = max(bound, case.fabric.least_crossing(case.messages))
     best, after, proven = given, before, before <= bound * (1 + _NOTHING)
-    if not proven:
+    measured = hosts.cache.get(MEASURED)
+    judgement = None
 
-        def tell(_seconds: float, doing: str, _part: float | None) -> None:
-            if progress is not None:
-                progress(doing or "placing ranks", case.us(before), case.us(bound))
+    def tell(_seconds: float, doing: str, _part: float | None) -> None:
+        if progress is not None:
+            progress(doing or "placing ranks", case.us(before), case.us(bound))
+
+    if not proven:
+        first = deadline if measured is None else deadline.sooner(_SEARCHING * time_limit_s)
 
         def work() -> tuple[tuple[int, ...], int, bool]:
-            found = case.search(given, seed, deadline)
-            return case.prove(found, deadline) if count <= _PROVABLE else (*found, False)
+            found = case.search(given, seed, first)
+            return case.prove(found, first) if count <= _PROVABLE else (*found, False)
 
         # Nothing better may be known yet, as kernels are compiled when they are first called.
         with suppress(OutOfTime):
-            best, after, proven = deadline.run(work, tell=tell)
+            best, after, proven = first.run(work, tell=tell)
     if after >= before * (1 - _NOTHING):
         best, after = given, before
+    if best != given and measured is not None:
+        probe, options = measured
+        reason = "the time limit came first; give more time"
+        judgement = Judgement(reason=reason, has_clusters=are_apart(probe))
+        with suppress(OutOfTime):
+            judgement = deadline.run(
+                lambda: judge(probe, options, case.algorithm, case.size_bytes, seed, deadline), tell=tell
+            )
+        if not (within_noise or judgement.is_trusted):
+            best, after, proven = given, before, False
     bound = max(bound, after) if proven else min(bound, after)
     least = case.ticks(given, compiled=not case.is_small, apart=True)
     return Placement(
-        case.problem.topology, case.algorithm, case.size_bytes, best, case.us(before), case.us(after),
-        case.us(bound), proven, (case.limits(given, before), case.limits(best, after)),
+        hosts, case.algorithm, case.size_bytes, best, case.us(before), case.us(after), case.us(bound), proven,
+        (case.limits(given, before), case.limits(best, after)),
         case.fabric.distance(int(case.messages.units.max())) / case.problem.costs.ticks_per_us,
-        case.us(least),
+        case.us(least), judgement,
     )  # fmt: skip

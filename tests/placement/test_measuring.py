@@ -75,6 +75,9 @@ def test_a_probe_of_real_ranks(mpiexec, tmp_path):
     assert (found.latency_us[off] > 0).all()
     assert (found.bandwidth_gb_per_s[off] > 0).all()
     assert "round 3 of 3" in told
+    assert "pass 4 of 4" in told
+    assert found.latency_repeats_us.shape == found.bandwidth_repeats_gb_per_s.shape == (4, 4, 4)
+    assert np.allclose(np.median(found.latency_repeats_us, axis=0)[off], found.latency_us[off])
     assert load_probe(path).to_dict() == found.to_dict()
     assert not path.with_name("probe.json.part").exists()
     assert taccl.topologies.load(path).num_ranks == 4

@@ -44,6 +44,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     option(group, "--oversubscription K", help, _times)
     option(group, "--bandwidth GB/S", "of every host (default 12.5)", _rate)
     group = verb.add_argument_group("files for launchers and libraries")
+    help = "take the new order and write its files even where the gain is within noise, or may be"
+    option(group, "--within-noise", help)
     help = "the hosts in their present order, a line name or name:slots each (default: those of the probe)"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "a host file in the new order")
@@ -71,12 +73,16 @@ def run(options: argparse.Namespace) -> Answer:
     algorithm = load_schedule(options.algorithm) if is_file(options.algorithm) else options.algorithm
     with progress_shown(wanted=True) as progress:
         given = {
-            "time_limit_s": max(LEAST_S, options.deadline.left_s),
-            "seed": options.seed,
-            "progress": progress,
-        }
+            "time_limit_s": max(LEAST_S, options.deadline.left_s), "seed": options.seed, "progress": progress,
+            "within_noise": options.within_noise,
+        }  # fmt: skip
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
     notes = [*found.topology.told]
+    asked = [getattr(options, name) for name in _FILES[:-1] if getattr(options, name) is not None]
+    if asked and not (found.judgement is None or found.judgement.is_trusted or options.within_noise):
+        notes.append(f"no gain is sure, so {', '.join(asked)} is not written; --within-noise writes it")
+        for name in _FILES[:-1]:
+            setattr(options, name, None)
     if hosts and (options.hostfile is not None or options.rankfile is not None):
         found, notes = _launched(found, hosts, notes)
     contents = _contents(found, hosts, options)

@@ -1,0 +1,125 @@
+"""Gains judged on repetitions that an order was not chosen on."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.cli.command import run
+from taccl.errors import FormatError
+from taccl.placement.matrices import load_probe
+from taccl.placement.probe import Probe
+from tests.fuzzing import cases
+
+NAMES = tuple("abcdefgh")
+GIVEN = tuple(range(8))
+#: Latency decides at this size; a wall-clock limit that no loaded machine comes to.
+SMALL = {"size": "1KB", "time_limit_s": 3600}
+
+
+def probed(seed, *, racks=1, passes=0, directed=True):
+    """Eight hosts, 10 us apart or 20 us between racks, in random order, each figure with 20 % of noise."""
+    rng = np.random.default_rng(seed)
+    rack = rng.permutation(GIVEN) % racks
+    base = np.where(rack[:, None] == rack, 10.0, 20.0)
+
+    def measured():
+        noisy = base * (1 + 0.2 * rng.uniform(-1, 1, base.shape))
+        return noisy if directed else np.triu(noisy) + np.triu(noisy, 1).T
+
+    if not passes:
+        return Probe(NAMES, measured())
+    each = np.stack([measured() for _ in range(passes)])
+    return Probe(NAMES, np.median(each, axis=0), latency_repeats_us=each)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
+def test_noise_between_equal_hosts_is_no_gain(passes):
+    """Whatever the noise, the order given is kept, and said to be."""
+    for seed in cases("placement: noise is no gain", few=2, many=60):
+        found = taccl.reorder(probed(seed, passes=passes), **SMALL)
+        assert found.order == GIVEN
+        assert found.gain == 1
+        assert found.judgement is None or found.judgement.verdict == "within noise"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
+def test_racks_are_a_gain_in_the_same_noise(passes):
+    """Of two racks in random order the gain is confirmed, and the figures say by what."""
+    for seed in cases("placement: racks are a gain in noise", few=2, many=20):
+        found = taccl.reorder(probed(seed, racks=2, passes=passes), time_limit_s=3600)
+        assert found.order != GIVEN
+        assert found.judgement.verdict == "confirmed"
+        assert found.gain > 1.5
+        assert "confirmed: orders chosen on one half of the " in found.why
+
+
+@pytest.mark.slow
+def test_one_figure_a_pair_cannot_be_judged():
+    """Without repetitions that is said; equal hosts keep their order, and racks that are apart do not."""
+    equal = taccl.reorder(probed(0, directed=False), **SMALL)
+    assert equal.order == GIVEN
+    assert "not judged against noise: the probe has one figure per pair" in equal.why
+    assert "the gain may be noise" in equal.why
+    rack = np.arange(8) % 2
+    apart = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), time_limit_s=3600)
+    assert apart.order != GIVEN
+    assert "not judged against noise: the probe has one figure per pair" in apart.why
+
+
+@pytest.mark.slow
+def test_an_order_within_noise_is_had_for_the_asking():
+    """With its verdict beside it."""
+    found = taccl.reorder(probed(0, passes=4), within_noise=True, **SMALL)
+    assert found.order != GIVEN
+    assert "within noise" in found.why
+    assert found.to_dict()["judgement"]["verdict"] == "within noise"
+
+
+@pytest.mark.slow
+def test_no_files_are_written_within_noise(tmp_path, monkeypatch, capsys):
+    """Unless asked; the answer says so, and that it is to be asked for."""
+    monkeypatch.chdir(tmp_path)
+    probed(0, passes=4).save("probe.json")
+    words = ["reorder", "probe.json", "--size", "1KB", "--time-limit", "3600", "--hostfile", "hosts"]
+    assert run([*words, "-o", "out.json"]) == 0
+    assert "hosts is not written; --within-noise writes it" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "probe.json"]
+    assert json.loads((tmp_path / "out.json").read_text())["order"] == list(GIVEN)
+    assert run([*words, "--within-noise"]) == 0
+    assert (tmp_path / "hosts").read_text() != "".join(f"{name}:1\n" for name in NAMES)
+
+
+def test_passes_are_read_back(tmp_path):
+    """Files keep them, and files of before have none."""
+    path = tmp_path / "probe.json"
+    probe = probed(0, passes=3)
+    probe.save(path)
+    again = load_probe(path)
+    off = ~np.eye(8, dtype=bool)
+    assert np.array_equal(again.latency_repeats_us[:, off], probe.latency_repeats_us[:, off])
+    values = probe.to_dict()
+    del values["latency_repeats_us"]
+    path.write_text(json.dumps(values))
+    assert load_probe(path).latency_repeats_us is None
+
+
+@pytest.mark.parametrize(
+    ("passes", "complaint"),
+    [
+        ([[[0, 1], [1, 0]]], "found 1 x 2 x 2 entries; expected passes of 8 hosts"),
+        ([[[-1.0] * 8] * 8], "found an entry that is not a finite number above 0"),
+        ("x", "found passes of different shapes, or no numbers"),
+    ],
+)
+def test_bad_passes_are_named(tmp_path, passes, complaint):
+    """In one sentence, with the file."""
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps(probed(0).to_dict() | {"latency_repeats_us": passes}))
+    with pytest.raises(FormatError, match=complaint):
+        load_probe(path)
