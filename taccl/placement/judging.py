@@ -51,14 +51,19 @@ class Judgement:
         return float(np.exp(np.mean(np.log(self.gains)))) if self.gains else 1.0
 
     @property
+    def noise(self) -> float:
+        """The larger of the spread and two standard deviations of the gains."""
+        return max(self.spread, 2 * float(np.std(self.gains, ddof=1))) if len(self.gains) > 1 else self.spread
+
+    @property
     def verdict(self) -> str:
         """``"confirmed"``, ``"within noise"`` or ``"not judged"``.
 
-        A gain is confirmed if every split has one, and their mean exceeds the spread.
+        A gain is confirmed if every split has one, and their mean exceeds the noise.
         """
         if not self.gains:
             return "not judged"
-        is_gain = min(self.gains) > 1 and self.gain - 1 > max(self.spread, _LEAST)
+        is_gain = min(self.gains) > 1 and self.gain - 1 > max(self.noise, _LEAST)
         return "confirmed" if is_gain else "within noise"
 
     @property
@@ -73,14 +78,14 @@ class Judgement:
         low, high = min(self.gains), max(self.gains)
         return (
             f"{self.verdict}: orders chosen on one half of the {self.basis} are {low:.3g} to {high:.3g} "
-            f"times as fast on the other half; times of one order differ by {self.spread:.1%} between halves"
+            f"times as fast on the other half, where {self.noise:.1%} is noise"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The judgement as plain values."""
         return {
             "verdict": self.verdict, "basis": self.basis, "gains": list(self.gains), "spread": self.spread,
-            "reason": self.reason,
+            "noise": self.noise, "reason": self.reason,
         }  # fmt: skip
 
 
