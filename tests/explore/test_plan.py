@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -417,3 +419,23 @@ def test_few_sizes_are_simulated(monkeypatch):
         found = taccl.simulate(schedule, size=size)
         assert candidate.at_least(size) <= candidate.finish(size) == found.launch + found.finish
     assert len(simulated) < 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+def test_a_killed_plan_leaves_no_folder_behind(tmp_path):
+    """SIGTERM while files are written removes the draft, and the exit code tells of the signal."""
+    script = (
+        "import os, signal, sys\n"
+        "from taccl import cli\n"
+        "from taccl.explore import plan_files\n"
+        "def fill(plan, folder):\n"
+        "    (folder / 'range-01.xml').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "plan_files._fill = fill\n"
+        "sys.exit(cli.main(sys.argv[1:]))\n"
+    )
+    words = ["plan", "ring:4", "--collective", "allgather", "--sizes", "4KB", "--backend", "greedy"]
+    done = subprocess.run([sys.executable, "-c", script, *words, "-o", str(tmp_path / "plan")], timeout=100)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,6 @@ BRIEF = taccl.SearchParameters.from_dict(
             "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
             "routing_share": 0.01, "job_shop_share": 0.01,
         },
-        "budget": {"bound_share": 0},  # a bound that no first schedule meets
         "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
         "ruin": {"idle_runs": 1, "run_turns": 100},
     }
@@ -27,8 +26,8 @@ BRIEF = taccl.SearchParameters.from_dict(
 
 @pytest.fixture(scope="module")
 def problem():
-    """An allgather on two NDv2 nodes without a sketch, where who crosses between them decides."""
-    topology = taccl.topologies.ndv2(nodes=2)
+    """An allgather on two DGX-A100 without a sketch, whose bound no schedule meets at once."""
+    topology = taccl.topologies.dgx_a100(nodes=2)
     return taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=1_000_000)
 
 

@@ -1,0 +1,116 @@
+"""Time limits on a busy machine: whether each verb ends within its limit and 2 s, with an answer.
+
+    python -m benchmarks.limits                                # limits of 1, 2, 5 and 15 s beside 4 processes
+    python -m benchmarks.limits --limit 5 --only plan
+    python -m benchmarks.limits --output benchmarks/results/limits.json
+
+Processes that do nothing but compute run beside each verb. Seconds are those on the clock, from the start of
+the process to its end; CPU seconds are those of the verb and of its solvers. Kernels are compiled before.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.report import parser_of, shown, summed_up, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.report import Column, Row
+
+#: Seconds that a verb may take beyond its limit.
+_SPARE_S = 2.0
+#: Arguments of each verb, and the option that limits it; ``{folder}`` is a folder of the run's own.
+VERBS: tuple[tuple[str, str], ...] = (
+    ("synthesize ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
+    ("synthesize dgx-h100 --nodes 4 --collective allreduce --size 64MB", "--time-limit"),
+    ("synthesize dgx2 --nodes 4 --collective alltoall --size 1MB", "--time-limit"),
+    ("synthesize gb200-nvl72 --collective allreduce --size 1MB", "--time-limit"),
+    ("plan ndv2 --nodes 2 --collective allgather -o {folder}/plan", "--time-limit"),
+    ("plan dgx-h100 --nodes 2 --collective allreduce --sizes 64KB,1MB,64MB", "--time-limit"),
+    ("report {folder}/schedule.json -o {folder}/page.html", "--budget"),
+    ("suggest ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
+    ("explain ndv2/sk1 --collective allgather", "--time-limit"),
+    ("reorder torus:4x4", "--time-limit"),
+)
+_BUSY = "while True: pass"
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("verb", "command", "<68"), ("limit", "limit_s", ">6.1f"), ("seconds", "seconds", ">8.2f"),
+    ("CPU", "cpu_s", ">7.2f"), ("exit code", "exit_code", ">10d"), ("left behind", "left_behind", ">12d"),
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all verbs under all limits; 1 if one ends too late, or without an answer."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--limit", type=float, action="append", help="seconds; more than once for several")
+    parser.add_argument("--busy", type=int, default=4, help="processes beside each verb")
+    parser.add_argument("--only", action="append", help="a part of a command")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        _schedule(folder)
+        with _busy(options.busy):
+            asked = (
+                _row(command, limited_by, limit_s, folder)
+                for command, limited_by in VERBS
+                for limit_s in options.limit or (1.0, 2.0, 5.0, 15.0)
+                if wanted(command, options.only)
+            )
+            rows = shown(COLUMNS, asked)
+    return summed_up(options.output, {"limits": rows}, busy=options.busy)
+
+
+def _schedule(folder: str) -> None:
+    """Write the schedule that a report is of."""
+    words = "synthesize ndv2 --nodes 2 --collective allgather --size 1MB --time-limit 5 -o"
+    path = f"{folder}/schedule.json"
+    subprocess.run(
+        [sys.executable, "-m", "taccl", *words.split(), path], check=True, stdout=subprocess.DEVNULL
+    )
+
+
+@contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Keep `count` processes busy meanwhile."""
+    processes = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _row(command: str, limited_by: str, limit_s: float, folder: str) -> Row:
+    """One verb under one limit: wall and CPU seconds, whether it is late, and what it left in the folder."""
+    words = shlex.split(command.format(folder=folder))
+    overwrite = ["--overwrite"] if "-o" in words else []
+    before, began = os.times(), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "taccl", *words, limited_by, f"{limit_s:g}", *overwrite],
+        capture_output=True, text=True, timeout=20 * (limit_s + _SPARE_S),
+    )  # fmt: skip
+    took_s, after = time.monotonic() - began, os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    left = [each.name for each in Path(folder).iterdir() if each.name.endswith((".tmp", ".old"))]
+    late = ["LATE"] * (took_s > limit_s + _SPARE_S)
+    return {
+        "command": command.replace("{folder}/", ""), "limit_s": limit_s, "seconds": round(took_s, 2),
+        "cpu_s": round(cpu_s, 2), "exit_code": done.returncode, "left_behind": len(left),
+        "missed": late + ["NO ANSWER"] * bool(done.returncode) + ["LEFT FILES"] * bool(left),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
