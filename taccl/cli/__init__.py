@@ -17,12 +17,6 @@ from types import FrameType
 from taccl.deadline import signals_to
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit on a signal instead of dying of it, so that unfinished files and folders are removed."""
-    signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
-    raise SystemExit(128 + number)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code. Without words it is the command, and the process ends with it."""
     began_s, interrupts = time.monotonic(), list[int]()
@@ -33,10 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.default_int_handler(number, frame)
 
     try:  # whatever takes time to import is imported in here
-        with (
-            signals_to(note, "SIGINT", only=signal.default_int_handler),
-            signals_to(_leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
-        ):
+        with signals_to(note, "SIGINT", only=signal.default_int_handler):
             from taccl.cli.command import complete, run
 
             if "_ARGCOMPLETE" in os.environ:

@@ -17,10 +17,9 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from taccl.deadline import signals_to
+from taccl.deadline import leave, signals_to
 from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
@@ -52,7 +51,7 @@ def table_of(
         chosen = cache if isinstance(cache, Cache) else Cache(cache)
     try:
         with (
-            signals_to(_leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
+            signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
             _counter(len(asked), progress) as count,
             contextlib.closing(_rows(asked, num_workers, chosen)) as coming,
         ):
@@ -200,12 +199,6 @@ def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> An
     if parent is not None:
         end_with(*parent)
     return index, *perform(run)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    """Exit on a signal instead of dying of it: joblib removes what it shares at an exit alone."""
-    signal.signal(number, signal.SIG_DFL)  # the next one ends it at once
-    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -97,9 +97,9 @@ def synthesize(
         How ``"dimension-balanced"`` deals chunks out to orders of dimensions: by the optimal shares, or each
         in turn so that the dimensions' loads are level.
     time_limit_s : float
-        Of the whole synthesis, without what is compiled at the first use. What is under way then is given up;
-        but where there is no schedule yet, the list scheduler's first run is finished, unless it is that of
-        the compiled one.
+        Of the whole synthesis, with what is compiled at the first use. Baselines come first, in a fifth of
+        the time, so that there is a schedule; whatever is under way at the end is broken off. Without any
+        schedule by then the search goes on for up to ten seconds more.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int

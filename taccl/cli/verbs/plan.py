@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
+from taccl.deadline import leave, signals_to
 from taccl.errors import InputError
 from taccl.names import shown
 
@@ -91,7 +93,8 @@ def run(options: Namespace) -> Answer:
     text, values = repr(found), found.to_dict()
     if options.output is None:
         return Answer(f"{text}\n\nnothing was written; -o DIR writes it", values)
-    paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
+    with signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL):
+        paths = [str(path) for path in found.save(options.output, overwrite=options.overwrite)]
     index = parse_json(read_text(paths[0]), source=paths[0])
     new = [note for note in index["notes"] if note not in found.notes]
     lines = [text, *(f"note: {note}" for note in new), ""]
