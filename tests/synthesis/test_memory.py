@@ -200,3 +200,39 @@ def test_refused_before_any_work(backend, monkeypatch):
     monkeypatch.setattr("taccl.synthesis.large_search.lower_bound", fails)
     with pytest.raises(InputError, match="memory_limit_mb: allgather on mesh:32x32 would take"):
         taccl.synthesize(MESH, backend=backend, memory_limit_mb=10)
+
+
+#: Runs the command line within so many bytes of address space.
+_BOUNDED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+from taccl import cli
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+@pytest.mark.parametrize("verb", ["synthesize", "bound"])
+def test_too_little_address_space_is_said(verb):
+    """400 MB are less than libraries need to load: one sentence says so, in place of an abort in one of them."""
+    words = [verb, "ring:4", "--collective", "allgather", "--size", "4KB"]
+    command = [sys.executable, "-c", _BOUNDED, "400000000", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "too little memory: 400 MB of address space are allowed, and 640 MB are needed" in done.stderr
+
+
+def test_memory_that_runs_out_is_named():
+    """The command line says what happened and what to do."""
+    from taccl.cli.output import explained
+
+    answer = explained(MemoryError("std::bad_alloc"))
+    assert answer.exit_code == 1
+    assert "memory ran out" in answer.complaint
+
+
+def test_what_is_free_heeds_the_address_space(monkeypatch):
+    """A bound of the address space below what the machine has free counts."""
+    monkeypatch.setattr(memory, "free_space_bytes", lambda: 123)
+    assert free_memory_bytes() == 123

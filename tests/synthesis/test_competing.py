@@ -1,0 +1,106 @@
+"""Baselines that give a search its first schedule."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+import taccl
+from taccl.baselines import BASELINES
+from taccl.deadline import NEVER, Deadline
+from taccl.errors import InputError
+from taccl.synthesis import competing
+from taccl.synthesis.search import Options, Search
+
+synthesizing = import_module("taccl.synthesis.synthesize")
+
+
+def problem_of(collective="allreduce", num_ranks=4):
+    """A collective on a ring, in one chunk per rank."""
+    topology = taccl.topologies.ring(num_ranks)
+    return taccl.make_problem(topology, collective, size_bytes=4000, chunks_per_rank=1)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "alltoall", "broadcast"])
+def test_the_best_baseline_is_the_first_schedule(collective):
+    """With time for all of them, none finishes sooner."""
+    problem = problem_of(collective)
+    search = Search(problem, Options(), NEVER)
+    competing.offer_first(search)
+    finishes = []
+    for make in BASELINES.values():
+        try:
+            finishes.append(make(problem, cut=False).finish)
+        except InputError:
+            continue
+    assert search.best.finish == min(finishes)
+    assert taccl.verify(search.best).ok
+
+
+def test_without_time_the_quickest_is_offered():
+    """One schedule is there though time was up before it began."""
+    search = Search(problem_of(), Options(), Deadline.after(0.0))
+    competing.offer_first(search)
+    assert taccl.verify(search.best).ok
+
+
+def test_one_that_takes_too_long_is_broken_off(monkeypatch):
+    """The others compete all the same."""
+    made = competing.baseline
+
+    def endless(name, problem, *, cut):
+        while name == "tree":
+            pass
+        return made(name, problem, cut=cut)
+
+    monkeypatch.setattr(competing, "baseline", endless)
+    search = Search(problem_of(), Options(), Deadline.after(1.0))
+    competing.offer_first(search)
+    assert taccl.verify(search.best).ok
+
+
+def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
+    """What the search finds takes its place only where it is no later."""
+    problem = problem_of("allgather")
+    best = taccl.baselines.best(problem, cut=False)
+
+    def offers(search):
+        search.offer_whole(best, producer="first", verified=True)
+
+    def none(*_, **__):
+        raise synthesizing.NoSolutionError("nothing")
+
+    monkeypatch.setattr(synthesizing, "offer_first", offers)
+    monkeypatch.setattr(synthesizing, "_search_and_improve", none)
+    result = taccl.synthesize(problem)
+    assert result.finish_us == best.finish_us
+    assert any("the search found no schedule: nothing" in note for note in result.notes)
+    assert 0 < result.bound_us <= result.finish_us
+
+
+def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
+    """Notes tell two problems apart that have the same baselines."""
+    one, other = problem_of(), problem_of()
+    competing.obeying("ring", one)
+    competing.share_baselines(other, one)
+    monkeypatch.setattr(competing, "baseline", lambda *_, **__: pytest.fail("made again"))
+    assert competing.obeying("ring", other).problem is other
+
+
+def test_progress_never_goes_back():
+    """The finish that is told only falls, and the bound only rises."""
+    told = []
+    tell = synthesizing._never_back(lambda *news: told.append(news))
+    for news in (("a", 5.0, 1.0), ("b", 7.0, 3.0), ("c", None, 2.0), ("d", 4.0, None)):
+        tell(*news)
+    assert told == [("a", 5.0, 1.0), ("b", 5.0, 3.0), ("c", 5.0, 3.0), ("d", 4.0, 3.0)]
+
+
+@pytest.mark.slow
+def test_the_time_before_the_search_has_rows_of_its_own():
+    """Baselines and the choice of chunks are stages, so that stages add up to the whole."""
+    topology = taccl.topologies.ring(4)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**9)
+    names = [stage.name for stage in taccl.synthesize(problem, backend="greedy").stages]
+    assert names[:2] == ["baselines", "chunks"]
