@@ -59,6 +59,8 @@ def offer_first(search: Search) -> None:
     """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
+    if problem.collective.is_met:
+        return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     until = search.deadline.sooner(portfolio.first_share * search.deadline.left_s)
     late = search.deadline.later(parameters.budget.late_s)

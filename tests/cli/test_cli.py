@@ -93,7 +93,7 @@ class TestSynthesize:
             "--memory-limit", "4GB",
         )  # fmt: skip
         assert (code, out, err) == (1, "", "taccl: error: nothing found\n")
-        assert passed.pop("time_limit_s") == pytest.approx(2.5, abs=0.1)  # what suggesting took is gone
+        assert 0 < passed.pop("time_limit_s") <= 2.5  # less what came before, and the time for the answer
         assert passed == {
             "backend": "highs", "threads": 2, "seed": 7, "memory_limit_mb": 4000, "log": False,
             "progress": None, "sketch": "auto", "keep": "schedule", "spill_dir": None, "to_file": False,

@@ -154,7 +154,7 @@ def test_a_sketch_allows_no_more_than_none(monkeypatch):
     found = {4: 9.0, 12: 5.0}  # by the number of links that are allowed
     monkeypatch.setattr(
         "taccl.plot.sizes._bounds",
-        lambda problem, sizes, _: (found[len(problem.links_allowed)],) * len(sizes),
+        lambda problem, sizes, _limit: (found[len(problem.links_allowed)],) * len(sizes),
     )
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
     bounds = rates[["bound, sketch aside", "bound under the sketch"]]
