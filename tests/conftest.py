@@ -163,15 +163,19 @@ def pytest_terminal_summary(terminalreporter) -> None:
     if not MANY:
         _tell_unmarked(terminalreporter)
         return
-    tried, failed = Counter(), Counter()
+    tried, failed, cpu_s = Counter(), Counter(), Counter()
     for report in [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]:
-        for name, count in [value for key, value in report.user_properties if key == "fuzz"]:
+        counts = [value for key, value in report.user_properties if key == "fuzz"]
+        taken_s = sum(value for key, value in report.user_properties if key == "cpu_s")
+        for name, count in counts:
             tried[name] += count
             failed[name] += report.failed
-    terminalreporter.section("random cases")
+            cpu_s[name] += taken_s / len(counts)
+    terminalreporter.section("random cases: number, wrong ones, seconds of CPU")
     for name, count in sorted(tried.items()):
-        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} |")
-    terminalreporter.line(f"| all | {sum(tried.values()):,} | {sum(failed.values()) or 'none'} |")
+        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} | {cpu_s[name]:.0f} |")
+    all_s, wrong = sum(cpu_s.values()), sum(failed.values()) or "none"
+    terminalreporter.line(f"| all | {sum(tried.values()):,} | {wrong} | {all_s:.0f} |")
 
 
 def _tell_unmarked(terminalreporter) -> None:

@@ -1,7 +1,8 @@
-"""How many random cases a fuzz tries: some by default, many with ``TACCL_MANY=1`` in the environment.
+"""Number of random cases that a fuzz tries: few by default, many with ``TACCL_MANY=1`` in the environment.
 
-A fuzz is a test that goes over `cases`, or a hypothesis test under `fuzzed`. Both count what was tried to its end;
-``TACCL_MANY=1 python -m pytest -m fuzz`` runs the fuzzers alone and prints the counts as a table.
+Another number multiplies: ``TACCL_MANY=4`` tries four times as many, ``TACCL_MANY=0.1`` a tenth. A fuzz is a
+test that goes over `cases`, or a hypothesis test under `fuzzed`. Both count each case that ends;
+``TACCL_MANY=1 python -m pytest -m fuzz`` runs the fuzzers alone and prints counts and CPU as a table.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-MANY = bool(os.environ.get("TACCL_MANY"))
+#: By which the many cases of each fuzz are multiplied; 0 where few are tried.
+MANY = float(os.environ.get("TACCL_MANY") or 0)
 
 #: Cases tried by this process, by the fuzz's name.
 TRIED: Counter[str] = Counter()
 
 
 def some(few: int, many: int) -> int:
-    """How many are to be tried: of two numbers the one that is asked for."""
-    return many if MANY else few
+    """Number of cases to try: `few`, or `many` times ``TACCL_MANY``, and `few` at least."""
+    return max(few, round(many * MANY)) if MANY else few
 
 
 def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
@@ -44,7 +46,7 @@ def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
 
 
 def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
-    """Seeds from `first` on, as many as are to be tried; each counts once the loop comes back for the next."""
+    """Seeds from `first` on, `some` of them; each counts once the loop comes back for the next."""
     for seed in range(first, first + some(few, many)):
         yield seed
         TRIED[name] += 1

@@ -1,0 +1,112 @@
+"""The bounds that random problems rarely meet, on problems made for them: each is often the best, and none is too high."""
+
+from __future__ import annotations
+
+import random
+from math import floor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.topology import TopologyBuilder
+from tests.fuzzing import cases
+from tests.synthesis.brute_force import TooLarge, finishes_by
+from tests.synthesis.small_problems import custom, joined, merged, problem_of, two_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+
+def disseminated(seed: int) -> Problem:
+    """Data of four to six ranks that merges over ports which latency keeps busy."""
+    rng = random.Random(f"disseminated {seed}")
+    num_ranks = rng.choice((4, 5, 6))
+    nodes = rng.choice(([0] * num_ranks, [int(2 * r >= num_ranks) for r in range(num_ranks)]))
+    far = rng.choice((3, 5, 9)) if any(nodes) else 1
+    topology = joined(nodes, alpha=rng.choice((2, 3, 4)), far=far, shared=rng.random() < 0.2)
+    name = rng.choice(("allgather", "allgather", "gather", "reduce_scatter", "scatter"))
+    return merged(topology, name, rng.randint(num_ranks - 1, num_ranks))
+
+
+def spread_late(seed: int) -> Problem:
+    """One or two chunks for all ranks of nodes with a NIC each, or of one node; or sums of all for one rank."""
+    rng = random.Random(f"spread late {seed}")
+    per_node, num_nodes = rng.choice(((2, 2), (3, 2), (4, 2), (2, 3), (3, 1), (4, 1), (5, 1)))
+    topology = two_levels(
+        per_node, local=rng.choice((1, 2)), nic=rng.choice((1, 2, 3)), num_nodes=num_nodes,
+        alpha=rng.choice((0, 1)), meaning=rng.choice(("occupies", "pipelined")),
+    )  # fmt: skip
+    root, chunks = rng.randrange(topology.num_ranks), rng.choice((1, 1, 2))
+    name = rng.choice(("broadcast", "broadcast", "reduce"))
+    return problem_of(topology, collectives.make(name, topology.num_ranks, root=root, chunks_per_rank=chunks))
+
+
+def own_nics(rng: random.Random, per_node: int, num_nodes: int) -> Topology:
+    """Every rank has a port each way in its node, and a NIC each way to others."""
+    num_ranks = per_node * num_nodes
+    nodes = [rank // per_node for rank in range(num_ranks)]
+    builder = TopologyBuilder("NICs", nodes, alpha_meaning=rng.choice(("pipelined", "pipelined", "occupies")))
+    costs = [(rng.choice((0, 1)), rng.choice((1, 2))), (rng.choice((0, 1)), rng.choice((2, 3, 4)))]
+    ways = [[builder.add_resource(f"{way} {rank}") for rank in range(num_ranks)]
+            for way in ("port out of", "port into", "NIC out of", "NIC into")]  # fmt: skip
+    for src in range(num_ranks):
+        for dst in set(range(num_ranks)) - {src}:
+            is_far = nodes[src] != nodes[dst]
+            alpha, beta = costs[is_far]
+            link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+            builder.add_hold(link, ways[2 * is_far][src], alpha_us=0, beta_us_per_mb=beta)
+            into = ways[2 * is_far + 1][dst]
+            builder.add_hold(link, into, alpha_us=0, beta_us_per_mb=beta, side="receive")
+    return builder.build()
+
+
+def fed_late(seed: int) -> Problem:
+    """Chunks of one rank for others, whose NICs can help only once they have some; or sums of others for it."""
+    rng = random.Random(f"fed late {seed}")
+    per_node, num_nodes = rng.choice(((2, 2), (2, 2), (2, 3)))
+    topology = own_nics(rng, per_node, num_nodes)
+    others = range(1, topology.num_ranks)
+    if rng.random() < 0.2:
+        far = [rank for rank in others if rank >= per_node]
+        ways = [sorted(rng.sample(far, rng.randint(1, len(far)))) for _ in range(rng.choice((3, 5)))]
+    else:
+        ways = [[rank] for rank in others] * rng.choice((2, 2, 3))
+    is_sum = rng.random() < 0.3
+    pairs = [(ranks, [0]) if is_sum else ([0], ranks) for ranks in ways]
+    return problem_of(topology, custom(topology.num_ranks, pairs, combining=is_sum))
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [("dissemination", disseminated), ("spread tail", spread_late), ("delayed source", fed_late)],
+)
+def test_no_rare_bound_is_above_a_schedule(kind: str, made: Callable[[int], Problem]) -> None:
+    """It is the best of all kinds in a sixth of the problems at least, proven, and no schedule is known below it."""
+    best = tried = 0
+    for seed in cases(f"{kind}, where it is the best bound", few=12, many=1000):
+        problem = made(seed)
+        bound = lower_bound(problem)
+        assert bound.check(), seed
+        found = synthesize(problem, backend="greedy", sketch="none", time_limit_s=0.1).schedule
+        assert verify(found).ok, seed
+        assert bound.bound <= found.finish, seed
+        tried += 1
+        if bound.kind != kind:
+            continue
+        best += 1
+        if bound.bound < found.finish:
+            ticks = floor(bound.bound * problem.costs.ticks_per_us)
+            try:
+                assert not finishes_by(problem, ticks - 1, max_states=300), seed
+            except TooLarge:
+                continue
+    assert best > tried / 6
