@@ -1,7 +1,8 @@
-"""What NCCL would do: an algorithm and a protocol, chosen by its own model of costs.
+"""What NCCL would do: an algorithm and a protocol, chosen by a model of its costs.
 
-By that model a collective takes a latency, of launch, base and hops, and its bytes over a bandwidth. It knows
-no contention: what its choice takes is what the schedule of that algorithm takes on the topology.
+Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
+Their time is a latency, of launch, base and hops, and the bytes over what the channels carry together. Other
+algorithms take their hops, and bytes over what a rank and a card carry. The schedule takes the same channels.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil, log2
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from taccl.arguments import checked
+from taccl.baselines.channel_schedules import over_channels, predict
 from taccl.baselines.in_network import shared_links
-from taccl.baselines.ring import rings_apart
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.baselines.straight import pairwise
-from taccl.baselines.tree import tree_of_nodes, two_trees
+from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import COLLECTIVES, Way, ways
@@ -28,16 +29,23 @@ from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTO
 from taccl.units import format_us
 
 if TYPE_CHECKING:
+    from taccl.baselines.lanes import Algorithm
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
 
-class Considered(NamedTuple):
-    """An algorithm under a protocol, and what it takes by NCCL's model: latency, and bytes over bandwidth.
+#: A schedule and the model agree within this part.
+_AGREES = 0.1
 
-    - `channels`: As many as the bandwidth inside a node needs.
-    - `gb_per_s`: Algorithm bandwidth.
+
+class Considered(NamedTuple):
+    """An algorithm under a protocol, and what it takes by NCCL's model, in us.
+
+    - `channels`: As many as the bandwidth from rank to rank needs.
+    - `latency_us`: Launch, base and hops of a message without bytes.
+    - `gb_per_s`: Algorithm bandwidth that large messages approach.
+    - `time_us`: The whole time, launch included: hops overlap transfers, and pieces fill a pipeline first.
     """
 
     algorithm: str
@@ -68,22 +76,45 @@ def nccl_choices(problem: Problem) -> tuple[Considered, ...]:
     name, sizes = problem.collective.name, (topology.num_ranks, topology.num_nodes)
     found = []
     for protocol in _protocols(topology, name, size):
-        machine = machine_of(topology.under(protocol) if protocol else topology)
-        rate = max(machine.node_gb_per_s, machine.network_gb_per_s)
-        channels = min(2 ** ceil(log2(max(rate / CHANNEL_GB_PER_S, 1))), MAX_CHANNELS)
         nvls = _nvls_ways(problem) if protocol in ("", "simple") else ()
         for way in (*ways(name, *sizes), *nvls):
             on = _topology(topology, protocol, way.algorithm)
-            node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
-            if way.algorithm == "nvls":
-                node_us = float(on.links[shared_links(on)[0]].alpha_us)
-            latency = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
-            shared = way.network_volume * machine.ranks_per_nic
-            loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
-            us_per_kb = max(volume / rate for volume, rate in loads if volume)
-            time_us = latency + size * us_per_kb / 1000
-            found.append(Considered(way.algorithm, protocol, channels, latency, 1 / us_per_kb, time_us))
+            if way.algorithm in ("ring", "tree"):
+                found.append(_over_channels(problem, way.algorithm, protocol, on))
+            else:
+                found.append(_by_volume(problem, way, protocol, on))
     return tuple(sorted(found, key=lambda each: each.time_us))
+
+
+def _over_channels(problem: Problem, algorithm: str, protocol: str, on: Topology) -> Considered:
+    """Rings or trees, by the hops of their channels."""
+    found = predict(problem, cast("Algorithm", algorithm), on)
+    launch_us = float(on.launch_us)
+    return Considered(
+        algorithm, protocol, _num_channels(found.hop_gb_per_s), launch_us + found.latency_us, found.gb_per_s,
+        launch_us + found.time_us,
+    )  # fmt: skip
+
+
+def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Considered:
+    """Other algorithms: hops, and bytes over what a rank and a NIC carry."""
+    machine = machine_of(problem.topology.under(protocol) if protocol else problem.topology)
+    node_us, network_us = (_hop_us(on, between=between) for between in (False, True))
+    if way.algorithm == "nvls":
+        node_us = float(on.links[shared_links(on)[0]].alpha_us)
+    latency_us = float(on.launch_us) + way.node_hops * node_us + way.network_hops * network_us
+    shared = way.network_volume * machine.ranks_per_nic
+    loads = ((way.node_volume, machine.node_gb_per_s), (shared, machine.network_gb_per_s))
+    us_per_kb = max(volume / rate for volume, rate in loads if volume)
+    num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
+    assert problem.size_bytes is not None, "checked"
+    time_us = latency_us + problem.size_bytes * us_per_kb / 1000
+    return Considered(way.algorithm, protocol, num_channels, latency_us, 1 / us_per_kb, time_us)
+
+
+def _num_channels(gb_per_s: float) -> int:
+    """The power of two of channels that move a bandwidth."""
+    return int(min(2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1))), MAX_CHANNELS))
 
 
 @checked
@@ -111,10 +142,52 @@ def nccl(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     best = nccl_choices(problem)[0]
     on = _topology(problem.topology, best.protocol, best.algorithm)
-    make = {"ring": rings_apart, "tree": tree_of_nodes, "pairwise": pairwise, "nvls": _nvls}[best.algorithm]
-    schedule = make(replace(problem, topology=on), cut=cut)
+    if best.algorithm in ("ring", "tree"):
+        schedule = over_channels(problem, cast("Algorithm", best.algorithm), on, cut=cut)
+    else:
+        make = pairwise if best.algorithm == "pairwise" else _nvls
+        schedule = make(replace(problem, topology=on), cut=cut)
     return replace(
-        schedule, producer=f"nccl ({best}: {format_us(best.time_us)} by its model): {schedule.producer}"
+        schedule,
+        producer=f"nccl ({best}: predicted {format_us(best.time_us)} by its model): {schedule.producer}",
+    )
+
+
+def nccl_bounded(problem: Problem, schedule: Schedule, chosen: Considered) -> tuple[Problem, tuple[str, ...]]:
+    """The problem whose bound belongs beside a schedule of `nccl`, and notes on how its figures relate.
+
+    The bound is of the topology as it was given, under the protocol of the schedule. The schedule itself may
+    be on slower links, as NCCL's model lets trees reach a part of the bandwidth alone.
+    """
+    topology, notes = problem.topology, []
+    if chosen.protocol:
+        topology = topology.under(chosen.protocol)
+    if chosen.protocol != problem.topology.protocol:
+        notes.append(
+            f"finish and bound are under protocol {chosen.protocol}, which NCCL's model prefers to "
+            f"{problem.topology.protocol}"
+        )
+    if schedule.problem.topology.links != topology.links:
+        what = f"{TREE_SHARE:g} of the bandwidth" if chosen.algorithm == "tree" else "the latency of switches"
+        notes.append(
+            f"finish: on links slowed to what {chosen.algorithm} gets in NCCL's tables ({what}); "
+            "bound: on the links as they are"
+        )
+    gap = model_gap(schedule, chosen)
+    return replace(schedule.problem, topology=topology), (*notes, *([gap] if gap else []))
+
+
+def model_gap(schedule: Schedule, chosen: Considered) -> str:
+    """One sentence if a schedule of NCCL's choice takes far longer, or shorter, than its model says.
+
+    Empty within 10 %. A schedule that is slower than its model is no measure of NCCL.
+    """
+    ratio = schedule.predicted_us / chosen.time_us
+    if abs(ratio - 1) <= _AGREES:
+        return ""
+    return (
+        f"this schedule takes {format_us(schedule.predicted_us)}, {ratio:.2f} times what NCCL's model says "
+        f"({format_us(chosen.time_us)}): compare with the smaller figure before claiming to beat NCCL"
     )
 
 

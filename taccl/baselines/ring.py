@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from functools import partial
 from itertools import permutations, product
@@ -15,17 +14,16 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     chunks_of_starts,
-    cut_chunks,
     cut_while_it_pays,
     fastest,
     require_everywhere,
     run,
-    without_sketch,
 )
 from taccl.caching import cached
 from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator, Sequence
 
     from taccl.problem import Problem
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
     Nodes = Sequence[Sequence[int]]
-    FindRings = Callable[[Topology, tuple[int, ...]], list[list[int]]]
 
     #: A ring of ranks, and the chunks at each place of it.
     LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
@@ -44,8 +41,6 @@ _MAX_VISITS = 20_000
 
 #: How many rings a set may have.
 _MAX_RINGS = 8
-#: How many sets of rings that share nothing are tried: the first is nearly always as large as can be.
-_TRIES = 20
 
 
 @checked
@@ -79,37 +74,21 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     NVIDIA Collective Communications Library.
     """
     require_everywhere(problem, baseline="ring")
-    make, parts = _rings(problem, find_rings, (1, 2))
+    num_rings = len(find_rings(problem.topology, ShortestRoutes.of(problem).ticks))
+    # So that every rank has a chunk on each ring.
+    parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
+    make = partial(_fastest_rings, num_rings=num_rings)
     return cut_while_it_pays(problem, make, cut=cut, parts=max(2, parts))
 
 
-def rings_apart(problem: Problem, *, cut: bool = True) -> Schedule:
-    """The same as NCCL does it: one way, over rings that share nothing in a node, a chunk for each rank."""
-    require_everywhere(problem, baseline="ring")
-    make, parts = _rings(problem, find_rings_apart, (1,))
-    problem, parts = without_sketch(problem), min(parts, *problem.chunk_bytes)
-    return make(cut_chunks(problem, parts) if cut and parts > 1 else problem)
-
-
-def _rings(
-    problem: Problem, find: FindRings, ways: tuple[int, ...]
-) -> tuple[Callable[[Problem], Schedule], int]:
-    """The fastest form of a problem, and into how many each chunk is cut that all ranks of rings have one."""
-    num_rings = len(find(problem.topology, ShortestRoutes.of(problem).ticks))
-    parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
-    return partial(_fastest_rings, find=find, ways=ways, num_rings=num_rings), parts
-
-
-def _fastest_rings(problem: Problem, *, find: FindRings, ways: tuple[int, ...], num_rings: int) -> Schedule:
+def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
     """The fastest form; where every rank has a chunk for each ring, one ring alone is not tried."""
     own = Counter(
         chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
     )
     are_full = min(own[rank] for rank in range(problem.topology.num_ranks)) >= num_rings
     numbers = (None,) if are_full else (1, None)
-    return fastest(
-        run(problem, partial(_go_round, find=find, max_rings=n, ways=way)) for n in numbers for way in ways
-    )
+    return fastest(run(problem, partial(_go_round, max_rings=n, ways=way)) for n in numbers for way in (1, 2))
 
 
 def pass_round(spread: Steps, rings: Sequence[LoadedRing], ways: int) -> None:
@@ -129,9 +108,9 @@ def pass_round(spread: Steps, rings: Sequence[LoadedRing], ways: int) -> None:
         spread.step(moves)
 
 
-def _go_round(problem: Problem, *, find: FindRings, max_rings: int | None, ways: int) -> Schedule:
+def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule:
     spread = Steps(problem)
-    rings = find(problem.topology, spread.routes.ticks)[:max_rings]
+    rings = find_rings(problem.topology, spread.routes.ticks)[:max_rings]
     slowest = [_slowest_step(spread, order) for order in rings]
     num_dealt = [0] * len(rings)
     chunks_of_ring: list[list[list[int]]] = [[[] for _ in order] for order in rings]
@@ -164,7 +143,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     their ways with others, as in pods of racks, are in an order that keeps pods together.
     """
     routes = ShortestRoutes(topology, ticks)
-    nodes = _near_nodes(topology, routes)
+    nodes = near_nodes(topology, routes)
     every_rank = [rank for ranks in nodes for rank in ranks]
     if topology.num_ranks < 3 or len({len(ranks) for ranks in topology.ranks_of_node}) > 1:
         return [every_rank]
@@ -190,37 +169,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     return rings or [every_rank]
 
 
-@cached
-def find_rings_apart(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
-    """Orders of all ranks of a node that share no resource, each one way; of several nodes, `find_rings`.
-
-    Behind a switch that is one ring; eight ranks that are all linked have seven, of which each goes one way.
-    """
-    if topology.num_nodes > 1:
-        return find_rings(topology, ticks)
-    routes = ShortestRoutes(topology, ticks)
-    most = min(len(set(topology.links[e].dst for e in links)) for links in topology.links_from)
-    found: list[list[int]] = []
-    for seed in range(_TRIES):
-        rings: list[list[int]] = []
-        used: set[int] = set()
-        shuffled = random.Random(seed)
-        while len(rings) < _MAX_RINGS:
-            path = _search(topology, topology.ranks_of_node, routes, used, set(), shuffled=shuffled)
-            if path is None:
-                break
-            rings.append([topology.ranks_of_node[0][local] for local in path])
-            pairs = zip(rings[-1], rings[-1][1:] + rings[-1][:1], strict=True)
-            steps = [routes.direct(*pair) for pair in pairs]
-            held = {h.resource for step in steps if step for h in topology.holds_of_link[step[1]]}
-            used |= {hold.link for hold in topology.holds if hold.resource in held}
-        found = max(found, rings, key=len)
-        if len(found) == most:
-            break
-    return found or [list(topology.ranks_of_node[0])]
-
-
-def _near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
+def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
     """Nodes in an order that keeps those together whose links hold less; as they are where all are alike."""
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
@@ -254,7 +203,6 @@ def _search(
     resources: set[int],
     *,
     alternate: bool = False,
-    shuffled: random.Random | None = None,
 ) -> list[int] | None:
     """A walk of local ranks, then left for the next node, whose slowest step is as fast as the search finds.
 
@@ -294,14 +242,14 @@ def _search(
                 ways[a].add(b)
         for closing_limit in (closing_costs[:1] + closing_costs[-1:])[: len(closing_costs)]:
             closing = {pair for pair, ticks in closings.items() if ticks <= closing_limit}
-            path = _walk(ways, closing, shuffled)
+            path = walk(ways, closing)
             if path is not None:
                 return path
     return None
 
 
-def _walk(
-    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None
+def walk(
+    ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None
 ) -> list[int] | None:
     """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule); the others by number.
 

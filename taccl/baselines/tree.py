@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import TYPE_CHECKING
 
 from taccl.arguments import checked
-from taccl.baselines.ring import find_rings_apart
 from taccl.baselines.spread import Steps, cut_while_it_pays, fastest, require_everywhere, run
 
 if TYPE_CHECKING:
@@ -54,12 +52,6 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     require_everywhere(problem, baseline="tree")
     members = ("nodes", "ranks") if problem.topology.num_nodes > 1 else ("ranks",)
     return cut_while_it_pays(problem, partial(_both_trees, members=members), cut=cut)
-
-
-def tree_of_nodes(problem: Problem, *, cut: bool = True) -> Schedule:
-    """The same, but always trees of nodes with a chain inside each: of a single node, the chain."""
-    require_everywhere(problem, baseline="tree")
-    return cut_while_it_pays(problem, partial(_both_trees, members=("nodes",)), cut=cut)
 
 
 def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
@@ -118,21 +110,15 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
 
 
 def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
-    """Even chunks go down their root's first tree, odd ones down the second; in one node, chains in turn."""
+    """Even chunks go down their root's first tree, odd ones down the second."""
     spread, num_ranks = Steps(problem), problem.topology.num_ranks
-    is_chain = members == "nodes" and problem.topology.num_nodes == 1
-    orders = find_rings_apart(problem.topology, spread.routes.ticks) if is_chain else []
     chunks_of_tree: dict[tuple[int, int], list[int]] = {}
     for c, chunk in enumerate(problem.collective.chunks):
-        chunks_of_tree.setdefault((chunk.origins[0], c % (len(orders) or 2)), []).append(c)
+        chunks_of_tree.setdefault((chunk.origins[0], c % 2), []).append(c)
     # Chunk number k of a tree takes an edge of depth d in step k + d, so that chunks follow each other down.
     moves: dict[int, list[tuple[list[int], int, int]]] = {}
     for (root, which), chunks in chunks_of_tree.items():
-        if orders:
-            first = orders[which].index(root)
-            chain = orders[which][first:] + orders[which][:first]
-            edges = [(depth, *pair) for depth, pair in enumerate(itertools.pairwise(chain))]
-        elif members == "ranks":
+        if members == "ranks":
             edges = two_trees([(root + place) % num_ranks for place in range(num_ranks)])[which]
         else:
             shared = (root, 1 - which) in chunks_of_tree
@@ -142,8 +128,7 @@ def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Sch
                 moves.setdefault(number + depth, []).append(([c], src, dst))
     for step in sorted(moves):
         spread.step(moves[step])
-    name = f"double binary tree of {members}" if not orders else f"{len(orders)} chains of ranks"
-    return spread.schedule(producer=f"tree ({name})")
+    return spread.schedule(producer=f"tree (double binary tree of {members})")
 
 
 def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:

@@ -7,6 +7,7 @@ import pytest
 import taccl
 from benchmarks.fit import baseline_row
 from taccl.baselines import nccl, nccl_choices
+from taccl.baselines.nccl import nccl_bounded
 from taccl.errors import CollectiveError
 from taccl.topology.topology import TopologyBuilder
 from tests.fuzzing import MANY
@@ -118,3 +119,16 @@ def test_what_nccl_lacks_is_said(problem, said):
 def test_fitted_profiles_predict_their_logs(shared_data, log):
     """Launch and finish of the schedule that NCCL would choose, within 15 % of the log's times (median)."""
     assert baseline_row(shared_data / "nccl-tests", log)["met"]
+
+
+def test_the_bound_is_of_links_that_no_algorithm_slows():
+    """Trees get 0.92 of the bandwidth in NCCL's model; the bound beside them is of the whole of it."""
+    topology = taccl.topologies.dgx_h100(2, profile="nccl")
+    problem = problem_of(topology, size=2**12)
+    chosen = nccl_choices(problem)[0]
+    bounded, notes = nccl_bounded(problem, nccl(problem), chosen)
+    assert chosen.algorithm == "tree"
+    assert bounded.topology.links == topology.under(chosen.protocol).links
+    assert nccl(problem).problem.topology.links != bounded.topology.links
+    assert any("slowed to what tree gets" in note for note in notes)
+    assert any(f"under protocol {chosen.protocol}" in note for note in notes)

@@ -22,6 +22,7 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Show what a well-known algorithm, without a sketch, would take."""
+    from taccl.baselines.nccl import Considered, nccl_bounded
     from taccl.cli.text import figures_table, result_answer
     from taccl.synthesis.result import Result
 
@@ -37,13 +38,20 @@ def run(options: Namespace) -> Answer:
     schedule = taccl.baselines.baseline(options.name, problem)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
-    bound = taccl.lower_bound(schedule.problem, divisible=False)
-    result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=problem.notes)
+    is_nccl, notes = bool(matching(options.name, ["nccl"])), list(schedule.problem.notes)
+    bounded = schedule.problem
+    considered: tuple[Considered, ...] = ()
+    if is_nccl:
+        considered = taccl.baselines.nccl_choices(problem)
+        bounded, said = nccl_bounded(problem, schedule, considered[0])
+        notes += said
+    bound = taccl.lower_bound(bounded, divisible=False)
+    result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=tuple(notes))
     if problem.chunks_open:
         result = result.over_all_chunkings()
     answer = result_answer(result)
-    if matching(options.name, ["nccl"]):
-        choices = [each._asdict() for each in taccl.baselines.nccl_choices(problem)]
+    if is_nccl:
+        choices = [each._asdict() for each in considered]
         names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
         text = f"{answer.text}\n\n{figures_table(choices, names)}"
         if "nvls" not in {each["algorithm"] for each in choices}:

@@ -1,0 +1,233 @@
+"""Collectives over channels, as libraries run them, and how long each takes by a model of the same hops.
+
+Every channel carries the same share of the data. Where each rank has a part of its own, a part goes round
+each ring. From or to one rank, pieces follow one another along each ring, or up and down each tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.baselines.channels import chain_channels, ring_channels
+from taccl.baselines.lanes import Lanes, is_allreduce
+from taccl.baselines.ring import pass_round
+from taccl.baselines.routes import ShortestRoutes
+from taccl.baselines.spread import (
+    Steps,
+    check_number,
+    chunks_of_starts,
+    cut_chunks,
+    fastest,
+    require_everywhere,
+    run,
+    without_sketch,
+)
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from taccl.baselines.channels import Channels
+    from taccl.baselines.lanes import Algorithm, Floats, Ints
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+
+#: Max transfers of schedules that are made in two orders.
+_FEW_TRANSFERS = 100_000
+
+
+class Prediction(NamedTuple):
+    """Time of a collective over channels, without its launch.
+
+    - `latency_us`: Time of messages without bytes.
+    - `gb_per_s`: Algorithm bandwidth that very large messages approach.
+    - `hop_gb_per_s`: GB/s that all channels together pass from rank to rank.
+    """
+
+    latency_us: float
+    gb_per_s: float
+    hop_gb_per_s: float
+    time_us: float
+
+
+def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
+    """The time of an algorithm on the problem's topology at other costs, by the hops of its channels."""
+    assert problem.size_bytes is not None, "checked by the caller"
+    lanes = Lanes(replace(problem, topology=on), algorithm, channels_of(problem, algorithm))
+    mb, num, n = problem.size_bytes / 1e6, len(lanes.hops), on.num_ranks
+    us_per_mb = lanes.stretch * float(lanes.busy[1].max()) / num
+    hop_gb_per_s = 1000 / us_per_mb if us_per_mb else float("inf")
+    if lanes.goes_round:
+        steps = (n - 1) * (2 if is_allreduce(problem) else 1)
+        latency_us, time_us = lanes.round_us(0, steps)[1], lanes.round_us(mb / n / num, steps)[1]
+        us_per_mb *= steps / n
+    else:
+        latency_us, time_us = lanes.starts_us(0, in_turn=False)[1], lanes.pieces_us(lanes.num_pieces)
+    gb_per_s = 1000 / us_per_mb if us_per_mb else float("inf")
+    return Prediction(latency_us, gb_per_s, hop_gb_per_s, time_us)
+
+
+def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
+    """The channels of an algorithm on the problem's topology."""
+    find = ring_channels if algorithm == "ring" else chain_channels
+    return find(problem.topology, ShortestRoutes.of(problem).ticks)
+
+
+def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: bool = True) -> Schedule:
+    """The schedule of an algorithm on the problem's topology at other costs.
+
+    Raises
+    ------
+    CollectiveError
+        If a chunk does not concern every rank.
+    """
+    require_everywhere(problem, baseline=algorithm)
+    channels = channels_of(problem, algorithm)
+    problem = replace(without_sketch(problem), topology=on)
+    lanes = Lanes(problem, algorithm, channels)
+    if channels.wanted > len(channels.orders):
+        said = f"{channels.wanted} channels take too many transfers to list; {len(channels.orders)} carry all"
+        problem = replace(problem, notes=(*problem.notes, said))
+    parts = min(lanes.parts, *problem.chunk_bytes) if cut else 1
+    problem = cut_chunks(problem, parts) if parts > 1 else problem
+    roots = lanes.roots(problem.collective.num_chunks) if is_allreduce(problem) else None
+    name = _name(lanes, algorithm)
+    if lanes.relayed:
+        spread = partial(_round if lanes.goes_round else _down, lanes=lanes, name=name)
+        return run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
+    columns = (_rounds if lanes.goes_round else _pieces)(problem, lanes, roots)
+    check_number(problem, len(columns.chunk))
+    # Channels run side by side: where a hop is late, others may go first (by start), or wait (by step).
+    orders: list[tuple[Ints | Floats, ...]] = [(columns.lane, columns.turn, columns.start)]
+    if lanes.goes_round and len(columns.chunk) <= _FEW_TRANSFERS:
+        orders.append((columns.lane, columns.turn, columns.step))
+    return fastest(_scheduled(problem, columns, order, name) for order in orders)
+
+
+def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:
+    """The schedule of sends that take resources by the last of some keys, then by the one before it."""
+    place = np.empty(len(columns.chunk), dtype=np.int64)
+    place[np.lexsort(order)] = np.arange(len(place))
+    return exact_times(
+        problem, chunk=columns.chunk, link=columns.link, sequence=place, reduce=columns.adds, producer=name
+    )
+
+
+class _Columns(NamedTuple):
+    """Columns of sends: what, over which link, if it adds, its planned start, step and turn, its lane."""
+
+    chunk: Ints
+    link: Ints
+    adds: Ints
+    start: Floats
+    step: Ints
+    turn: Ints
+    lane: Ints
+
+
+def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Columns:
+    """Chunks are dealt out to the rings; each goes all the way round once, or twice."""
+    collective, num, n = problem.collective, len(lanes.hops), problem.topology.num_ranks
+    place = np.empty((num, n), dtype=np.int64)
+    for number, hops in enumerate(lanes.hops):
+        place[number, [src for src, _ in hops]] = np.arange(n)
+    ends = roots or [c.origins[0] if c.root is None else c.root for c in collective.chunks]
+    number_of = [0] * n
+    numbers = []
+    for rank in ends:
+        numbers.append(number_of[rank])
+        number_of[rank] += 1
+    row, lane = (each[:, None] for each in np.divmod(np.array(numbers), num))
+    begin, steps = place[lane, np.array(ends)[:, None]], np.arange(n - 1)[None, :]
+    phases = []
+    if collective.combining:
+        phases.append((begin + 1 + steps, steps, True))
+    if not collective.stays_at_roots:
+        phases.append((begin + steps, steps + (n - 1) * collective.combining, False))
+    mb = max(problem.chunk_bytes) / 1e6 * (1 + row.max())
+    starts = lanes.round_us(mb, (n - 1) * len(phases))[0]
+    found = []
+    for place_of_hop, step, adds in phases:
+        hop = place_of_hop % n
+        nothing = 0 * hop
+        found.append(
+            (np.arange(len(ends))[:, None] + nothing, lanes.links[0, lane, hop],
+             np.full(hop.shape, adds), starts[step, lane, hop], step * (1 + row.max()) + row + nothing,
+             row * (1 + lanes.turns.max()) + lanes.turns[0, lane, hop],
+             lane + nothing)
+        )  # fmt: skip
+    return _Columns(
+        *(np.concatenate([each.ravel() for each in column]) for column in zip(*found, strict=True))
+    )
+
+
+def _pieces(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Columns:
+    """Chunks are dealt out to the lanes, and follow one another up, down, or up and down each."""
+    num = len(lanes.hops)
+    chunk = np.arange(problem.collective.num_chunks)[:, None]
+    piece, lane = np.divmod(chunk, num)
+    mb = lanes.mb_of(lanes.num_pieces)
+    starts, period = lanes.starts_us(mb)[0], lanes.period_us(mb)
+    hop = np.arange(starts.shape[2])[None, :]
+    found = [
+        (chunk + 0 * hop, lanes.links[way, lane, hop], np.full((len(chunk), hop.size), adds),
+         piece * period + starts[way, lane, hop], piece + 0 * hop, lanes.turns[way, lane, hop],
+         lane + 0 * hop)
+        for way, adds in enumerate(lanes.backwards)
+    ]  # fmt: skip
+    return _Columns(
+        *(np.concatenate([each.ravel() for each in column]) for column in zip(*found, strict=True))
+    )
+
+
+def _round(problem: Problem, *, lanes: Lanes, name: str, backwards: bool = False) -> Schedule:
+    """Each rank's chunks are dealt out to the rings, and go round them by way of relays."""
+    spread = Steps(problem)
+    rings = [[src for src, _ in (hops[::-1] if backwards else hops)] for hops in lanes.hops]
+    place = [{rank: i for i, rank in enumerate(order)} for order in rings]
+    dealt: list[list[list[int]]] = [[[] for _ in order] for order in rings]
+    for rank, chunks in enumerate(chunks_of_starts(problem)):
+        for number, c in enumerate(chunks):
+            ring = number % len(rings)
+            dealt[ring][place[ring][rank]].append(c)
+    pass_round(spread, list(zip(rings, dealt, strict=True)), 1)
+    return spread.schedule(producer=name)
+
+
+def _down(problem: Problem, *, lanes: Lanes, name: str, backwards: bool = False) -> Schedule:
+    """Chunks follow one another down each lane by way of relays.
+
+    The last goes first in what is then reversed.
+    """
+    spread, num = Steps(problem), len(lanes.hops)
+    depths = [_depths(hops) for hops in lanes.hops]
+    moves: dict[int, list[tuple[list[int], int, int]]] = {}
+    chunks = range(problem.collective.num_chunks)
+    for place, c in enumerate(reversed(chunks) if backwards else chunks):
+        for depth, (src, dst) in zip(depths[c % num], lanes.hops[c % num], strict=True):
+            moves.setdefault(place // num + depth, []).append(([c], src, dst))
+    for step in sorted(moves):
+        spread.step(moves[step])
+    return spread.schedule(producer=name)
+
+
+def _depths(hops: Sequence[tuple[int, int]]) -> list[int]:
+    reached: dict[int, int] = {}
+    for src, dst in hops:
+        reached[dst] = reached.get(src, 0) + 1
+    return [reached[dst] - 1 for _, dst in hops]
+
+
+def _name(lanes: Lanes, algorithm: Algorithm) -> str:
+    num = len(lanes.channels.orders)
+    counted = f"{num} {'ring' if algorithm == 'ring' else 'chain'}{'s' * (num > 1)}"
+    if algorithm == "ring":
+        return f"ring ({counted}, one way)"
+    within = f"double binary tree of nodes, {counted} in each"
+    return f"tree ({within if lanes.problem.topology.num_nodes > 1 else f'{counted} of ranks'})"

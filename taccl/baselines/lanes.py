@@ -1,0 +1,320 @@
+"""The hops of channels: which links they take, in which turns, and how long messages on all of them take."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from math import ceil, gcd
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from taccl.baselines.ring import near_nodes
+from taccl.baselines.routes import ShortestRoutes
+from taccl.baselines.tree import two_trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.baselines.channels import Channels
+    from taccl.problem import Problem
+    from taccl.topology.topology import Topology
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    #: Two ranks, the parent first.
+    Hop = tuple[int, int]
+
+Algorithm = Literal["ring", "tree"]
+
+#: Steps that are replayed to see how long one takes.
+_REPLAYED = 9
+#: Max transfers of pieces that follow one another (about 2 s).
+_MOST_PIECED = 120_000
+
+
+class Lanes:
+    """The hops of all channels of an algorithm, each with an equal share of the data.
+
+    Data takes every hop one way, or up all hops and down again. Its hops are kept as (ways, lanes, hops).
+
+    - `hops`: Hops of each lane from its root on, parents before children; a closed ring has no root.
+    - `backwards`: For each way, True if data goes from children to parents.
+    - `busy`: (2, resources) us a message, and us per MB, for which a message on every hop keeps each busy.
+    - `goes_round`: True if each rank has a part of the data, which goes round rings.
+    """
+
+    def __init__(self, problem: Problem, algorithm: Algorithm, channels: Channels) -> None:
+        self.problem, self.channels = problem, channels
+        topology, routes = problem.topology, ShortestRoutes.of(problem)
+        ends = {chunk.origins[0] if chunk.root is None else chunk.root for chunk in problem.collective.chunks}
+        self.backwards: tuple[bool, ...] = (False,)
+        self.goes_round = algorithm == "ring" and (len(ends) > 1 or is_allreduce(problem))
+        if algorithm == "tree":
+            self.hops = [hops for order in channels.orders for hops in _trees(topology, routes, order)]
+            self.backwards = (True, False)
+        elif self.goes_round:
+            self.hops = [list(pairwise((*order, order[0]))) for order in channels.orders]
+        else:
+            self.backwards = (problem.collective.combining,)
+            self.hops = [
+                list(pairwise(_from(order, *ends, backwards=self.backwards[0]))) for order in channels.orders
+            ]
+        #: Links of each hop; several where ranks between them relay.
+        self.routes = [
+            [[routes.route(*(hop[::-1] if back else hop)) for hop in hops] for hops in self.hops]
+            for back in self.backwards
+        ]
+        links, held = topology.links, topology.holds_of_link
+        each = [[[links[e] for e in route] for route in lane] for way in self.routes for lane in way]
+        shape = (len(self.routes), len(self.hops), -1)
+        self._alpha_us, self._us_per_mb = (
+            np.array([[float(sum(costs)) for costs in lane] for lane in found]).reshape(shape)
+            for found in (
+                [[[e.alpha_us for e in route] for route in lane] for lane in each],
+                [[[e.beta_us_per_mb for e in route] for route in lane] for lane in each],
+            )
+        )
+        self._holds = [[[h for e in r for h in held[e]] for r in lane] for way in self.routes for lane in way]
+        self._held = {h: float(h.beta_us_per_mb) for lane in self._holds for holds in lane for h in holds}
+        self.busy = np.zeros((2, max(1, len(topology.resources))))
+        for hold in (hold for lane in self._holds for holds in lane for hold in holds):
+            self.busy[:, hold.resource] += float(hold.alpha_us), float(hold.beta_us_per_mb)
+
+    @cached_property
+    def relayed(self) -> bool:
+        """True if some hop is relayed by ranks between its ends."""
+        return any(len(route) > 1 for way in self.routes for lane in way for route in lane)
+
+    @cached_property
+    def links(self) -> Ints:
+        """(ways, lanes, hops) link of each hop; only where none is relayed."""
+        return np.array([[[route[0] for route in lane] for lane in way] for way in self.routes])
+
+    @cached_property
+    def turns(self) -> Ints:
+        """(ways, lanes, hops) turn within a step: no two hops of one turn hold the same resource.
+
+        Hops are edges between what they hold where they start and end, and turns are an edge colouring.
+        """
+        colouring = EdgeColouring()
+        us = self.busy[1] + self.busy[0]
+        for number, holds in enumerate(holds for lane in self._holds for holds in lane):
+            ends = []
+            for side in ("send", "receive"):
+                resources = [hold.resource for hold in holds if hold.side == side]
+                ends.append((side, max(resources, key=us.__getitem__) if resources else -1 - number))
+            colouring.add(number, ends[0], ends[1])
+        found = [colouring.colour_of[number] for number in range(self._alpha_us.size)]
+        return np.array(found).reshape(self._alpha_us.shape)
+
+    @property
+    def stretch(self) -> float:
+        """Factor by which a step takes longer than its busiest resource: sends wait for several at once."""
+        return self._replayed[0]
+
+    @cached_property
+    def _replayed(self) -> tuple[float, Floats]:
+        """The factor, and in which part of a step each hop starts, (ways, lanes, hops).
+
+        A few steps of messages without latency are replayed, turn by turn.
+        """
+        order = np.lexsort((np.arange(self.turns.size), self.turns.ravel())).tolist()
+        holds = [holds for lane in self._holds for holds in lane]
+        lasts = self._us_per_mb.ravel().tolist()
+        num = self._us_per_mb.shape[2]
+        free = [0.0] * self.busy.shape[1]
+        ready, ends = [0.0] * len(order), []
+        for _ in range(_REPLAYED):
+            arrival, starts = [0.0] * len(order), [0.0] * len(order)
+            for hop in order:
+                start, us = ready[hop], lasts[hop]
+                for hold in holds[hop]:
+                    before = us - self._held[hold] if hold.side == "receive" else 0.0
+                    start = max(start, free[hold.resource] - before)
+                for hold in holds[hop]:
+                    free[hold.resource] = start + (us if hold.side == "receive" else self._held[hold])
+                starts[hop], arrival[hop] = start, start + us
+            if self.goes_round:  # data that goes down or up is there long before its turn
+                ready = [arrival[hop - hop % num + (hop - 1) % num] for hop in range(len(order))]
+            ends.append(max(arrival))
+        replayed = (ends[-1] - ends[_REPLAYED // 2]) / (_REPLAYED - 1 - _REPLAYED // 2)
+        if not replayed:
+            return 1.0, np.zeros(self.turns.shape)
+        part = (np.array(starts) / replayed) % 1
+        return max(1.0, replayed / float(self.busy[1].max())), part.reshape(self.turns.shape)
+
+    def pieces_us(self, pieces: float, *, least_filled: float = 0.0) -> float:
+        """Time of pieces that follow one another down, up, or up and down every lane.
+
+        - `least_filled`: Part of each lane that is taken to be busy at least; 1 is the worst case.
+        """
+        mb = self.mb_of(pieces)
+        stream_us = (pieces - 1) * self.period_us(mb)
+        alone_us, in_turn_us = self.starts_us(mb, in_turn=False)[1], self.starts_us(mb)[1]
+        # While lanes fill and drain, hops wait for half as long as in between; for less if they never fill.
+        filled = min(1.0, stream_us / in_turn_us) if in_turn_us else 0.0
+        waiting = max(filled, least_filled) / 2
+        return alone_us + waiting * (in_turn_us - alone_us) + stream_us
+
+    def starts_us(self, mb: float, *, in_turn: bool = True) -> tuple[Floats, float]:
+        """(ways, lanes, hops) start of the first piece on each hop, and when it is everywhere.
+
+        - `in_turn`: True if each hop starts at its turn of a period, so that no other lane is in its way.
+        """
+        period, latency = self.period_us(mb), self._alpha_us + mb * self._us_per_mb
+        aligned = in_turn and period > 0 and bool(self.turns.max())
+        phase = self._replayed[1] * period
+        starts, end = np.zeros(latency.shape), 0.0
+        for lane, hops in enumerate(self.hops):
+            ready: dict[int, float] = {hops[0][0]: 0.0}
+            for way, back in enumerate(self.backwards):
+                root = ready[hops[0][0]] if way else 0.0
+                ready = {} if back else {hops[0][0]: root}
+                for hop in range(len(hops))[:: -1 if back else 1]:
+                    src, dst = hops[hop][::-1] if back else hops[hop]
+                    start = ready.get(src, 0.0)
+                    if aligned:
+                        late = ceil((start - phase[way, lane, hop]) / period - 1e-9)
+                        start = max(late * period + phase[way, lane, hop], start)
+                    starts[way, lane, hop] = start
+                    arrival = start + latency[way, lane, hop]
+                    ready[dst] = max(ready.get(dst, 0.0), arrival) if back else arrival
+                    end = max(end, arrival)
+        return starts, end
+
+    def period_us(self, mb: float) -> float:
+        """Time for which the busiest resource is held by a message on every hop."""
+        return self.stretch * float((self.busy[0] + mb * self.busy[1]).max())
+
+    def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
+        """(steps, lanes, hops) start of each message on closed rings, step by step, and the end of all.
+
+        Messages go on as soon as they can.
+        """
+        latency = (self._alpha_us + mb * self._us_per_mb)[0]
+        held = self._held_us(mb)[0]
+        starts = np.zeros((steps, *latency.shape))
+        ready = free = np.zeros_like(latency)
+        end = 0.0
+        for step in range(steps):
+            starts[step] = np.maximum(ready, free)
+            free, arrival = starts[step] + held, starts[step] + latency
+            # Of the messages of all lanes that hold a resource in turn, the last one ends.
+            end = max(end, float(np.maximum(arrival, free).max()))
+            ready = np.roll(arrival, 1, axis=1)
+        return starts, end
+
+    @property
+    def parts(self) -> int:
+        """Number of parts that each chunk is cut into, so that all lanes have as many."""
+        count, num, n = self.problem.collective.num_chunks, len(self.hops), self.problem.topology.num_ranks
+        if self.goes_round:
+            # A ring has a part for each rank; a chunk of an allreduce may belong to any.
+            owned, wanted = (count, n * num) if is_allreduce(self.problem) else (count // n, num)
+            return wanted // gcd(owned, wanted)
+        least = num // gcd(count, num)
+        return least * max(1, round(self._best_pieces() * num / count / least))
+
+    @property
+    def num_pieces(self) -> float:
+        """Number of pieces on each lane."""
+        parts = min(self.parts, *self.problem.chunk_bytes)
+        return max(1.0, self.problem.collective.num_chunks * parts / len(self.hops))
+
+    def roots(self, count: int) -> list[int]:
+        """The rank at which each of `count` chunks of an allreduce is summed."""
+        num, n = len(self.hops), self.problem.topology.num_ranks
+        if not self.goes_round:
+            return [self.hops[c % num][0][0] for c in range(count)]
+        return [c // num % n if count % (n * num) == 0 else c % n for c in range(count)]
+
+    def mb_of(self, pieces: float) -> float:
+        """MB of each of the pieces of a lane."""
+        assert self.problem.size_bytes is not None, "checked by the caller"
+        return self.problem.size_bytes / 1e6 / len(self.hops) / pieces
+
+    def _best_pieces(self) -> int:
+        most = max(1, _MOST_PIECED // self._alpha_us.size)
+        numbers = sorted({*(2**power for power in range(most.bit_length())), most})
+        best: int = min(numbers, key=lambda pieces: self.pieces_us(pieces, least_filled=1.0))
+        return best
+
+    def _held_us(self, mb: float) -> Floats:
+        """(ways, lanes, hops) us for which a message on every hop keeps the busiest resource of each busy."""
+        of_resource = self.stretch * (self.busy[0] + mb * self.busy[1])
+        held = [
+            [max((of_resource[h.resource] for h in holds), default=0.0) for holds in lane]
+            for lane in self._holds
+        ]
+        return np.array(held).reshape(self._alpha_us.shape)
+
+
+class EdgeColouring:
+    """Colours of edges of a bipartite multigraph, no two alike at a vertex: as few as its largest degree.
+
+    References
+    ----------
+    D. Koenig, "Ueber Graphen und ihre Anwendung auf Determinantentheorie und Mengenlehre", Mathematische
+    Annalen 77 (1916).
+    """
+
+    def __init__(self) -> None:
+        self.colour_of: dict[int, int] = {}
+        self._ends: dict[int, tuple[tuple[str, int], tuple[str, int]]] = {}
+        self._at: dict[tuple[str, int], dict[int, int]] = {}
+
+    def add(self, edge: int, one: tuple[str, int], other: tuple[str, int]) -> None:
+        """Add an edge; edges on a path of two colours may change theirs."""
+        self._ends[edge] = one, other
+        at_one, at_other = (self._at.setdefault(end, {}) for end in (one, other))
+        free, free_there = (next(c for c in range(len(at) + 1) if c not in at) for at in (at_one, at_other))
+        if free in at_other and free_there not in at_one:
+            free = free_there
+        elif free in at_other:
+            self._swap(other, free, free_there)
+        self._give(edge, free)
+
+    def _swap(self, vertex: tuple[str, int], colour: int, other: int) -> None:
+        """Swap two colours on the path that begins at a vertex with the first."""
+        path = []
+        while (edge := self._at[vertex].get(colour)) is not None:
+            path.append((edge, other))
+            one, end = self._ends[edge]
+            vertex, colour, other = (end if vertex == one else one), other, colour
+        for edge, _ in path:
+            for end in self._ends[edge]:
+                del self._at[end][self.colour_of[edge]]
+        for edge, new in path:
+            self._give(edge, new)
+
+    def _give(self, edge: int, colour: int) -> None:
+        self.colour_of[edge] = colour
+        for end in self._ends[edge]:
+            self._at[end][colour] = edge
+
+
+def is_allreduce(problem: Problem) -> bool:
+    """True if every rank gets every sum."""
+    collective = problem.collective
+    everyone = collective.num_ranks
+    return collective.combining and all(len(chunk.destinations) == everyone for chunk in collective.chunks)
+
+
+def _from(order: Sequence[int], root: int, *, backwards: bool) -> Sequence[int]:
+    """A ring's ranks from one on, onwards or backwards."""
+    walked = order[::-1] if backwards else order
+    first = walked.index(root)
+    return (*walked[first:], *walked[:first])
+
+
+def _trees(topology: Topology, routes: ShortestRoutes, order: Sequence[int]) -> Iterator[list[Hop]]:
+    """The hops of two trees of nodes with a chain in each node; of two nodes or one, both trees are alike."""
+    nodes = near_nodes(topology, routes)
+    size = len(nodes[0])
+    chains = [order[n * size : (n + 1) * size] for n in range(len(nodes))]
+    for edges in two_trees(range(len(nodes)))[: 1 if len(nodes) < 3 else 2]:
+        across = [(chains[a][0], chains[b][0]) for _, a, b in edges]
+        yield across + [hop for chain in chains for hop in pairwise(chain)]

@@ -1,0 +1,149 @@
+"""Schedules over channels, beside the model that promises their times."""
+
+from __future__ import annotations
+
+import pytest
+
+import taccl
+from taccl.baselines import nccl, nccl_choices
+from taccl.baselines.channel_schedules import over_channels, predict
+from taccl.baselines.lanes import EdgeColouring
+from taccl.baselines.nccl import model_gap
+from taccl.topology import fabrics, machines
+from taccl.topology.registry import machine_names, parse
+from tests.foreign import REAL, foreign_files
+from tests.fuzzing import MANY
+
+COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce")
+#: Of a whole rack, rings have more transfers than a test has time for.
+_NODES = [
+    pytest.param(name, nodes, id=f"{name}-x{nodes}")
+    for name in machine_names()
+    for nodes in (1, 2, 4)
+    if nodes == 1 or name != "gb200-nvl72"
+]
+
+
+def agrees(problem):
+    """Whether NCCL's choice takes what its model says, within a tenth; it must be valid as well."""
+    schedule, chosen = nccl(problem), nccl_choices(problem)[0]
+    taccl.verify(schedule).raise_if_failed()
+    return schedule.predicted_us == pytest.approx(chosen.time_us, rel=0.1)
+
+
+def problem_of(topology, collective, size="256MB"):
+    """A collective of a size."""
+    return taccl.make_problem(topology, collective, size_bytes=size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", COLLECTIVES if MANY else COLLECTIVES[:4])
+@pytest.mark.parametrize(("name", "nodes"), _NODES)
+def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
+    """Every machine, on its own and in clusters."""
+    assert agrees(problem_of(parse(name, nodes=nodes), collective))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize(("name", "nodes"), [("mi300x", 2), ("dgx1", 2), ("dgx2", 1), ("dgx-h100", 4)])
+def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
+    """Whichever of them is chosen."""
+    problem = problem_of(parse(name, nodes=nodes), "allreduce")
+    promised = predict(problem, algorithm, problem.topology).time_us
+    schedule = over_channels(problem, algorithm, problem.topology)
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.finish_us == pytest.approx(promised, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
+@pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt") + foreign_files("nccl-topo/*.xml"))
+def test_imported_servers_take_what_the_model_says(path, collective):
+    """PCIe that ranks share, NVLinks between some of them, and both."""
+    topology = loaded(path)
+    assert agrees(problem_of(topology, collective))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem)
+        for folder in ("", "smi", "xml")
+        for path in sorted((REAL / "reported" / folder).glob("*.txt" if folder != "xml" else "*.xml"))
+    ],
+)
+def test_reported_servers_take_what_the_model_says(path, nodes):
+    """Servers as people pasted them, alone and, where they have cards, in pairs."""
+    assert agrees(problem_of(loaded(path, nodes), "allreduce"))
+
+
+def loaded(path, nodes=1):
+    """The topology in a file; the test is skipped if it has none, or a single rank."""
+    try:
+        topology = taccl.topologies.load(path, **({} if nodes == 1 else {"nodes": nodes}))
+    except taccl.errors.InputError as error:
+        pytest.skip(f"no such topology: {error}")
+    if topology.num_ranks < 2:
+        pytest.skip("a single rank sends nothing")
+    return topology
+
+
+def test_the_slowest_hop_of_a_ring_counts():
+    """Two pairs with a fast link each, 100 GB/s, joined by slow ones, 10 GB/s: two rings of 10 GB/s each."""
+    builder = taccl.topology.topology.TopologyBuilder("pairs", [0] * 4)
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                near = src // 2 == dst // 2
+                builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10 if near else 100)
+    problem = problem_of(builder.build(), "allgather", size=48_000_000)
+    # Every ring crosses twice. The eight slow links carry 80 GB/s, of which a ring takes two: 40 GB/s of rings.
+    promised = 48 * 3 / 4 / 40 * 1000
+    assert nccl_choices(problem)[0].time_us == pytest.approx(promised, rel=0.05)
+    assert nccl(problem).finish_us == pytest.approx(promised, rel=0.05)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_relayed_rings_are_valid(collective):
+    """A mesh of nine ranks has no ring of links."""
+    problem = problem_of(fabrics.mesh(3, 3), collective, size="1MB")
+    taccl.verify(over_channels(problem, "ring", problem.topology)).raise_if_failed()
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_chunks_that_may_not_be_cut_are_dealt_out(algorithm):
+    """As many as the problem has."""
+    problem = taccl.make_problem(machines.dgx1(), taccl.collectives.allreduce(8), size_bytes=1 << 20)
+    schedule = over_channels(problem, algorithm, problem.topology, cut=False)
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.problem.collective.num_chunks == problem.collective.num_chunks
+
+
+def test_a_schedule_that_is_slower_than_its_model_is_no_measure():
+    """One sentence with both times; none where they agree."""
+    problem = problem_of(machines.dgx1(), "allgather", size="1MB")
+    schedule, chosen = nccl(problem), nccl_choices(problem)[0]
+    assert model_gap(schedule, chosen) == ""
+    said = model_gap(schedule, chosen._replace(time_us=chosen.time_us / 2))
+    assert "times what NCCL's model says" in said
+    assert "before claiming to beat NCCL" in said
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_colours_of_edges_are_as_few_as_can_be(seed):
+    """As many as the most edges at a vertex, and no two alike there."""
+    import random
+
+    generator, colouring = random.Random(seed), EdgeColouring()
+    edges = [(("send", generator.randrange(5)), ("receive", generator.randrange(5))) for _ in range(40)]
+    for number, ends in enumerate(edges):
+        colouring.add(number, *ends)
+    at = {}
+    for number, ends in enumerate(edges):
+        for end in ends:
+            at.setdefault(end, []).append(colouring.colour_of[number])
+    assert all(len(set(colours)) == len(colours) for colours in at.values())
+    assert max(colouring.colour_of.values()) + 1 == max(len(colours) for colours in at.values())

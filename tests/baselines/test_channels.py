@@ -1,0 +1,89 @@
+"""Channels: rings and chains packed into directed links."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.baselines.channel_schedules import channels_of
+from taccl.baselines.channels import cheapest_paths
+from taccl.topology import fabrics, machines
+
+
+def problem_of(topology, collective="allgather"):
+    """A collective of 64 MB."""
+    return taccl.make_problem(topology, collective, size_bytes=1 << 26)
+
+
+def hops_of(channels):
+    """How often each hop from rank to rank is on a ring."""
+    return Counter(hop for order in channels.orders for hop in pairwise((*order, order[0])))
+
+
+def test_all_directed_links_of_a_mesh_of_eight_are_on_one_of_seven_rings():
+    """Each rank has seven links out, and each ring takes one."""
+    channels = channels_of(problem_of(machines.mi300x()), "ring")
+    assert len(channels.orders) == 7
+    assert set(hops_of(channels)) == set(permutations(range(8), 2))
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_meshes_with_a_card_a_rank_have_eight_rings(nodes):
+    """No two rings share a directed link, inside nodes or between them."""
+    channels = channels_of(problem_of(machines.mi300x(nodes)), "ring")
+    assert len(channels.orders) == 8
+    assert set(hops_of(channels).values()) == {1}
+
+
+def test_links_of_two_kinds_are_used_up():
+    """A rank of a DGX-1 has two double links and two single ones: twice as many rings take a double one."""
+    topology = machines.dgx1()
+    channels = channels_of(problem_of(topology), "ring")
+    hops, betas = hops_of(channels), {(e.src, e.dst): e.beta_us_per_mb for e in topology.links}
+    assert len(hops) == len(topology.links)
+    single = {hops[hop] for hop, beta in betas.items() if beta == max(betas.values())}
+    assert {hops[hop] for hop, beta in betas.items() if beta == min(betas.values())} == {2 * single.pop()}
+    assert not single
+
+
+def test_rings_cross_by_different_cards():
+    """Two DGX-1 have four cards each, and one ring leaves and enters by each."""
+    topology = machines.dgx1(2)
+    channels = channels_of(problem_of(topology), "ring")
+    cards = Counter(
+        (src // 2, dst // 2) for src, dst in hops_of(channels) if topology.node_of_rank[src] != topology.node_of_rank[dst]
+    )  # fmt: skip
+    assert len(channels.orders) == 4
+    assert all(len({pair[end] for pair in cards}) == len(cards) == 8 for end in (0, 1))
+
+
+def test_four_ranks_that_are_all_linked_use_every_link():
+    """No three rings of four ranks use each directed link once; six that use each twice carry as much."""
+    channels = channels_of(problem_of(fabrics.fully_connected(4)), "ring")
+    assert set(hops_of(channels).values()) == {len(channels.orders) // 3}
+
+
+def test_chains_of_a_mesh_share_no_link():
+    """Four chains of eight ranks have seven links each, and go up and down them."""
+    channels = channels_of(problem_of(machines.mi300x(), "allreduce"), "tree")
+    links = [frozenset(hop) for order in channels.orders for hop in pairwise(order)]
+    assert len(links) == len(set(links)) == 28
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cheapest_path_is_that_of_all_orders(seed):
+    """Prices by chance, of steps and of the way back."""
+    generator = np.random.default_rng(seed)
+    steps, closing = generator.random((2, 5, 5))
+    for cost, path in cheapest_paths(steps, closing):
+        every = [
+            sum(steps[pair] for pair in pairwise(order)) + closing[order[-1], order[0]]
+            for order in permutations(range(5))
+            if order[0] == path[0]
+        ]
+        assert cost == pytest.approx(min(every))
+        assert cost == pytest.approx(sum(steps[pair] for pair in pairwise(path)) + closing[path[-1], path[0]])
