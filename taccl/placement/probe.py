@@ -272,7 +272,11 @@ class Probe:
         else:
             notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
         topology = builder.build(notes=notes, assumed=assumed)
-        given = {"bandwidth_gb_per_s": bandwidth_gb_per_s, "oversubscription": oversubscription, "ports": ports}
+        given = {
+            "bandwidth_gb_per_s": bandwidth_gb_per_s,
+            "oversubscription": oversubscription,
+            "ports": ports,
+        }
         topology.cache[MEASURED] = self, given
         return topology
 

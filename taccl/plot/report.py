@@ -191,7 +191,8 @@ def report(
         ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
         ("violations", format_count(len(judged.violations), "violation") if violations else ""),
         ("finish", schedule.timing),
-        ("bandwidth", schedule.bandwidth_text),
+        ("bandwidth of the finish" if schedule.launch else "bandwidth", schedule.bandwidth_text),
+        ("with the launch", _with_launch(schedule)),
         *bound_rows(bound, every, is_open=is_open),
         ("gap", gap_text(bound, schedule.finish, every, is_open=is_open)),
         ("schedule", f"{count} transfers in {format_count(schedule.num_sends, 'send')}"),
@@ -236,6 +237,12 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
     with suppress(OutOfTime), Deadline.after(max(_LEAST_BOUND_S, 2 * seconds)).enforced():
         return lower_bound(problem, budget_s=seconds)
     return no_bound(problem)
+
+
+def _with_launch(schedule: Schedule | CompactSchedule) -> str:
+    """The bus bandwidth that curves over size show; empty where no launch is known."""
+    busbw = schedule.predicted_busbw_gb_per_s if schedule.launch else None
+    return "" if busbw is None else f"busbw {busbw:.4g} GB/s, as measured and in bandwidth over size"
 
 
 def _paragraph(text: str) -> str:

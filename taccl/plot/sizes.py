@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -44,6 +45,8 @@ NAMES_OF_BASELINES = {
     "pairwise": "pairwise", "one-shot": "one-shot", "multiplying": "recursive multiplying",
     "swing": "swing", "bine": "bine trees", "in-network": "in the network", "servers": "at servers",
 }  # fmt: skip
+#: The bound beside a log: what no schedule under any protocol passes.
+_ANY_PROTOCOL = "bound, any protocol"
 #: From 1 KiB to 1 GiB, each four times the one before.
 _SIZES = tuple(4**power for power in range(5, 16))
 #: Seconds for the bound at each size.
@@ -91,6 +94,7 @@ def bandwidth(
         "bound": dashed,
         "bound, sketch aside": dashed,
         "bound under the sketch": dashed | {"linestyle": ":"},
+        _ANY_PROTOCOL: dashed | {"linestyle": "-.", "color": GREY},
     }
     looks["best of baselines"] = {"color": GREY, "linewidth": 5, "alpha": 0.45}
     thin = {"linewidth": 1.0, "markersize": 4}
@@ -116,7 +120,8 @@ def bandwidth(
     ax.set_xticks(shown, [format_size(size) for size in shown], fontsize=8, rotation=30)
     ax.minorticks_off()
     style.plain_log(ax.yaxis)
-    own_size = f"made for {format_size(problem.size_bytes)} (dotted), its order kept at other sizes"
+    protocol = f" under {problem.topology.protocol}" if problem.topology.protocol else ""
+    own_size = f"made for {format_size(problem.size_bytes)}{protocol} (dotted), its order kept at other sizes"
     title = f"{problem.title}: bus bandwidth over size\n{own_size}"
     dress(ax, title, "size (the larger of one rank's input and output buffer)", "bus bandwidth in GB/s")
     if ax.get_lines()[1:]:
@@ -153,7 +158,8 @@ def bandwidths(
     DataFrame
         Bus bandwidths in GB/s by size in bytes, the launch counted; missing where there is none to be had.
         Columns are ``this schedule``, its order kept; the ``bound`` that no schedule can pass, or where there
-        is a sketch to obey ``bound, sketch aside`` and ``bound under the sketch``; each baseline, and the
+        is a sketch to obey ``bound, sketch aside`` and ``bound under the sketch``; beside a log of a machine
+        with several protocols also ``bound, any protocol``, the highest of theirs; each baseline, and the
         ``best of baselines``. Its ``attrs`` are the ``problem`` at the schedule's own size, the names of
         ``baselines``, why others are ``undefined``, and the sizes and bandwidths ``measured``.
 
@@ -191,6 +197,11 @@ def bandwidths(
         lines["bound, sketch aside"] = at_most
         # The search for a bound may come less far under the sketch, which passes nothing without it.
         lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every, limit), float), at_most)
+    others = [each for each in problem.topology.protocols if each != problem.topology.protocol]
+    if points and others:
+        # A library takes a protocol by size, so that a log may pass the bound of any single one.
+        each = [_bounds(replace(free, topology=free.topology.under(name)), every, limit) for name in others]
+        lines[_ANY_PROTOCOL] = np.fmax.reduce([at_most, *np.array(each, float)])
     baselines: list[str] = []
     undefined: dict[str, str] = {}
     for name in BASELINES:

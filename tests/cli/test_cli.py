@@ -173,7 +173,11 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("name", "code", "word"),
         [
-            ("allgather-4-direct", 0, "ok: a program of 24 steps on 4 ranks, for all sizes from 0B to 128MiB"),
+            (
+                "allgather-4-direct",
+                0,
+                "ok: a program of 24 steps on 4 ranks, for all sizes from 0B to 128MiB",
+            ),
             ("allgather-3-deadlock", 1, "deadlock: "),
         ],
     )

@@ -167,3 +167,19 @@ def test_other_tables_are_no_bandwidths():
 
     with pytest.raises(InputError, match="found another table"):
         taccl.plot.bandwidth(pd.DataFrame({"bound": [1.0]}))
+
+
+@pytest.mark.slow
+def test_beside_a_log_stands_the_bound_of_any_protocol(tmp_path):
+    """A library takes LL for small sizes, which comes sooner than the bound of the schedule's own protocol."""
+    problem = taccl.make_problem(taccl.topologies.dgx_h100(profile="nccl"), "allgather", size_bytes="4MB")
+    schedule = taccl.baselines.ring(problem)
+    log = tmp_path / "allgather.log"
+    log.write_text("# all_gather_perf\n 4096 128 float none -1 16.0 0.26 0.22 0\n")
+    rates = taccl.plot.bandwidths(schedule, sizes=["4KB", "4MB"], budget_s=0.1, measured=[str(log)])
+    assert rates["bound, any protocol"].iloc[0] > 1.2 * rates["bound"].iloc[0]
+    assert (rates["bound, any protocol"] >= rates["bound"]).all()
+    assert "bound, any protocol" not in taccl.plot.bandwidths(schedule, sizes=["4KB"], budget_s=0.1)
+    page = taccl.report(schedule, budget_s=0.1, measured=[str(log)])
+    assert "bandwidth of the finish" in page
+    assert f"bus {schedule.predicted_busbw_gb_per_s:.4g} GB/s, as measured" in page
