@@ -81,6 +81,8 @@ class Placement:
     @property
     def faster(self) -> str:
         """The speedup in words, with how certain it is."""
+        if self.after_us >= self.before_us:
+            return "as fast as before"
         if self.gain >= _LITTLE:
             return f"at least {self.gain:.3g} times as fast"
         simulated = f"{self.before_us / self.after_us - 1:.1%} faster as simulated"
