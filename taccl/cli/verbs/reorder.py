@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Files beside the placement itself.
 _FILES = ("hostfile", "rankfile", "openmpi_rules", "mpich_selection", "nccl_tuner", "plot")
 
+#: Those that say which rank goes where.
+_ORDERS = ("hostfile", "rankfile")
+
 _times = reader(float, lambda x: 1 <= x < 1e6, "a number of at least 1")
 _rate = reader(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
 
@@ -78,11 +81,8 @@ def run(options: argparse.Namespace) -> Answer:
         }  # fmt: skip
         found = taccl.reorder(topology, options.collective, algorithm, options.size, **given)
     notes = [*found.topology.told]
-    asked = [getattr(options, name) for name in _FILES[:-1] if getattr(options, name) is not None]
-    if asked and not (found.judgement is None or found.judgement.is_trusted or options.within_noise):
-        notes.append(f"no gain is sure, so {', '.join(asked)} is not written; --within-noise writes it")
-        for name in _FILES[:-1]:
-            setattr(options, name, None)
+    if not (found.judgement is None or found.judgement.is_trusted or options.within_noise):
+        notes += _withheld(options)
     if hosts and (options.hostfile is not None or options.rankfile is not None):
         found, notes = _launched(found, hosts, notes)
     contents = _contents(found, hosts, options)
@@ -126,6 +126,19 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
     elif not named and (options.hostfile or options.rankfile):
         raise InputError("found no names of hosts; give them with --hosts", where="--hostfile")
     return topology, named
+
+
+def _withheld(options: argparse.Namespace) -> list[str]:
+    """A note for each file of the order, which is not to be written."""
+    notes = []
+    for name in _ORDERS:
+        path, kept = getattr(options, name), "the order given is kept"
+        if path is not None:
+            notes.append(
+                f"{path} is not written, as {kept}; --within-noise takes the new order and writes it"
+            )
+            setattr(options, name, None)
+    return notes
 
 
 def _launched(
