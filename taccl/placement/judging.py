@@ -32,8 +32,8 @@ class Judgement:
     """How the procedure that chose an order does on measurements that it did not see.
 
     - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there are none, or no time was left.
-    - `gains`: For each split, the time of the order given over that of an order chosen on one half of the
-      repetitions, both simulated on the other half.
+    - `gains`: For each split, the certain speedup (as `Placement.gain`, but also below 1) on one half of the
+      repetitions by an order chosen on the other half.
     - `spread`: Largest over least time of the order given on any half, less 1.
     - `reason`: Reason that there is no judgement; empty if there is one.
     - `has_clusters`: True if hosts form clusters that are clearly apart, or share uplinks that were measured.
@@ -77,8 +77,8 @@ class Judgement:
             return f"not judged against noise: {self.reason}{clusters}"
         low, high = min(self.gains), max(self.gains)
         return (
-            f"{self.verdict}: orders chosen on one half of the {self.basis} are {low:.3g} to {high:.3g} "
-            f"times as fast on the other half, where {self.noise:.1%} is noise"
+            f"{self.verdict}: orders chosen on one half of the {self.basis} are at least {low:.3g} to "
+            f"{high:.3g} times as fast on the other half, where {self.noise:.1%} is noise"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def judge(
         cases = [Case(half, algorithm.collective.name, algorithm, size_bytes) for half in halves]
         ranks = range(probe.num_hosts)
         order, _ = cases[0].search(ranks, seed, deadline, effort=_EFFORT)
-        before = [case.us(case.ticks(ranks)) for case in cases]
+        before = [case.us(case.ticks(ranks, apart=True)) for case in cases]
         times += before
         if not deadline.has_passed:
             gains.append(before[1] / cases[1].us(cases[1].ticks(order)))
