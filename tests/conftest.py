@@ -173,7 +173,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
             cpu_s[name] += taken_s / len(counts)
     terminalreporter.section("random cases: number, wrong ones, seconds of CPU")
     for name, count in sorted(tried.items()):
-        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} | {cpu_s[name]:.0f} |")
+        terminalreporter.line(f"| {name} | {count:,} | {failed[name] or 'none'} | {cpu_s[name]:.1f} |")
     all_s, wrong = sum(cpu_s.values()), sum(failed.values()) or "none"
     terminalreporter.line(f"| all | {sum(tried.values()):,} | {wrong} | {all_s:.0f} |")
 
