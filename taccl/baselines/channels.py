@@ -180,9 +180,12 @@ def _found(pattern: _Pattern) -> Channels:
         sets = pool.add_families()
     share, bound = pool.shares()
     sets += _rounded(share)
-    tries = range(0 if pattern.size > _MOST_EXACT else _FEWEST_TRIES, _TRIES)
-    for seed in range(_TRIES):
-        if seed in tries and any(pool.rate(each) >= _ENOUGH * bound for each in sets):
+    # Of large nodes only the columns at hand are priced, so that the bound of the program is their own.
+    fewest, most = (0, 0 if pattern.size > MAX_CHANNELS else 2)
+    if pattern.size <= _MOST_EXACT:
+        fewest, most = _FEWEST_TRIES, _TRIES
+    for seed in range(most):
+        if seed >= fewest and any(pool.rate(each) >= _ENOUGH * bound for each in sets):
             break
         sets += pool.searched_sets(random.Random(seed))
     fastest = max(pool.rate(each) for each in sets)
