@@ -45,15 +45,18 @@ _FIELDS = {
 _HEAD_CHARACTERS = 1 << 16
 #: What may stand before the first element of XML.
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
-#: A cell that is a number, and a row with a cell before one; none of TOML, JSON, XML or prose.
+#: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
-_ROW = rf"[^=\[{{<,\n]*,([^=\[{{<\n]*,)?[^\S\n]*{_NUMBER}[^\S\n]*(,[^=\[{{<\n]*)?$"
+_COMMA_ROW, _OTHER_ROW = (
+    rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}][^\S\n]*{_NUMBER}[^\S\n]*(?=[{mark}]|$)"
+    for mark in (",", r";\t")
+)
 #: The head of a table of times, and of what `taccl compare` writes.
-_TIMES_HEAD = r"[#|\s\"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
+_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
 _COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
 #: Such a row below comments and at most a head; or a matrix of CUDA's sample.
 _MATRIX_ROWS = (
-    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})([^=\[{{<\n]*,[^=\[{{<\n]*\n)?{_ROW}"
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
     r"|P2P=(Enabled|Disabled).*Matrix"
 )
 #: Remedies: what to do, or to give instead.
@@ -129,7 +132,7 @@ _TEXTS = (
     _Text("log of Intel MPI Benchmarks", r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w", _no(_TIMES)),
     _Text(
         "log of perftest (ib_write_bw and its kind)",
-        r"^\s*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
+        r"^[ \t]*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
         r"|\bBW (peak|average)\[|\bt_(typical|avg)\[usec\]",
         _FIT,
     ),
@@ -141,7 +144,7 @@ _TEXTS = (
     ),
     _Text(
         "output of `nvidia-smi topo -m`",
-        r"\bGPU0\b.*\bCPU Affinity|\bGPU0\s+X\s.*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
+        r"^(?=.*\bGPU0\b).*\bCPU Affinity|^(?=.*\bGPU0[ \t]+X\s).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
         "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
     ),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
@@ -152,7 +155,7 @@ _TEXTS = (
         r"|^\|\s*Stage\s*\|",
         _no(_HOSTS),
     ),
-    _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^\s*elements\s+min \(us\)", _no(_TIMES)),
+    _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)", _no(_TIMES)),
     _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
     _Text(
         "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
@@ -160,7 +163,7 @@ _TEXTS = (
     _Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", _no(_SERVER)),
     _Text(
         "output of rocm_bandwidth_test or TransferBench",
-        r"RocmBandwidthTest|^\s*TransferBench\b|peak bandwidth GB/s",
+        r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s",
         _no(_MATRIX),
     ),
     _Text(
@@ -181,15 +184,15 @@ _TEXTS = (
     ),
     _Text(
         "topology of hwloc (lstopo)",
-        r"<!DOCTYPE topology\b|^\s*<topology\b|^Machine (\(\d+\w+|L#0)",
+        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^Machine (\(\d+\w+|L#0)",
         _no(_SERVER),
     ),
     _Text(
         "output of `nvidia-smi topo -p2p`",
-        r"\bGPU0\s+X\s.*\b(OK|CNS|GNS|TNS|DR|NS)\b",
+        r"^(?=.*\bGPU0[ \t]+X\s).*\b(OK|CNS|GNS|TNS|DR|NS)\b",
         _no(f"it says which GPUs may copy to each other, without rates; {_SERVER}"),
     ),
-    _Text("output of `nvidia-smi nvlink`", r"^\s*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
+    _Text("output of `nvidia-smi nvlink`", r"^[ \t]*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
     _Text("output of nvidia-smi", r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: ", _no(_SERVER)),
     _Text(
         "output of `rocm-smi --showtopo`",
@@ -199,7 +202,7 @@ _TEXTS = (
     _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),
     _Text(
         "output of `amd-smi topology`",
-        r"^\s*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW|CACHE COHERENCY) TABLE:|^AMDSMI_\w+ \|.*version",
+        r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW|CACHE COHERENCY) TABLE:|^AMDSMI_\w+ \|.*version",
         _no(_RCCL_DUMP),
     ),
     _Text(
@@ -233,14 +236,14 @@ _TEXTS = (
     ),
     _Text(
         "topology.conf of Slurm",
-        r"(?i)^\s*((SwitchName|BlockName)\s*=|- (switch|block): )",
+        r"(?i)^[ \t]*((SwitchName|BlockName)\s*=|- (switch|block): )",
         _no(f"{_FILE}; {_HOSTS}"),
     ),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
     # Last, as much else has such lines.
     _Text(
         "matrix without commas",
-        rf"\A(#.*\n)*(.*[;\t].*\n)?[^;\t\n]*[;\t](.*[;\t])?[^\S\n]*{_NUMBER}[^\S\n]*([;\t].*)?$",
+        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}",
         "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
     ),
     _Text(

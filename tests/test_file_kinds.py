@@ -10,6 +10,7 @@ from taccl.file_kinds import _ADVICE, _TEXTS, LOGS, MARKS, a, advice_on, kinds_o
 from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
 from taccl.reading import kinds_of
+from tests.effort import cpu_s
 from tests.outputs import FIELDS, TEXTS
 
 ALL = {**TEXTS, **FIELDS}
@@ -89,3 +90,14 @@ def test_unknown_text_is_quoted(tmp_path):
     path.write_text("dear reader,\nthis is a letter\n")
     with pytest.raises(InputError, match="not TOML, and of no tool that is known; it begins 'dear reader,'"):
         taccl.topologies.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "<!-- ", "# \n", "size time "]
+)
+def test_hostile_texts_are_told_in_time_that_grows_with_them(piece):
+    """Four times the text takes far less than sixteen times the CPU, which patterns that start over would."""
+    short, long = (piece * (size // len(piece)) for size in (1 << 14, 1 << 16))
+    kinds_of_text(short)
+    assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05
