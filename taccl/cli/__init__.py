@@ -7,9 +7,13 @@ answer that cannot be written; 3 a known solver is not installed or not licensed
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -41,4 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # all is said: neither Ctrl-C nor what nobody needs any more holds up the end
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         gc.freeze()
+        if any(each.name == "taccl-work" for each in threading.enumerate()):
+            _end_now(code)
     return code
+
+
+def _end_now(code: int) -> None:
+    """End the process without taking the interpreter down.
+
+    A thread that was left behind when time was up may be in compiled code, and would abort in it.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+    os._exit(code)
