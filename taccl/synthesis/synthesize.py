@@ -243,6 +243,7 @@ def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first
     Raises `OutOfTime` if only `first` has a schedule when time is up.
     """
     parameters, budget, since = options.parameters, options.parameters.budget, time.monotonic()
+    is_open = problem.chunks_open
     at_last = limit.later(budget.late_s)
     known = [first]
 
@@ -261,7 +262,7 @@ def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first
         problem, apart = _feasible(asked, left_s, parameters)
     search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s), best=apart)
     search.stages = first.stages
-    if problem.collective.chunks_per_rank > 1 or time.monotonic() - since > budget.least_s:
+    if is_open:
         chosen = format_count(asked.collective.chunks_per_rank, "chunk")
         search.record("chunks", "taccl", "done", since, message=f"{chosen} per rank")
     if apart is not None:
