@@ -387,7 +387,7 @@ class PlanSearch:
     ) -> tuple[tuple[PlanRange, ...], list[str]]:
         """The tiles of the plan, each with a program that its runtime can hold; and notes.
 
-        Without time for all of them there is one tile, of the best schedule that has a program by then.
+        Without time for all of them, tiles are of the schedules that have a program by then.
         """
         notes: list[str] = []
         programs: dict[_TimedSchedule, Program] = {}
@@ -396,8 +396,8 @@ class PlanSearch:
                 tiles = self._tiles_with_programs(max_ranges, lowering, programs, notes)
         except OutOfTime:
             self.stopped = "time limit"
-            tiles = [self._only_tile(lowering, programs, limit.at_least(0.0).later(_LATE_S))]
-            notes.append("one range for all sizes: too little time for the programs of several")
+            tiles = self._tiles_in_haste(max_ranges, lowering, programs, limit.at_least(0.0).later(_LATE_S))
+            notes.append("too little time for the programs of all schedules; give more time")
         for first, last, winner in tiles:
             ends = f"{format_size(first)} to {format_size(last)}"
             notes += [f"{ends}: {note}" for note in programs[winner].notes]
@@ -405,6 +405,21 @@ class PlanSearch:
         return tuple(
             _range(first, last, winner, programs[winner], share_s) for first, last, winner in tiles
         ), notes
+
+    def _tiles_in_haste(
+        self,
+        max_ranges: int,
+        lowering: dict[str, Any],
+        programs: dict[_TimedSchedule, Program],
+        limit: Deadline,
+    ) -> list[Tile]:
+        """The tiles of schedules that have programs; one tile where these are too many, or take too long."""
+        if len(programs) > 1:
+            with contextlib.suppress(OutOfTime), limit.enforced():
+                tiles = _tiles(list(programs), self.grid)
+                if len(tiles) <= max_ranges:
+                    return tiles
+        return [self._only_tile(lowering, programs, limit)]
 
     def _only_tile(
         self, lowering: dict[str, Any], programs: dict[_TimedSchedule, Program], limit: Deadline
