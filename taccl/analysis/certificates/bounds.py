@@ -52,11 +52,11 @@ _CUTS_S = 20.0
 #: Of the time for prices, what goes to sets along levels; and of what is left then, to flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 #: Share of the time that the first linear programs may take, ahead of every other argument.
-_FIRST_SHARE = 0.3
+_FIRST_SHARE = 0.5
 #: Share of the time that counting may take ahead of them.
 _COUNTING_SHARE = 0.5
 #: Seconds that the first linear programs get, even where the limit has passed.
-_FIRST_S = 0.5
+_FIRST_S = 0.3
 #: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0
 #: Of claims that say the same, the first of these.
@@ -93,7 +93,7 @@ def lower_bound(
         of the topology do of that needs no granting.
     budget_s : float
         When to stop looking for a higher bound: the bound holds at any time. Latency is always found. Next
-        come linear programs of throughput, for half a second at least up to 60,000 ends of chunks. Small
+        come linear programs of throughput, for 0.3 s at least up to 60,000 ends of chunks. Small
         problems get all arguments that need no linear program.
     limit_s : float, optional
         When to stop looking for these, too. Beyond 60,000 ends of chunks latency may be all then.
@@ -160,9 +160,7 @@ def _claims(
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()
-    first_until = max(now + _FIRST_SHARE * max(soon - now, 0.0), min(limit, now + _LEAST_S))
-    if is_countable:
-        first_until = max(first_until, now + _FIRST_S)
+    first_until = max(now + _FIRST_SHARE * (soon - now), now + _FIRST_S if is_countable else soon)
     demand.deadline = Deadline(max(limit, first_until))
     try:
         symmetries = demand.symmetries
@@ -197,7 +195,7 @@ def _claims(
     early: list[tuple[Finder, float]] = []
     if not divisible and not (is_small and enough < math.inf):  # which is often met without prices
         # Counting is quick where ranks are alike; elsewhere it leaves prices their time.
-        count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _LEAST_S)) - now)
+        count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until), (first_prices, first_until)]
     late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
     best, some = latency.ticks, False

@@ -28,7 +28,7 @@ BRIEF = taccl.SearchParameters.from_dict(
 def problem():
     """An allgather on two DGX-A100 without a sketch, whose bound no schedule meets at once."""
     topology = taccl.topologies.dgx_a100(nodes=2)
-    return taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=1_000_000)
+    return taccl.make_problem(topology, "allgather", size_bytes=1_000_000, chunks_per_rank=1)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_proposal_for_other_chunks_is_refused():
     proposal = taccl.suggest_sketches(
         topology, "allgather", "16MB", chunks_per_rank=2, most=1, time_limit_s=0.1
     )[0]
-    plain = taccl.make_problem(topology, taccl.collectives.allgather(16), size_bytes=16_000_000)
+    plain = taccl.make_problem(topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1)
     with pytest.raises(InputError, match="sketch: found a proposal for another problem"):
         taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
 
