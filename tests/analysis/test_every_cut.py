@@ -70,7 +70,7 @@ def test_what_is_best_under_a_sketch_says_so():
 
 
 def test_none_is_looked_for_after_ctrl_c(monkeypatch):
-    """What Ctrl-C ended is shown without; and so is what is shown when Ctrl-C comes while it is looked for."""
+    """What is shown when Ctrl-C comes while it is looked for is shown without."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = taccl.synthesize(problem, time_limit_s=1)
     result.bound.problem.cache.clear()  # the search has found it already
@@ -82,7 +82,7 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
 
     monkeypatch.setattr(every_cut, "lower_bound", interrupted)
     answer = result_answer(result)
-    assert (len(asked), answer.values["interrupted"]) == (1, True)
+    assert len(asked) == 1
     assert answer.values["bound_of_every_cut_us"] is None
     assert answer.values["standing"] == "optimal for 1 chunk per rank"
 
