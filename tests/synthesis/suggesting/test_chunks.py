@@ -242,7 +242,7 @@ def test_a_ring_competes_with_chunks():
     pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
     problem = taccl.make_problem(topology, "allreduce", size_bytes=10**8).with_clauses(links_allowed=pairs)
     assert problem.chunks_open
-    chosen = taccl.choose_chunks(problem, time_limit_s=20)
+    chosen = taccl.choose_chunks(problem, time_limit_s=_AMPLE_S)
     assert chosen.collective.chunks_per_rank == 1
 
 
