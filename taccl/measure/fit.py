@@ -17,6 +17,7 @@ from taccl.measure.machine import find_machine
 from taccl.measure.mismatch import mismatches
 from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
 from taccl.measure.series import Series
+from taccl.units import format_count
 
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
@@ -239,8 +240,10 @@ def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
     if n > _COUNTABLE:
         n = m * round(n / m)
     if n > m * ranks_per_node or (nodes is not None and m > nodes and not each.streams):
-        most = f"{nodes or m} nodes of {ranks_per_node} ranks"
-        raise InputError(f"found {n} ranks in {m} nodes; expected at most {most}", where=each.source)
+        found = f"found {format_count(n, 'rank')} in {format_count(m, 'node')}"
+        most = f"{format_count(nodes or m, 'node')} of {format_count(ranks_per_node, 'rank')}"
+        said = f"{found}; expected at most {most}; check --topology and --nodes"
+        raise InputError(said, where=each.source)
     return each.on(n, m)
 
 

@@ -45,7 +45,5 @@ def test_a_topology_is_no_schedule(run, tmp_path, verb):
     path.write_text(BY_NODE)
     verb, *options = verb.split()
     code, _, said = run(verb, str(path), *options)
-    assert (code, said) == (
-        2,
-        f"taccl: error: {path}: found a topology; expected a schedule; `taccl show {path}` reads it\n",
-    )
+    advice = f"`taccl show {path}` reads it"
+    assert (code, said) == (2, f"taccl: error: {path}: found a topology; expected a schedule; {advice}\n")

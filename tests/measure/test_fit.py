@@ -96,7 +96,9 @@ def test_logs_of_different_machines_are_refused(log):
 
 def test_more_ranks_than_the_machine_has_are_refused(log):
     """16 ranks are not one node of 8."""
-    with pytest.raises(InputError, match="found 16 ranks in 2 nodes; expected at most 1 nodes of 8 ranks"):
+    with pytest.raises(
+        InputError, match="found 16 ranks in 2 nodes; expected at most 1 node of 8 ranks; check"
+    ):
         taccl.fit([log(table(ranks=16))], "dgx-h100", nodes=1)
 
 
