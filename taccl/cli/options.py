@@ -186,19 +186,19 @@ def add_schedule(verb: argparse.ArgumentParser, *, also: str = "") -> None:
 
 def schedule_in(file: str, options: argparse.Namespace) -> Schedule:
     """The schedule in a file, of whichever tool, with the options of `add_schedule`."""
-    from taccl.formats.registry import format_of_content, wrong_format
+    from taccl.formats.registry import readable, wrong_format
 
-    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), format_of_content(file)
+    given, found = picked(options, "topology", "chunk_size", "time_unit_us"), readable(file)
     if found.name == "upstream-algorithm":
         from taccl.formats.published.algorithm import load_upstream_algorithm
 
         if options.topology is not None:
             given["topology"] = things.topology_from_word(options.topology)
         return load_upstream_algorithm(file, **given)
-    if found.holds == "program" and found.load:
+    if found.holds == "program":
         remedy = f"`taccl convert {shlex.quote(file)} OUT.json --topology NAME --size 1MB`"
         raise InputError(f"found a program; make a schedule of it first: {remedy}", where=file)
-    if found.holds != "schedule" or not found.load:
+    if found.holds != "schedule":
         raise wrong_format(file, found, "a schedule")
     refuse(options, given, "found a schedule of taccl's own, whose file says it; leave the option out")
     schedule: Schedule = taccl.load(file)
