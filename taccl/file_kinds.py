@@ -43,6 +43,8 @@ _FIELDS = {
 
 #: Only the top of a text is looked at.
 _HEAD_CHARACTERS = 1 << 16
+#: Marks of quotes, and fences of code, of which the line breaks stay: messages count lines.
+_QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 #: What may stand before the first element of XML.
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
@@ -273,9 +275,14 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
     return all_of + ["topology"] * is_topology + any_of
 
 
+def unquoted(text: str) -> str:
+    """The text without the marks of quotes before its lines, and without the fences of code, as in mails."""
+    return _QUOTES.sub("", text)
+
+
 def kinds_of_text(text: str) -> list[str]:
     """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none."""
-    head = text[:_HEAD_CHARACTERS]
+    head = unquoted(text[:_HEAD_CHARACTERS])
     return next(([each.name] for each in _TEXTS if re.search(each.tells, head, re.MULTILINE)), [])
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from taccl.arguments import checked, known_name
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
-from taccl.file_kinds import kinds_in, kinds_of_text, wrong_kind
+from taccl.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
@@ -180,7 +180,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
     """
     where = str(path)
     text = read_text(path, _LIMIT_BYTES).lstrip()
-    head = text[:_HEAD_CHARACTERS]
+    head = unquoted(text[:_HEAD_CHARACTERS])
     for each in FORMATS:
         if _first_field_tells(each, head) or (each.begins and re.search(each.begins, head, re.MULTILINE)):
             return each

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.errors import FormatError, InputError
+from taccl.file_kinds import unquoted
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
 from taccl.names import shown
@@ -52,6 +53,7 @@ def load_probe(path: str | os.PathLike[str]) -> Probe:
     are named.
     """
     where, text = os.fspath(path), read_text(path, _LIMIT_BYTES)
+    text = unquoted(text)
     lines = text.splitlines()
     try:
         if text.lstrip().startswith("{"):

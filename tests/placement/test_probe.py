@@ -10,8 +10,10 @@ import pytest
 import taccl
 from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
+from taccl.formats.registry import format_of_content
 from taccl.placement.matrices import load_probe
 from taccl.topology.clusters import completed, levels, nested_order
+from tests.foreign import OURS as FOREIGN
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
 NAMES = ("a", "b", "c")
@@ -279,6 +281,17 @@ class TestMatrices:
         assert probe.bandwidth_gb_per_s is not None
         assert probe.bandwidth_gb_per_s[0, 1] == from_0_to_1
         assert taccl.topologies.load(path).num_ranks == 2
+
+    @pytest.mark.parametrize("name", ["latency.csv", "p2p.txt", "pairs.txt"])
+    def test_quoted_matrices_are_read(self, tmp_path, name):
+        """As mails and forums show them: behind marks of quotes, between fences of code."""
+        text = (FOREIGN / "pair-matrix" / name).read_text()
+        path = tmp_path / name
+        path.write_text("```\n" + "".join(f"> {line}\n" for line in text.splitlines()) + "```\n")
+        assert format_of_content(path).name == "pair-matrix"
+        quoted, plain = load_probe(path), load_probe(FOREIGN / "pair-matrix" / name)
+        assert quoted.hosts == plain.hosts
+        assert np.array_equal(quoted.distance, plain.distance, equal_nan=True)
 
     def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
         """Of two rows the second is missing."""
