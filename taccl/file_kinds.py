@@ -50,7 +50,8 @@ _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
 _COMMA_ROW, _OTHER_ROW = (
-    rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}][^\S\n]*{_NUMBER}[^\S\n]*(?=[{mark}]|$)"
+    rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
+    rf" {{0,20}}{_NUMBER} {{0,20}}(?=[{mark}]|$)"
     for mark in (",", r";\t")
 )
 #: The head of a table of times, and of what `taccl compare` writes.

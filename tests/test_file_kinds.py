@@ -94,7 +94,7 @@ def test_unknown_text_is_quoted(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "<!-- ", "# \n", "size time "]
+    "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time "]
 )
 def test_hostile_texts_are_told_in_time_that_grows_with_them(piece):
     """Four times the text takes far less than sixteen times the CPU, which patterns that start over would."""
