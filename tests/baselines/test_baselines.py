@@ -225,3 +225,27 @@ def test_random_topologies(problem):
             continue
         verify(schedule).raise_if_failed()
         assert schedule.finish >= lower_bound(schedule.problem).bound
+
+
+def test_the_best_is_cut_where_that_pays():
+    """A broadcast down three ranks in one chunk takes two hops; cut, its pieces follow one another."""
+    topology = fabrics.ring(3, alpha_us=0, bandwidth_gb_per_s=1)
+    problem = make_problem(topology, collectives.broadcast(3), chunk_bytes=1 << 16)
+    assert best(problem).finish < best(problem, cut=False).finish
+
+
+def test_baselines_that_are_too_busy_to_be_best_are_not_cut(monkeypatch):
+    """Their bytes keep a link busy for longer than another baseline takes."""
+    topology = fabrics.ring(4, alpha_us=0, bandwidth_gb_per_s=1)
+    problem = make_problem(topology, collectives.allgather(4), chunk_bytes=1 << 16)
+    cuts, ring, pairwise = [], BASELINES["ring"], BASELINES["pairwise"]
+
+    def busy(problem, *, cut=True):
+        cuts.append(cut)
+        slower = replace(problem, chunk_bytes=tuple(9 * size for size in problem.chunk_bytes))
+        return pairwise(slower, cut=False)
+
+    monkeypatch.setattr("taccl.baselines.BASELINES", {"ring": ring, "busy": busy})
+    monkeypatch.setattr("taccl.baselines._CUT_ANYWAY", 0)
+    best(problem)
+    assert cuts == [False]
