@@ -148,7 +148,9 @@ def reads(*wanted: str) -> Callable[[Reader], Reader]:
             try:
                 return read(*args, **named)
             except InputError as error:
-                path = next(iter((*args, *named.values())))
+                path = next(iter((*args, *named.values())), None)
+                if not isinstance(path, (str, os.PathLike)):
+                    raise
                 found = kinds_of(path)
                 if not found or set(found) & set(wanted):
                     raise

@@ -76,6 +76,12 @@ def test_files_hold_all_of_a_step(layer, adam, tmp_path):
         save_workload(kernel, tmp_path / "step.toml")
 
 
+def test_a_path_that_is_none_is_named():
+    """A number is no path, and is not asked what kind of file it is."""
+    with pytest.raises(WorkloadError, match="path: found 0; expected text or a path"):
+        load_workload(0)
+
+
 def test_the_schema_names_what_files_may_say():
     """And nothing else."""
     assert set(schema()["properties"]) == {
