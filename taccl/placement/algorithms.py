@@ -33,15 +33,16 @@ _POWER = "found {} ranks; {} needs a power of two"
 
 @dataclass(frozen=True, eq=False)
 class Algorithm:
-    """What ranks send to each other, by transfer, in the order in which they take their resources.
+    """Messages between ranks, by transfer, in the order in which they take their resources.
 
     - `size_chunks`: Chunks in the larger of one rank's input and output buffer.
     - `chunk`, `src`, `dst`, `message` (num_transfers,): Messages are numbered in order.
-    - `reduces` (num_transfers,) bool: Whether it is added to what the destination holds.
-    - `begins`, `ends` (num_transfers,): Steps or times; a chunk goes on once all has come that ends before.
-    - `carries`: What a schedule that keeps contributions apart says of each transfer.
+    - `reduces` (num_transfers,) bool: True if it is added to the content of the destination.
+    - `begins`, `ends` (num_transfers,): Steps or times; a chunk moves on after all of its arrivals that end
+      earlier.
+    - `carries`: The contributions in each transfer, of a schedule that keeps contributions unreduced.
     - `weights`: The sizes of a schedule's chunks, in proportion.
-    - `in_steps`: Whether a rank sends in a step only once it has sent and received in the one before.
+    - `in_steps`: True if a rank sends in a step only after all its sends and receives of the step before.
     """
 
     name: str
@@ -100,7 +101,8 @@ def stock(name: str, collective: str, num_ranks: int, *, group: int | None = Non
       group, ``"double-tree:8"`` the pieces per tree (default 1).
     - `group`: Ranks per group if the name gives none.
 
-    Raises `InputError` if there is no such algorithm, not for the collective, or not for so many ranks.
+    Raises `InputError` if there is no such algorithm, or if it does not support the collective or the number
+    of ranks.
     """
     word, _, number = name.partition(":")
     known = known_name(word, ALGORITHMS, "algorithm")
@@ -173,7 +175,7 @@ def _round(ring: NDArray[np.int64], chunks: NDArray[np.int64], kind: str, first:
 
 
 def _sums(num_ranks: int, num_chunks: int) -> Collective:
-    """An allreduce of so many chunks."""
+    """An allreduce of `num_chunks` chunks."""
     whole = {chunk: range(num_ranks) for chunk in range(num_chunks)}
     return collectives.custom(
         num_ranks, precondition=whole, postcondition=whole, combining=True, name="allreduce"
@@ -191,8 +193,8 @@ def _rings(kind: str, num_ranks: int, number: int) -> tuple[Collective, Iterator
 def _halving_doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
     """Partners differ in one bit, the lowest first, with half of the data; see `stock`.
 
-    Of an allreduce among other numbers than a power of two, ranks beyond it hand their data to the rank
-    beside them, and get the sum in the end.
+    An allreduce among a number of ranks that is no power of two folds the ranks beyond it: they hand their
+    data to a neighbour first, and get the sum at the end.
     """
     core = 1 << (num_ranks.bit_length() - 1)
     extra = num_ranks - core

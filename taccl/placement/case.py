@@ -111,7 +111,7 @@ class Case:
 
         - `effort`: Part of the usual number of orders to try.
         """
-        # By what must follow a message an order is given up once it cannot be good.
+        # Tails of messages, by which the search prunes orders.
         tails(self.messages, self.relaxed.anywhere[self.relaxed.kind], self.relaxed.tail)
         nested = nested_order(self.fabric.distance(int(self.messages.units.max())))
         start = min(given, nested, key=self.ticks)

@@ -48,7 +48,7 @@ class HostPaths(NamedTuple):
 
 
 class Relaxed(NamedTuple):
-    """What a message takes at least, wherever its ends are, or with one end known; and what must follow it.
+    """Lower bounds for a message with both ends, one end or none placed, and for its dependants.
 
     - `kind`, (num_messages,) int64: Which of the sizes it has.
     - `anywhere`: (num_sizes,) int64.
@@ -68,7 +68,7 @@ class Relaxed(NamedTuple):
 
 
 def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
-    """What the algorithm does on a topology, with the chunks that it cuts the data into."""
+    """The algorithm as a problem on a topology, with the chunks that it cuts the data into."""
     collective = algorithm.collective
     if algorithm.weights:
         # A schedule's own chunks, in proportion.
@@ -109,9 +109,9 @@ def _is_implied(
 class HostFabric:
     """The ways between all hosts of a problem's topology; `TopologyError` says where there is none.
 
-    - `paths`: What kernels read.
-    - `took`, `held`: Of a pair (row) what its way takes, and for how long it holds each resource (column):
-      ticks, and ticks a unit.
+    - `paths`: The arrays that kernels read.
+    - `took`, `held`: The time of the path of a pair (row), and the time for which it holds each resource
+      (column): ticks, and ticks per unit.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -144,7 +144,7 @@ class HostFabric:
         self.held = [hop @ csr_array((ticks, resource, hold_of), (num_links, len(name))) for ticks in held]
 
     def relaxed(self, messages: RankMessages) -> Relaxed:
-        """What every message takes at least, wherever its ends are; nothing yet of what must follow it."""
+        """Lower bound of every message by the placement of its ends; its tail is still 0."""
         sizes, kind = np.unique(messages.units, return_inverse=True)
         rows = []
         for units in sizes.tolist():
@@ -171,7 +171,7 @@ class HostFabric:
         return self.held[0] + units * self.held[1]
 
     def distance(self, units: int) -> NDArray[np.float64]:
-        """How long a message keeps busy what lies between two hosts, all of it together."""
+        """Path time of a message between two hosts, plus the times for which it holds resources."""
         whole = self.took[0] + units * self.took[1] + self._held(units).sum(axis=1)
         return np.asarray(whole, dtype=np.float64).reshape(self.num_hosts, -1)
 
@@ -186,11 +186,11 @@ class HostFabric:
         return int(self.paths.name[most]), int(busy[most])
 
     def least_crossing(self, messages: RankMessages) -> int:
-        """How long some way out of a set of hosts is busy at least, whichever ranks are in the set.
+        """Lower bound of the time for which some cut around a set of hosts is busy, whichever ranks it holds.
 
-        Of n ranks k are behind a resource that every message out of k hosts holds. Where every rank sends as
-        much as it receives, they send ``a * k * (n - k) / n`` to the others at least, `a` the second
-        eigenvalue of the Laplacian of what ranks send to each other, both ways halved.
+        Let k of n ranks be behind a resource that every message out of k hosts holds. Where every rank sends
+        as much as it receives, they send at least ``a * k * (n - k) / n`` to the others. Here `a` is the
+        second eigenvalue of the Laplacian of the traffic between ranks, averaged over both directions.
 
         References
         ----------

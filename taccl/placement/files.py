@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from taccl.placement.probe import Probe
     from taccl.topology.topology import Topology
 
-#: What a library calls its algorithms: Open MPI's number, and the last words of MPICH's function.
+#: {collective: {our algorithm: the library's name}}: Open MPI's number, and the last words of MPICH's
+#: function.
 LIBRARY_NAMES = {
     "allreduce": {
         "doubling": (3, "recursive_doubling"),
@@ -31,7 +32,7 @@ LIBRARY_NAMES = {
     "alltoall": {"pairwise": (2, "pairwise"), "bruck": (3, "brucks")},
 }
 _OPENMPI_KINDS = {"allreduce": 2, "allgather": 0, "alltoall": 3}
-#: What MPICH compares sizes with.
+#: The size that MPICH compares.
 _COUNTED = {"allreduce": "avg_msg_size", "allgather": "total_msg_size", "alltoall": "avg_msg_size"}
 #: {collective: {our algorithm: NCCL's}}.
 _NCCL = {
@@ -59,7 +60,7 @@ class Choice:
 def choose(
     topology: Topology | Probe, collective: str, *, library: str, order: Sequence[int] | None = None
 ) -> list[Choice]:
-    """Which algorithm that a library has is predicted to be the fastest at which size, in an order of ranks.
+    """The library's fastest algorithm by prediction at each size, in an order of ranks.
 
     They are compared from 1 KiB to 1 GiB; the first and the last choice hold beyond.
 
@@ -151,7 +152,7 @@ def mpich_selection(choices: Sequence[Choice], num_ranks: int, *, base: str | os
 
         for choice in each:
             last = choice.most_bytes == _ENDLESS
-            # Of an alltoall MPICH counts what goes to one rank, of an allgather the whole.
+            # MPICH counts the bytes to one rank for an alltoall, and the whole for an allgather.
             parts, counted = num_ranks if kind == "alltoall" else 1, _COUNTED[kind]
             key = f"{counted}=any" if last else f"{counted}<={choice.most_bytes // parts}"
             rules[key] = run(choice.algorithm)

@@ -29,11 +29,11 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How the procedure that chose an order does on measurements that it did not see.
+    """Judgement of the procedure that chose an order, on measurements that it did not see.
 
     - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there are none, or no time was left.
-    - `gains`: For each split, the certain speedup (as `Placement.gain`, but also below 1) on one half of the
-      repetitions by an order chosen on the other half.
+    - `gains`: For each split, the certain speedup by an order chosen on the other half of the repetitions (as
+      `Placement.gain`, but also below 1).
     - `spread`: Largest over least time of the order given on any half, less 1.
     - `reason`: Reason that there is no judgement; empty if there is one.
     - `has_clusters`: True if hosts form clusters that are clearly apart, or share uplinks that were measured.
@@ -68,7 +68,7 @@ class Judgement:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether files may be written unasked: the gain is confirmed, or comes from clusters of hosts."""
+        """True if files may be written by default: the gain is confirmed, or comes from clusters of hosts."""
         return self.verdict == "confirmed" or (self.verdict == "not judged" and self.has_clusters)
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ def _halves(
         known: dict[str, Any] = {}
         for name, each in stacks.items():
             matrix = completed(np.nanmedian(np.where(chosen, each, np.nan), axis=0))
-            # Of a median over few passes two directions may differ by more than a probe admits.
+            # Medians over few passes can differ between directions by more than a probe admits.
             known[name] = (matrix + matrix.T) / 2
         return replace(probe, sampled=False, **{**bare, **none, **known})
 

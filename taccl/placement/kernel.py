@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from taccl.placement.fabric import HostPaths, RankMessages, Relaxed
 
-#: What a placement is said to take that takes longer than asked.
+#: Stands for the time of a placement that exceeds the limit given.
 TOO_LONG = 2**62
 
 
 @compiled
 def tails(messages: RankMessages, takes: NDArray[np.int64], tail: NDArray[np.int64]) -> None:
-    """How long all takes from the end of every message on, if each takes as long as given."""
+    """Time from the end of every message to the end of all, if each message takes `takes`."""
     for m in range(len(takes) - 1, -1, -1):
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             before = messages.wait[i]
@@ -111,8 +111,8 @@ def _copy(source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
 def _moved(order: NDArray[np.int64], trial: NDArray[np.int64], draw: NDArray[np.float64]) -> bool:
     """Make `trial` the order with one change, drawn by lot; False where there is none.
 
-    Two ranks change places, a stretch is turned round, or two neighbouring stretches, or two blocks of a
-    power of two, change places; half of the changes are of the first kind.
+    Apply one random change: swap two ranks, reverse a segment, or swap two neighbouring segments or two
+    blocks of a power of two. Half of the changes are swaps of ranks.
     """
     _copy(order, trial)
     count = order.size

@@ -62,9 +62,9 @@ def read_hosts(path: str | os.PathLike[str]) -> list[str]:
 def as_launched(placement: Placement, hosts: Sequence[str]) -> Placement:
     """The placement that launchers can start: the ranks of a host take its slots in turn.
 
-    Launchers choose the host of a rank, and neither its core nor its GPU. So a gain from exchanging slots of
-    one host is none of theirs: the order has their slots ascending, its figures are simulated anew, and the
-    order given is kept where nothing is left of the gain.
+    Launchers choose the host of a rank, but neither its core nor its GPU. So they cannot realise a gain from
+    exchanging slots of one host. The order has the slots of a host ascending, its figures are simulated
+    again, and the order given is kept where no gain remains.
 
     Raises `InputError` if there are fewer hosts than ranks.
     """
@@ -148,7 +148,7 @@ def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str
 
 @checked
 def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[str]:
-    """What a launcher does otherwise than without the file, one sentence each."""
+    """Effects of a launcher's file besides the order of ranks, one sentence each."""
     placed = _placed(placement, hosts)
     if launcher == "openmpi" and _torn(placed):
         return [

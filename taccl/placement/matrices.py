@@ -34,7 +34,7 @@ _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwid
 #: The line above a log of one pair, which we ask for.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
-#: What may stand on the diagonal.
+#: Cells allowed on the diagonal.
 _NOTHING = ("", "-", "x", "X")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
@@ -137,14 +137,14 @@ def _of_nvbandwidth(lines: Sequence[str], where: str) -> Probe:
 def _printed(
     lines: Sequence[str], at: int, num_rows: int, where: str
 ) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """Names and numbers of a matrix of so many rows, its head included, below a line."""
+    """Names and numbers of a matrix of `count` rows, its head included, below a line."""
     rows = [line.split() for line in lines[at : at + num_rows]]
     _, names, table = _matrix(dict(enumerate(rows, at + 1)), where)
     return names, table
 
 
 def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...], NDArray[np.float64]]:
-    """What stands in the corner, hosts, and the numbers in rows, which are by line; nan for what is none.
+    """The corner cell, hosts, and the numbers by row; nan for a cell that is no number.
 
     Names may stand at the head of both rows and columns.
     """
@@ -182,7 +182,7 @@ def _number(cell: str) -> float:
 
 
 def _of_pairs(text: str, where: str) -> Probe:
-    """Of every pair its log; a direction that was not measured is taken from the other."""
+    """Probe from one log per pair; a direction that was not measured copies the other."""
     heads = list(_PAIR.finditer(text))
     hosts = tuple(dict.fromkeys(name for head in heads for name in (head[1], head[2])))
     place = {name: number for number, name in enumerate(hosts)}

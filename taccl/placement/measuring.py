@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Messages before those that count.
 _WARM_UP = 3
-#: Large messages are fewer: a part of the small ones, and so many at least.
+#: Large messages are fewer: this part of the number of small ones, and at least this number.
 _FEWER, _FEWEST = 4, 3
 #: A way out is shared where all together get less than this part of what each gets alone; our choice.
 _SHARED = 0.75
@@ -46,7 +46,7 @@ _TAG = 17
 def pairs_of_round(num_ranks: int, number: int) -> list[tuple[int, int]]:
     """The pairs of a round: of all rounds together every pair is in one, and no rank is twice in a round.
 
-    (The circle method of round-robin tournaments: one rank stays, the others go round. Of an odd number one
+    (The circle method of round-robin tournaments: one rank stays, the others rotate. With an odd number, one
     rank pauses in every round.)
     """
     places = num_ranks + num_ranks % 2
@@ -100,7 +100,7 @@ def probe(
     Raises
     ------
     InputError
-        If there are fewer than two ranks, or the file is there already.
+        If there are fewer than two ranks, or the file exists already.
     ExecutionError
         If there is no MPI, or a rank dies.
     """
@@ -130,8 +130,8 @@ def probe(
 class _ProbeRank:
     """One rank's part in a probe, and at rank 0 what all have measured.
 
-    - `request`: What `probe` was asked for, the same at every rank.
-    - `expect`: Told what comes next, and within which time.
+    - `request`: The arguments of `probe`, the same at every rank.
+    - `expect`: Gets the name of the next stage and its time limit.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class _ProbeRank:
             large = self._there_and_back(partner, begins, self.large, few)
             if begins == self.comm.rank:
                 low, middle, high = np.percentile(latency, (25, 50, 75)).tolist()
-                # Of there and back, there takes half at least, however the small messages were held up.
+                # One direction takes at least half of the round trip, even if small messages were delayed.
                 there_and_back = float(np.median(large))
                 one_way_s = max(there_and_back - middle, there_and_back / 2)
                 mine = [middle * 1e6, len(self.large) / one_way_s / 1e9, (high - low) / middle]
@@ -324,7 +324,7 @@ class _ProbeRank:
 
 
 def _median(passes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each pair, the median of the passes that have it; nan if none has."""
+    """Median of each pair over the passes that have it; nan if none has."""
     known = ~np.isnan(passes).all(axis=0)
     median = np.full(known.shape, np.nan)
     median[known] = np.nanmedian(passes[:, known], axis=0)

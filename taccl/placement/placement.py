@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Speedups below this are given in per cent; below 1 plus the other there is none.
 _LITTLE, _NONE = 1.1, 5e-4
-#: What a proof is about.
+#: The claim that a proof refers to.
 _SIMULATED = "is simulated faster"
 
 
@@ -137,12 +137,12 @@ class Placement:
 
     @property
     def title(self) -> str:
-        """What runs, how much of it, and on what."""
+        """Collective, size and topology, in one line."""
         what = f"{self.algorithm.name} {self.algorithm.collective.name} of {format_size(self.size_bytes)}"
         return f"{what} on {self.topology.name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known as plain values."""
+        """The placement as plain values."""
         figures = (
             "size_bytes", "before_us", "before_least_us", "after_us", "bound_us", "gain", "proven", "why",
         )  # fmt: skip
@@ -165,7 +165,7 @@ class Placement:
         return [(name, format_us(us)) for name, us in figures.items()]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         more = [("why", self.why), ("order", " ".join(map(str, self.order)))]
         return card(self.title, facts([*self.times, *more]), notes=self.topology.told)
 

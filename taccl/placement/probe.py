@@ -1,4 +1,4 @@
-"""What was measured between hosts: latency and bandwidth of every pair; and the topology that it suggests."""
+"""Measurements between hosts: latency and bandwidth of every pair; and the topology that they suggest."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Probe:
 
     @property
     def num_hosts(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.hosts)
 
     @property
@@ -159,7 +159,7 @@ class Probe:
 
     @property
     def distance(self) -> NDArray[np.float64]:
-        """How far hosts are from each other, without holes: the latency, or else the time of a byte."""
+        """Distance of hosts from each other, without holes: the latency, or else the time per byte."""
         if self.latency_us is not None:
             return completed(self.latency_us)
         assert self.bandwidth_gb_per_s is not None
@@ -167,7 +167,7 @@ class Probe:
 
     @property
     def asymmetry(self) -> float:
-        """How much the two directions of a pair differ, as a part of their mean: the median of all pairs."""
+        """Median over all pairs of the difference between both directions, relative to their mean."""
         matrix = self.latency_us if self.latency_us is not None else self.bandwidth_gb_per_s
         assert matrix is not None
         return asymmetry(matrix)
@@ -184,8 +184,8 @@ class Probe:
         """The topology of what was measured: a link a pair, a port a host, and uplinks of clusters.
 
         Racks, and pods of racks, are found by clustering. GPUs of one server (`is_one_server`) are one node
-        without uplinks; links of a GPU that are about as fast share its port, as NVLinks and a PCIe slot have
-        a port each. What was not measured is assumed, and `assumed` of the topology lists it.
+        without uplinks. Links of a GPU that are about equally fast share its port, as NVLinks and a PCIe slot
+        have a port each. Values that were not measured are assumed, and listed by `assumed` of the topology.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class Probe:
         crossed = []
         for what, ranks, each in shared:
             inside = np.isin(np.arange(count), ranks)
-            # What no host could do alone at its full rate is as slow as what is shared.
+            # A pair across a shared uplink is no faster than the uplink.
             slowness = np.where(inside[:, None] != inside, np.maximum(slowness, 1.0 / each), slowness)
             crossed.append((what, inside, Fraction(str(_rounded(np.array(1000.0 / each))))))
         builder = TopologyBuilder(name, innermost, profile="measured")

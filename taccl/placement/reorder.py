@@ -75,7 +75,7 @@ def reorder(
     Raises
     ------
     InputError
-        If the algorithm does not do the collective, or not for so many ranks.
+        If the algorithm does not support the collective or the number of ranks.
     TopologyError
         If no links lead from one rank to another.
     """

@@ -33,7 +33,7 @@ _ENDLESS = 2**63 - 1
 _THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 512)}
 #: Fewest channels written. One is what the plugin sets where no rule matches, and slows large messages down.
 _FEWEST_CHANNELS = 2
-#: What is left if NCCL_ALGO or NCCL_PROTO takes away the rules before.
+#: Fallbacks if NCCL_ALGO or NCCL_PROTO excludes the rules before.
 _LAST = (("ring", "simple"), ("ring", "ll"), ("tree", "simple"), ("tree", "ll"))
 _HEAD = "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"
 _NOTES = """\
@@ -55,9 +55,9 @@ def nccl_tuner(
 ) -> str:
     """A table for NCCL's example tuner plugin (``NCCL_TUNER_CONFIG_FILE``), for all five of its collectives.
 
-    Machine models get the fastest algorithm and protocol by NCCL's own model. On other topologies the sizes
-    for which an allreduce runs along a ring or a tree are those of the simulation, and protocols follow
-    NCCL's tables. The column of nodes is -1 (any): NCCL counts servers, and clusters of hosts are none.
+    Machine models get the fastest algorithm and protocol by NCCL's own model. On other topologies the
+    simulation gives the sizes at which an allreduce uses a ring or a tree. Protocols then follow NCCL's
+    tables. The column of nodes is -1 (any): NCCL counts servers, and clusters of hosts are none.
 
     Parameters
     ----------
@@ -66,8 +66,8 @@ def nccl_tuner(
     order : sequence of int, optional
         The host slot of every rank; by default rank r is on slot r.
     num_nodes : int, optional
-        Number of servers among the hosts of a probe, for the latencies of protocols. By default the nodes of
-        a machine model, and one server per rank elsewhere.
+        Number of servers among the hosts of a probe, for the latencies of protocols. Default: the nodes of a
+        machine model, and one server per rank elsewhere.
 
     References
     ----------
