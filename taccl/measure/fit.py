@@ -22,7 +22,7 @@ from taccl.units import format_count
 #: A median error beyond this says that the model is not of this machine.
 WORST_MEDIAN = 0.15
 _FOLDS = 10
-#: Up to so many ranks, bandwidths of two decimals tell their number; beyond, nodes are taken to be alike.
+#: Most ranks whose number bandwidths of two decimals determine; above, all nodes are assumed alike.
 _COUNTABLE = 64
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
@@ -169,7 +169,7 @@ def fit(
     topology : str
         A machine model, whose constants are priors: ``"dgx-h100"``.
     nodes : int, optional
-        The nodes of the machine, where a log does not say how many ranks took part, and at most so many.
+        Most nodes that the machine may have, where a log does not state the number of ranks.
     collective : str, optional
         What was measured, where a log does not say.
     in_place : bool

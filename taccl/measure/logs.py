@@ -1,8 +1,8 @@
 """Logs of benchmarks as people paste them: nccl-tests, rccl-tests, perftest, OSU, and reports of `taccl run`.
 
-A file may hold several runs, with whatever else stands between them. Rows are told by the pattern of
-nccl-tests, which needs no header, or by a header that names size and time or bandwidth. What a table leaves
-unsaid is worked out: the number of ranks from busbw / algbw, the number of nodes from the list of devices.
+A file may hold several runs, with other text between them. Rows match the pattern of nccl-tests, which needs
+no header, or follow a header that names size and time or bandwidth. The number of ranks follows from busbw /
+algbw, the number of nodes from the list of devices, where a table does not state them.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ _MENTIONS = {
     }.items()
 }  # fmt: skip
 _SUMS = ("allreduce", "reduce", "reduce-scatter")
-#: What begins a run of nccl-tests, or its table.
+#: Beginning of a run of nccl-tests, or of its table.
 _BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+type\b")
 _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
 #: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s", re.IGNORECASE)
-#: What says that buffers were in the memory of the host.
+#: Lines that say that buffers were in host memory.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
 #: Below such an algbw (GB/s) its two decimals do not tell the number of ranks.
 _TELLING_ALGBW = 1.0
-#: Bus bandwidth that is algorithm bandwidth is so by so much.
+#: Relative difference below which bus bandwidth counts as algorithm bandwidth.
 _FACTOR_OFF = 0.01
 #: A stream of messages has come to its bandwidth from such a part of the greatest on.
 _PLATEAU = 0.95
@@ -59,7 +59,7 @@ _PLATEAU = 0.95
 
 @dataclass
 class _LogRun:
-    """What is known of one run while its lines are read; `streams` if all it tells is a bandwidth."""
+    """Facts about one run while its lines are read; `streams` if it states bandwidths only."""
 
     line: int
     names: list[str] = field(default_factory=list)
@@ -74,8 +74,8 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
     """The measurements in a file.
 
     - `path`: A text file, or JSON as ``taccl run --json`` prints it.
-    - `collective`: What was measured, where the file does not say.
-    - `in_place`: Which of the times of nccl-tests and rccl-tests.
+    - `collective`: The collective measured, where the file does not name it.
+    - `in_place`: True for the in-place times of nccl-tests and rccl-tests.
 
     Raises `FormatError` if there is nothing to read in it, a time is not above 0, or nothing tells which
     collective it is.
@@ -204,7 +204,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _may_be(name: str, rows: list[Row]) -> bool:
-    """Whether the columns may be of a collective: they reduce or not, and busbw over algbw is its own."""
+    """True if the columns fit a collective: it reduces or not, and has its own ratio of busbw to algbw."""
     if rows[0].reduces not in (None, name in _SUMS):
         return False
     factor = _factor(rows)
@@ -224,7 +224,7 @@ def _factor(rows: list[Row]) -> float:
 
 
 def _reports(text: str) -> Iterable[dict[str, Any]]:
-    """What ``taccl run --json`` printed: a file that is one JSON object, or one on each line."""
+    """Reports of ``taccl run --json``: a file that is one JSON object, or has one on each line."""
     for part in (text, *text.splitlines()):
         if part.lstrip().startswith("{"):
             try:

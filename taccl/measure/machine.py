@@ -1,4 +1,4 @@
-"""What a machine model promises: ranks of a node and of a NIC, and bandwidths, read off its links."""
+"""Figures of a machine model: ranks per node and per NIC, and bandwidths of its links."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from taccl.topology.topology import Topology
 class Machine(NamedTuple):
     """A machine model as a fit needs it; GB/s are those of data sheets, one way.
 
-    - `node_gb_per_s`: What a rank can send inside its node, over all of its links.
-    - `network_gb_per_s`: What a NIC can send; 0 of a single node.
+    - `node_gb_per_s`: Rate at which a rank can send inside its node, over all of its links.
+    - `network_gb_per_s`: Rate at which a NIC can send; 0 for a single node.
     """
 
     name: str
@@ -51,7 +51,7 @@ def machine_of(topology: Topology) -> Machine:
             holds.setdefault(hold.resource, {})[hold.link] = float(hold.beta_us_per_mb)
 
     def rate(links: list[int]) -> float:
-        """What all of some links carry together, or what they share."""
+        """Joint rate of links in GB/s, or the rate of the resource that they share."""
         total = float(sum(1000 / topology.links[each].beta_us_per_mb for each in links))
         shared = [max(betas.values()) for betas in holds.values() if set(links) <= set(betas)]
         return min([total, *(1000 / beta for beta in shared if beta)]) if links else 0.0

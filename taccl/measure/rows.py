@@ -12,16 +12,16 @@ _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
 _SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
 #: Colours and cursor movements of terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: What pages, lists and quotes put between cells.
+#: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
-#: Size, count, type, perhaps the reduction; then perhaps the root, times and bandwidths. What launchers put
-#: before it (``0:``, ``[1,0]<stdout>:``, a time, a name) is passed over.
+#: Size, count, type and an optional reduction; then an optional root, times and bandwidths. Prefixes of
+#: launchers (``0:``, ``[1,0]<stdout>:``, a time, a name) are skipped.
 _NCCL = re.compile(
     rf"(?:^|[\s:>])({_SIZE})\s+(\d{{1,18}})\s+([a-z][a-z0-9_]*)\s+(?:([a-z]+)\s+)?"
     rf"({_NUMBER}(?:\s+(?:{_NUMBER}|N/A|nan|inf))*)(?:\s+(?:#|//|<).*)?\s*$"
 )
 _SIZE_CELL = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?([KMGT]?)(i?)(?:B|bytes)?", re.IGNORECASE)
-#: Where a header begins: with the size. What each of its cells is of; the first that fits counts.
+#: A header begins with the size. The first pattern that fits a cell names its column.
 _HEADER = re.compile(r"(?:message |msg |buffer )?(?:size|bytes)\b.*", re.IGNORECASE)
 _KINDS = (
     ("", re.compile(r"\b(?:min|max|peak|p\d\d)", re.IGNORECASE)),
@@ -34,12 +34,12 @@ _UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![
 _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
-#: What algbw may be off by: a part of it, and half a digit of what is printed.
+#: Tolerance of algbw: a relative part, and half a digit as printed.
 _TOLERANCE, _HALF_DIGIT = 0.02, 0.0051
 
 
 class Row(NamedTuple):
-    """What a line says of one size.
+    """One line of a log: the figures for one size.
 
     - `algbw`, `busbw`: In GB/s; 0 where it is not said.
     - `agrees`: Whether time and algbw do.

@@ -1,4 +1,4 @@
-"""What a log says: times of a collective over sizes, and what was left out of it."""
+"""Content of a log: times of a collective over sizes, and notes on skipped rows."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Counted = Literal["", "part", "busbw"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Times of one collective on so many ranks, over sizes in increasing order.
+    """Times of one collective on a fixed number of ranks, over sizes in increasing order.
 
     - `num_ranks`, `num_nodes`: 0 where the log does not say.
     - `size_bytes`: The larger of a rank's input and output, as nccl-tests counts them.
-    - `times_us`: Of several runs of one size, the median.
-    - `streams`: Whether messages follow one another without waiting, so that times tell bandwidth alone.
+    - `times_us`: The median, where several runs have one size.
+    - `streams`: True if messages follow one another without waiting, so that times show bandwidth alone.
     - `source`: The file, with the line of the first row.
-    - `counted`: What is still to be multiplied once the ranks are known: sizes, of which each is one rank's
-      part; or times, which are sizes over busbw.
+    - `counted`: The quantity to be multiplied once the number of ranks is known. It is either sizes, each of
+      one rank's part, or times, which are sizes over busbw.
     """
 
     collective: str
