@@ -47,9 +47,9 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     protocol : str, optional
         By which messages are sent, of those that the profile of the file's machine has.
     **arguments
-        What the file does not say, for files of other tools; see `load_nccl_topology`, `load_nvidia_smi` and
-        `load_astra_network` in `taccl.formats`, `load_probe_topology` in `taccl.placement.matrices`, and
-        `load_upstream_topology` in `taccl.sketch.upstream` for those of the published TACCL tool.
+        Facts that files of other tools do not state. See `load_nccl_topology`, `load_nvidia_smi` and
+        `load_astra_network` in `taccl.formats`, and `load_probe_topology` in `taccl.placement.matrices`. For
+        files of the published TACCL tool see `load_upstream_topology` in `taccl.sketch.upstream`.
 
     Raises
     ------

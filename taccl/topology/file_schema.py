@@ -100,7 +100,7 @@ class _Costed(Table):
 
 
 class _Rated(_Costed):
-    """What must have a rate."""
+    """An entry that requires a rate."""
 
     _must_have: ClassVar[bool] = True
 
@@ -139,7 +139,7 @@ class LinkEntry(_Rated):
 
 
 def _multicasts_beside_links(value: object) -> object:
-    """Where all of several destinations have a link of their own as well, one that multicasts is meant."""
+    """Refuse multicasts of which every destination also has a link of its own and one multicast is meant."""
     if not isinstance(value, list):
         return value
     tables = [each for each in value if isinstance(each, dict)]
@@ -183,9 +183,10 @@ class SwitchEntry(_Costed):
 
 
 class NodeEntry(_Rated):
-    """What joins the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch.
+    """Links between the GPUs of a node: the rate is that of a link, or of a GPU's port at the switch.
 
-    Of alpha, the overhead keeps a link, a port or a card busy; the rest is time on the way.
+    The overhead is the part of alpha that keeps a link, a port or a card busy; the rest is latency of the
+    path.
     """
 
     gpus: Positive
@@ -211,7 +212,7 @@ class NicsEntry(_Rated):
 
 
 class NetworkEntry(Table):
-    """What joins the nodes; with `rails`, GPUs of one place in their nodes only."""
+    """Links between nodes; with `rails`, only between GPUs of one place in their nodes."""
 
     nodes: Positive
     oversubscription: Annotated[_PositiveCost, Field(ge=1)] = Fraction(1)
@@ -262,7 +263,7 @@ class NodeFile(TopologyFile):
     node: NodeEntry
     nics: NicsEntry | None = None
     network: NetworkEntry | None = None
-    #: What a collective takes before its first step.
+    #: Time of a collective before its first step, in us.
     launch_us: Cost = Fraction(0)
 
 

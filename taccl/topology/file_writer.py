@@ -31,9 +31,9 @@ def dump_topology(topology: Topology) -> str:
     topology's notes become comments, its assumptions a field. A `LossyConversionWarning` says that machine
     and profile become comments, too, and that a switch has only some of the links among its ranks.
 
-    Raises `ExportError` if such files cannot say it: links that hold no resource of their own, nodes whose
-    ranks do not follow one another, the costs of the published tool, or names that are no text. The message
-    names `taccl.save`, which holds every topology in JSON.
+    Raises `ExportError` if the format cannot express the topology. Examples are links that hold no resource
+    of their own, nodes whose ranks are not consecutive, the costs of the published tool, and names that are
+    no text. The message names `taccl.save`, which holds every topology in JSON.
     """
     if topology.cost_model != "physical":
         raise ExportError(
@@ -163,7 +163,7 @@ def _named(
 
 
 def _own_resources(topology: Topology) -> list[Hold]:
-    """Of every link, the hold of the resource that is the link itself."""
+    """Hold of each link on the resource that is the link itself."""
     holders = Counter(hold.resource for hold in topology.holds)
     own: list[Hold] = []
     for link, holds in zip(topology.links, topology.holds_of_link, strict=True):

@@ -123,7 +123,7 @@ def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
         if network is not None:
             beta = nics.rate() / (max(1, nics.count // size) if nics.gpus is None else 1)
             uplink_beta = beta * network.oversubscription / len(set(nic_of_gpu.values()))
-            # What no card could do at its full rate alone is as slow as the node's uplink.
+            # No link is faster than the node's uplink.
             cost = LinkCost(nics.alpha_us, max(beta, uplink_beta), nics.overhead_us)
             held_us = min(nics.overhead_us, nics.alpha_us)
             joint = Network(cost, held_us, nic_of_gpu, network.rails, "network")
@@ -142,7 +142,7 @@ def _described_machine(file: schema.NodeFile, default_name: str) -> Topology:
 
 
 def _pairs(node: schema.NodeEntry) -> dict[tuple[int, int], int]:
-    """How many links join each pair of GPUs in a node; none behind a switch."""
+    """{pair of GPUs in a node: number of links between them}; empty behind a switch."""
     if node.fabric == "hybrid":
         if node.gpus != 8:
             raise TopologyError(
@@ -233,8 +233,8 @@ def _from_links(file: schema.LinksFile, default_name: str) -> Topology:
 def _with_shared_ports(topology: Topology, sharing: list[int]) -> Topology:
     """The topology in which some links of several ends share the ports of their ranks.
 
-    Such a link holds what links from its sources to its destinations hold beside themselves, or with each of
-    them a port if that is nothing; and those of one rank hold a port of that rank.
+    Such a link holds the further resources of the links between its sources and its destinations. If such
+    a link holds none, the two share a new port. Several such links of one rank share a port of that rank.
     """
     resources, holds = list(topology.resources), list(topology.holds)
     held = {(hold.link, hold.resource) for hold in holds}

@@ -73,19 +73,19 @@ class NamedFabric:
 
     @property
     def first_is_fastest(self) -> bool:
-        """Whether ranks that follow one another are neighbours along the first axis, and not the last."""
+        """True if consecutive ranks are neighbours along the first axis, not the last."""
         return self.kind in ("multidim", "hypercube")
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """By how much ranks differ that are neighbours along each axis."""
+        """Difference in rank between neighbours along each axis."""
         sizes = [each.size for each in self.axes]
         first = self.first_is_fastest
         return tuple(math.prod(sizes[:k] if first else sizes[k + 1 :]) for k in range(len(sizes)))
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return math.prod(each.size for each in self.axes)
 
     @property
@@ -200,7 +200,7 @@ def read_size(kind: str, size: str) -> tuple[int, ...]:
     return tuple(int(dim) for dim in size.lower().split("x"))
 
 
-#: What `parse_named` takes beside a name.
+#: Options of `parse_named` beside the name.
 COSTS = ("bandwidth_gb_per_s", "alpha_us", "alpha_meaning")
 
 

@@ -25,7 +25,7 @@ MAX_LINKS = 1_000_000
 
 
 class LinkCost(NamedTuple):
-    """What a send over a link takes, and the part of alpha that keeps the link busy; None for all of it."""
+    """Cost of a send over a link, and the part of alpha that keeps the link busy; None for all of it."""
 
     alpha_us: Fraction
     beta_us_per_mb: Fraction
@@ -54,7 +54,7 @@ def beta_of_bandwidth(
 
 
 def thousandths(cost: Fraction) -> Fraction:
-    """A cost to three decimals: at so many us per MB bytes take whole femtoseconds, which ticks can count."""
+    """A cost to three decimals, so that bytes take whole femtoseconds, which ticks can count."""
     return Fraction(round(cost * 1000), 1000) or cost
 
 
@@ -163,10 +163,10 @@ def add_aggregation(
     is limited. Its latency is half a round trip, or the switch's. With fewer than three ranks there is
     nothing to add on the way. Groups of its ranks have such links of their own, and share the pool.
 
-    - `port_out`, `port_in` (mapping of int to int): The resource that each rank's sends, and what it
-      receives, hold at the switch.
-    - `cost`: Of a send from one rank to another through the switch.
-    - `slowest_us_per_mb`: Of what else is on the way, which the links are no faster than.
+    - `port_out`, `port_in` (mapping of int to int): The resource of the switch that a rank's sends hold, and
+      that of its receives.
+    - `cost`: Cost of a send from one rank to another through the switch.
+    - `slowest_us_per_mb`: Largest beta of the other resources on the path, a lower limit for the links.
 
     Returns the links: rank by rank, the one that adds and the one that multicasts.
     """
@@ -180,7 +180,7 @@ def add_aggregation(
         others = [other for other in group if other != rank]
         for srcs, dsts in ((others, [rank]), ([rank], others)):
             adds = len(srcs) > 1
-            # What the pool cannot keep up with is as slow as the pool.
+            # No link is faster than the pool.
             pooled = Fraction(0) if pool_beta is None or not adds else pool_beta
             beta = max(port_beta, pooled, slowest_us_per_mb)
             each = LinkCost(alpha, beta, cost.overhead_us)
@@ -199,13 +199,13 @@ def add_aggregation(
 
 
 class Network(NamedTuple):
-    """What joins nodes: links at such a cost between places of nodes, those of one place alone on `rails`.
+    """Links between nodes: their cost, and `rails` if they join only equal places of nodes.
 
-    A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC
-    until its end, each for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
+    A send holds the egress of the source's NIC from its start, and the ingress of the destination's NIC until
+    its end. Each is held for ``nic_alpha_us + bytes * beta``. Ranks that share a NIC take turns; egress and
     ingress are separate.
 
-    - `nic_of_place`: Of the places that have one.
+    - `nic_of_place`: The NIC of each place that has one.
     """
 
     cost: LinkCost
@@ -228,9 +228,9 @@ def add_nodes(
 ) -> None:
     """Join ranks in equal nodes pair by pair, or by a switch where there are no pairs; and then the nodes.
 
-    - `pairs` (mapping of (int, int) to int): How many links join two places in a node.
-    - `costs` (mapping of int to LinkCost): Of so many links together.
-    - `switch`: What it is called.
+    - `pairs` (mapping of (int, int) to int): Number of links between two places in a node.
+    - `costs` (mapping of int to LinkCost): {number of links: their joint cost}.
+    - `switch`: Name of the switch.
     """
     num_nodes = builder.node_of_rank[-1] + 1
     size = len(builder.node_of_rank) // num_nodes

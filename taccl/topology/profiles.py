@@ -80,7 +80,7 @@ _EDR = "EDR InfiniBand, 100 Gb/s"
 
 
 def _nominal(machine: str, links: Mapping[str, _Rate], nic: _Rate) -> Profile:
-    """What data sheets promise."""
+    """Profile of the rates in data sheets."""
     link = next(iter(links))
     return Profile(
         machine,
@@ -134,7 +134,7 @@ def _by_protocol(
 
 
 def _published(machine: str, file: str, betas: Mapping[str, tuple[str, str]]) -> Profile:
-    """What TACCL's file says: (us per MB, field) of each kind of link in a node."""
+    """Profile of TACCL's published file: (us per MB, field) for each kind of link in a node."""
 
     def constant(name: str, value: str, field: str) -> Constant:
         return Constant(name, Fraction(value), f"{file}: {field}")
@@ -219,7 +219,7 @@ _RCCL: Mapping[str, tuple[str, str, str, Mapping[str, tuple[str, str, str]]]] = 
 
 
 def _profiles(machine: str, sheet: _Sheet) -> tuple[Profile, ...]:
-    """What a machine has, the default first: with latencies, if we know any, or what was published."""
+    """Profiles of a machine, the default first: with latencies where known, or as published."""
     nominal = _nominal(machine, *sheet)
     if machine in _PUBLISHED:
         return _published(machine, *_PUBLISHED[machine]), nominal

@@ -1,8 +1,8 @@
 """The topology: ranks in nodes, links between them, and the resources that sends hold.
 
-One notion of contention: a send over a link holds resources, each for ``alpha + bytes * beta`` of the
-hold, and a resource is held by one send at a time. A link holds itself; a switch port, a NIC that ranks
-share and a spine uplink are resources like any other.
+One notion of contention covers all. A send over a link holds resources, each for ``alpha + bytes * beta`` of
+the hold, and one send at a time holds a resource. A link holds itself; a switch port, a shared NIC and a
+spine uplink are resources as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Side = Literal["send", "receive"]
 #: Fields of a topology that are words.
 _WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
 _NOTHING = Fraction(0)  # one for all, as costs that links share are read once
-#: The other end of a send, where time or links are turned round.
+#: The other end of a send, where time or links are reversed.
 OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
 
 
@@ -158,17 +158,17 @@ class Topology:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.node_of_rank)
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return max(self.node_of_rank) + 1
 
     @cached_property
     def cache(self) -> dict[str, Any]:
-        """What others have worked out about this topology, by name; no part of its value."""
+        """Derived data about this topology, by name; not part of its value."""
         return {}
 
     @cached_property
@@ -203,7 +203,7 @@ class Topology:
         return tuple(link for link in self.links_from[src] if dst in self.links[link].dsts)
 
     def is_internode(self, link: int) -> bool:
-        """Whether a link joins ranks of different nodes."""
+        """True if a link joins ranks of different nodes."""
         srcs, dsts = self.nodes_of_link[known_index(link, len(self.links), "link")]
         return srcs != dsts
 
@@ -223,7 +223,7 @@ class Topology:
 
     @cached
     def reversed(self) -> Topology:
-        """The topology with every link turned round; link, resource and hold keep their index."""
+        """The topology with every link reversed; link, resource and hold keep their index."""
         suffix = " reversed"
         turned = object.__new__(Topology)  # which has been checked already
         vars(turned).update({each.name: getattr(self, each.name) for each in fields(self)})
@@ -239,7 +239,7 @@ class Topology:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """By which protocols messages can be sent, by the machine's profile; empty if it has none."""
+        """Protocols of the machine's profile; empty if it has none."""
         from taccl.topology.profiles import profile_of
 
         profile = profile_of(self) if self.protocol else None
@@ -313,7 +313,7 @@ class Topology:
 
     @property
     def link_kinds(self) -> list[tuple[str, str, str, str, str]]:
-        """Of links alike, as text: their number, where they are, alpha in us, beta in us/MB, and GB/s."""
+        """Groups of equal links as text: their number, place, alpha in us, beta in us/MB, and GB/s."""
         kinds = Counter(
             ("between nodes" if self.is_internode(e) else "inside nodes", link.alpha_us, link.beta_us_per_mb)
             for e, link in enumerate(self.links)
@@ -324,7 +324,7 @@ class Topology:
         ]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, and the links by cost."""
+        """HTML for notebooks: the figures, and the links by cost."""
         from taccl.html import card, facts, table
 
         figures = [
@@ -349,8 +349,8 @@ class Topology:
 class TopologyBuilder:
     """Collects links, resources and holds; `build` makes a `Topology` of them.
 
-    Every link added gets a resource of its own, which it holds for alpha + bytes * beta where alpha
-    occupies (for an overhead in place of alpha, where one is given), and for bytes * beta where it pipelines.
+    Every link gets a resource of its own. It is held for alpha + bytes * beta where alpha occupies, and for
+    bytes * beta where it pipelines. An overhead, where given, replaces alpha.
 
     Parameters
     ----------
@@ -482,7 +482,7 @@ class TopologyBuilder:
 
 
 def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...], ...]:
-    """What is at each of `count` places, in order."""
+    """Entries at each of `count` places, in order."""
     lists: list[list[T]] = [[] for _ in range(count)]
     for entry, place in entries:
         lists[place].append(entry)
@@ -490,7 +490,7 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
 
 
 def plain_fields(each: Link | Hold | Switch | InNetwork) -> dict[str, Any]:
-    """What has no fields but words, numbers, fractions and tuples, as plain values."""
+    """A value whose fields are words, numbers, fractions and tuples, as plain values."""
     values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
     return {name: _plain_value(value) for name, value in values if value is not None}
 
