@@ -1,4 +1,4 @@
-"""Where sums are kept: at a box's cards, or at the workers themselves, whichever finishes first."""
+"""Placement of sums: at the cards of a box or at the workers, whichever finishes first."""
 
 from __future__ import annotations
 

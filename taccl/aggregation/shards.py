@@ -26,7 +26,7 @@ _MOST_CHUNKS = 5_000_000
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
-    """Where each chunk is kept; see `place_shards`.
+    """The card that keeps each chunk; see `place_shards`.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def place_shards(
         raise InputError(f"found {list(servers)[:16]}; expected servers, each once", where="servers")
     keys, sizes = _cut(layer_bytes, most)
     cards = [(server, name, beta) for server in servers for name, beta in _cards(topology, server).items()]
-    # Of equally fast cards, the one that is free soonest finishes any chunk soonest.
+    # Equally fast cards: the one that is free soonest finishes any chunk soonest.
     free: dict[Fraction, list[tuple[Fraction, int]]] = defaultdict(list)
     for card, (_, _, beta) in enumerate(cards):
         free[beta].append((Fraction(0), card))
@@ -152,7 +152,7 @@ def _cards(topology: Topology, server: int) -> dict[str, Fraction]:
     holds: dict[int, list[Hold]] = defaultdict(list)
     for hold in topology.holds:
         holds[hold.resource].append(hold)
-    # What the same links hold is one card, as fast as the slowest of it.
+    # Cards that share all their links count as one card, as fast as the slowest of them.
     slowest: dict[frozenset[int], tuple[Fraction, str]] = {}
     for resource, here in holds.items():
         links = frozenset(hold.link for hold in here)

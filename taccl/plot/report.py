@@ -104,7 +104,7 @@ def report(
 ) -> str:
     """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
 
-    Everything is worked out anew: a schedule that breaks rules gets a page that says which.
+    All figures are recomputed: a schedule that breaks rules gets a page that lists the violations.
 
     Parameters
     ----------
@@ -114,11 +114,12 @@ def report(
     overwrite : bool
         Whether a file of that name may be replaced.
     details : mapping, optional
-        How a schedule was found, as `Result.to_dict` has it and files keep it; a result says so itself.
+        Origin of the schedule, as in `Result.to_dict` and in files; a result states its own.
     command : str
         What was typed to make the page.
     budget_s : float
-        Of the whole page: what is not worked out by then is left out, and the page says so.
+        Time budget of the whole page in seconds. Parts that are not ready by then are left out, and the page
+        says so.
     measured : sequence of str
         Files of logs (see `taccl.fit`), set beside the bandwidths over size.
 
@@ -256,8 +257,8 @@ def _lines(text: str) -> str:
 def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None = None) -> str:
     """A picture as SVG within the page.
 
-    - `name`: Sets its identifiers apart from those of other pictures.
-    - `texts`: Of groups of shapes, what each shape says under the pointer.
+    - `name`: Prefix that keeps its identifiers distinct from those of other pictures.
+    - `texts`: {group of shapes: the tooltip of each shape}.
     """
     svg = _PROLOGUE.sub("", render(drawn, "svg").decode())
     for group, some in (texts or {}).items():
@@ -290,7 +291,7 @@ def _timeline(schedule: Schedule, bound_us: float) -> str:
 
 
 def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
-    """What each bar of a group of bars is of."""
+    """{group of bars: the tooltip of each bar}."""
     problem = schedule.problem
     chunks: dict[int, list[int]] = defaultdict(list)
     for group, chunk in zip(schedule.group.tolist(), schedule.chunk.tolist(), strict=True):
@@ -306,7 +307,7 @@ def _texts(schedule: Schedule, bars: Bars) -> dict[str, list[str]]:
 
 
 def _search(details: Mapping[str, Any], producer: str) -> str:
-    """How the schedule was found, as far as is known."""
+    """Origin of the schedule, as far as it is known."""
     names = ("name", "solver", "status", "seconds", "finish_us", "message")
     stages = details.get("stages")
     listed = [each for each in stages if isinstance(each, dict)] if isinstance(stages, list) else []
@@ -316,7 +317,7 @@ def _search(details: Mapping[str, Any], producer: str) -> str:
 
 
 def _versions(details: Mapping[str, Any], command: str) -> str:
-    """What made the schedule and the page."""
+    """Versions of the programs that made the schedule and the page."""
     stated = details.get("versions")
     rows = [*stated.items()] if isinstance(stated, dict) else []
     made = [("schedule made by", details.get("command")), ("page made by", command)]

@@ -1,8 +1,8 @@
-"""What a schedule, its bound and the baselines come to at many message sizes, and the picture of it.
+"""Finish of a schedule, its bound and the baselines over many message sizes, and the picture of them.
 
-A schedule keeps its order at every size (`taccl.simulate`). So does a baseline, which is made anew for the
-smallest, its own and the largest size, and of these the fastest is taken at each size: a library would choose
-as well. All have the chunks of the problem.
+A schedule keeps its order at every size (`taccl.simulate`). A baseline is built for the smallest, its own and
+the largest size, and the fastest of the three counts at each size, as a library would choose. All have the
+chunks of the problem.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: What people call them.
+#: Display names of baselines.
 NAMES_OF_BASELINES = {
     "ring": "ring", "tree": "double binary tree", "recursive": "halving-doubling",
     "hierarchical": "hierarchical", "dimension-balanced": "dimension-balanced",
@@ -190,7 +190,7 @@ def bandwidths(
     }
     free = without_sketch(problem)
     at_most = np.array(_bounds(free, every, limit), float)
-    # What guides a search binds no schedule, and merging is left to all.
+    # Clauses that only guide a search bind no schedule, and merging is allowed to all.
     if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
         lines["bound"] = at_most
     else:

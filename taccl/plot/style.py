@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and how a picture becomes a file, the same bytes every time."""
+"""Common parts of all pictures: colours, axes, and byte-identical files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _RULES: Any = {"svg.hashsalt": "taccl", "svg.fonttype": "none", "text.parse_math": False}
 _DOTS_PER_INCH = 150
-#: What a schedule may need in memory to be drawn.
+#: Memory in bytes that a schedule may need to be drawn.
 _MOST_EXPANDED_BYTES = 2 * 10**9
 
 _Given = ParamSpec("_Given")
@@ -66,7 +66,7 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
 
 def axes(ax: Axes | None, *, width: float = 9.0, height: float = 5.0) -> Axes:
-    """The axes given, or those of a new figure of so many inches, which a notebook then shows."""
+    """The axes given, or those of a new figure in inches, which a notebook then shows."""
     if ax is None:
         from matplotlib import pyplot
 
@@ -139,7 +139,7 @@ def scale_beside(ax: Axes, scale: Normalize, colours: str, title: str, **look: A
 
 
 def remark(ax: Axes, text: str) -> None:
-    """What a reader must know of what is not shown, below the picture."""
+    """Note below the picture on data that is not shown."""
     if text:
         old = ax.get_xlabel()
         ax.set_xlabel(f"{old}\n{text}" if old else text)
@@ -222,7 +222,7 @@ def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
 
 
 def title_of(problem: Problem) -> str:
-    """What is sent, where, and how much."""
+    """Collective, topology and size of a problem, as a title."""
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
     return f"{problem.title}{size}{sketch}"

@@ -44,9 +44,9 @@ _NOTHING = Fraction(0)
 class Transfers(NamedTuple):
     """Lower bounds on the transfers of a collective, in microseconds.
 
-    - `all_us`: From all contributions to all results.
-    - `from_us`: By rank, from its contribution to all results that need it.
-    - `to_us`: By rank, from all contributions to its result.
+    - `all_us`: Time from all contributions to all results.
+    - `from_us`: Time by rank, from its contribution to all results that need it.
+    - `to_us`: Time by rank, from all contributions to its result.
     """
 
     all_us: Fraction
@@ -59,9 +59,9 @@ class StepBound:
 
     - `starts`, `ends`: By operation and rank, the least time before its first tile starts and before its last
       one ends. A collective starts at a rank with the first contribution, and ends there with the result.
-    - `last`: By operation, the least time before the last rank ends it.
-    - `tails`: By operation and rank, the least time between the end of any of its tiles and that of the step.
-    - `spans`: By operation, the least time between its first start at any rank and the end of the step.
+    - `last`: Earliest end of each operation at its last rank.
+    - `tails`: Least time by operation and rank between the end of any of its tiles and that of the step.
+    - `spans`: Least time by operation between its first start at any rank and the end of the step.
     """
 
     def __init__(self, workload: Workload, topology: Topology, costs: Mapping[str, Fraction]) -> None:
@@ -115,7 +115,7 @@ class StepBound:
             self.last[name] = max(*self.ends[name], last + final, last)
 
     def _reads(self, name: str, reader: str) -> list[Fraction]:
-        """By rank: the least time before a reader has what it needs to start, a tile or all."""
+        """Release date by rank: the least time before a reader can start, on one tile or on all."""
         if not self.together(name, reader):
             return self.ends[name]
         starts = self.starts[name]
@@ -155,7 +155,7 @@ class StepBound:
             self.spans[name] = max(spans)
 
     def _tail_by(self, name: str, reader: str) -> list[Fraction]:
-        """By rank: the least time after the end of a tile, by way of one reader."""
+        """Tail by rank: the least time after the end of a tile, through one reader."""
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us
@@ -279,7 +279,7 @@ def _bound_us(problem: Problem | None, limit_s: float) -> Fraction:
 
 
 def _contributed(problem: Problem, rank: int) -> Problem | None:
-    """A problem with the contributions of one rank alone; None if nobody else needs them."""
+    """The problem with the contributions of one rank alone; None if no other rank needs them."""
     chunks = problem.collective.chunks
     late = tuple((index, rank, Fraction(1)) for index, chunk in enumerate(chunks) if rank in chunk.origins)
     return late_part(replace(problem, release_us=late), Fraction(1))

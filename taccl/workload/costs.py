@@ -1,4 +1,4 @@
-"""How long the operations of a step take a rank: what was said, or FLOPs and bytes at a machine's rates."""
+"""Times of the operations of a step at a rank: as stated, or FLOPs and bytes at a machine's rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @checked_as(WorkloadError)
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a rank's processor does at best: 10**12 operations, and GB of memory, a second."""
+    """Peak rates of a rank's processor: 10**12 operations and GB of memory traffic per second."""
 
     tflops: float
     gb_per_s: float
@@ -95,7 +95,7 @@ def _fused_bytes_written(workload: Workload, operation: Operation) -> int:
 def tile_costs(
     workload: Workload, rates: Rates | None, communication_share: float = 0.0
 ) -> dict[str, Fraction]:
-    """How long a tile of each operation takes a rank, in us, beside communication; 0 of collectives.
+    """Time of a tile of each operation at a rank in us, without communication; 0 for collectives.
 
     Raises `WorkloadError` if neither the cost of one nor the machine's rates are known.
     """

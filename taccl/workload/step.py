@@ -37,7 +37,7 @@ class ComputeTile:
 
 
 class Made(NamedTuple):
-    """With what a tile is there at a rank: numbers of its computed tiles, and chunks that come."""
+    """Requirements of a tile at a rank: numbers of its computed tiles, and chunks that arrive."""
 
     tiles: frozenset[int] = frozenset()
     chunks: frozenset[int] = frozenset()
@@ -50,13 +50,13 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StepVerification:
-    """What is wrong with a step, one sentence each."""
+    """Violations of a step, one sentence each."""
 
     violations: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is."""
+        """True if there is no violation."""
         return not self.violations
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class Step:
 
     @cached_property
     def parts(self) -> tuple[CollectivePart, ...]:
-        """Which chunks are of which tile of which collective."""
+        """The collective and tile of each chunk."""
         return parts_of(self.workload)
 
     @cached_property
@@ -115,7 +115,7 @@ class Step:
 
     @cached_property
     def chunks(self) -> dict[tuple[str, int], list[int]]:
-        """By collective and number of a tile: its chunks."""
+        """{(collective, number of a tile): its chunks}."""
         found: dict[tuple[str, int], list[int]] = defaultdict(list)
         for part in self.parts:
             found[part.operation, part.tile] += part.chunks
@@ -123,7 +123,7 @@ class Step:
 
     @cached_property
     def made_of(self) -> dict[tuple[str, int, int], Made]:
-        """By operation, number of a tile and rank: with what that tile is there."""
+        """{(operation, number of a tile, rank): requirements of that tile}."""
         index = {(each.operation, each.tile, each.rank): i for i, each in enumerate(self.tiles)}
         found = defaultdict[tuple[str, int, int], Made](Made)
         ends = self.problem.collective.chunks
@@ -144,7 +144,7 @@ class Step:
 
     @cached_property
     def bound(self) -> Fraction:
-        """What no schedule of the step finishes before, in microseconds; see `taccl.workload.bound`."""
+        """Lower bound of the finish of any schedule of the step in us; see `taccl.workload.bound`."""
         return StepBound(self.workload, self.topology, self._costs).best()
 
     @property
@@ -183,7 +183,7 @@ class Step:
             yield from self._early()
 
     def _early(self) -> Iterator[str]:
-        """Tiles that start, and chunks that are released, before all that they are made of is there."""
+        """Tiles that start, and chunks that are released, before their requirements are met."""
         made, reads = self._made(), self.workload.tiles
         for each in self.tiles:
             for name, tile in reads.get((each.operation, each.tile), ()):
@@ -224,7 +224,7 @@ class Step:
                     yield f"{_place(two)}: starts while the processor is busy with {said}"
 
     def _made(self) -> dict[tuple[str, int, int], Fraction]:
-        """When each tile of each tensor is there at each rank."""
+        """Earliest time of each tile of each tensor at each rank."""
         come: dict[tuple[int, int], Fraction] = defaultdict(Fraction)
         links = dict(enumerate(self.topology.links))
         for each in self.schedule:
@@ -245,9 +245,9 @@ class Step:
 
 
 def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePart]) -> Iterator[str]:
-    """How the problem of a schedule differs from that of the workload, but for dates and further clauses.
+    """Differences between a schedule's problem and the workload's, except for dates and further clauses.
 
-    - `parts`: Of the workload, in the order of its chunks.
+    - `parts`: Parts of the workload, in the order of its chunks.
     """
     here, there = found.topology, expected.topology
     for field in ("node_of_rank", "links", "resources", "holds", "alpha_meaning", "cost_model"):
