@@ -1,4 +1,4 @@
-"""What a file may be in, by content or name; and read, write and convert over the table of formats."""
+"""Format of a file, by content or name; and read, write and convert over the table of formats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\
 
 
 class Conversion(NamedTuple):
-    """From which format to which, the files written, and what there is to say of them."""
+    """Source and target format, the files written, and the notes on the conversion."""
 
     source: FileFormat
     target: FileFormat
@@ -82,7 +82,7 @@ def write(
 
 @checked
 def read(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """What a file holds, in the format that its content tells.
+    """The object in a file, in the format that its content tells.
 
     Raises `InputError` if the file cannot be read, the format is not known or only written, or an option is
     not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
@@ -248,7 +248,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
 
 
 def _first_field_tells(each: FileFormat, head: str) -> bool:
-    """Whether the first field of a JSON text is the one that tells a format, so that no more need be read."""
+    """True if the first field of a JSON text identifies a format, so that reading can stop."""
     if len(each.fields) != 1:
         return False
     [(name, value)] = each.fields.items()
@@ -341,7 +341,7 @@ def _write(
 
 
 def _is_usually_in_place(schedule: Any) -> bool:
-    """Whether PyTorch calls a schedule's collective with one buffer."""
+    """True if PyTorch calls a schedule's collective with one buffer."""
     return schedule.problem.collective.name in USUALLY_IN_PLACE
 
 

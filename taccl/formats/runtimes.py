@@ -21,13 +21,13 @@ class Runtime:
     """One runtime.
 
     - `title`: Its name in sentences.
-    - `protocols`: Those by which it sends, of `taccl.program.program.PROTOCOLS`.
-    - `max_steps`, `max_threadblocks`: Steps of a threadblock that its parser of MSCCL XML accepts, with those
-      that only wait; and threadblocks of a rank.
-    - `max_files`: Files that it loads; None: no limit that plans reach.
-    - `renamed`: What it calls collectives, where that is not MSCCL's name.
-    - `takes_custom`: Whether it accepts collectives of their own.
-    - `includes_most`: Whether it uses a file at its largest size, too.
+    - `protocols`: Its protocols, of `taccl.program.program.PROTOCOLS`.
+    - `max_steps`, `max_threadblocks`: Most steps of a threadblock that its parser of MSCCL XML accepts,
+      including steps that only wait; and most threadblocks of a rank.
+    - `max_files`: Most files that it loads; None: no limit that plans reach.
+    - `renamed`: {MSCCL's name of a collective: the runtime's}.
+    - `takes_custom`: True if it accepts custom collectives.
+    - `includes_most`: True if it also uses a file at its largest size.
     """
 
     name: str

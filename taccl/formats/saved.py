@@ -48,9 +48,9 @@ def save(
     thing : Schedule, Topology, Problem or Sketch
         Compact and implicit schedules are listed first. A schedule is saved with its bound and gap.
     path : path
-        Of the file.
+        Path of the file.
     extra : dict, optional
-        Origin of a schedule, such as ``result.to_dict()``; by default its bound and gap are found anew.
+        Origin of a schedule, such as ``result.to_dict()``; by default its bound and gap are computed.
 
     Raises
     ------

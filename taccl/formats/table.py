@@ -1,10 +1,10 @@
 """Every format in one table: what a file of it holds, how it is told, who reads and who writes it.
 
-Its functions are named as ``"module:function"``, and imported when they are first called. A reader is called
-as ``load(path, **options)`` and returns what the file holds. A writer is called as ``dump(thing, **options)``
-and returns the content of the file, or as ``dump(thing, path, **options)`` and returns the content of every
-file by its path, if there are several. What they take by keyword only are the options of the format. A writer
-warns of what is lost. What a format holds is one of `KINDS`; `WAYS` turns one kind into another.
+Its functions are named as ``"module:function"``, and imported at their first call. A reader is called as
+``load(path, **options)`` and returns the object in the file. A writer is called as ``dump(thing, **options)``
+and returns the content of the file. A writer of several files is called as ``dump(thing, path, **options)``
+and returns {path: content}. Keyword-only parameters are the options of the format. A writer warns of losses.
+The object of a format is of one of `KINDS`; `WAYS` converts one kind into another.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from taccl.file_kinds import MARKS, tells
 class FileFormat:
     """One format.
 
-    - `holds`: The kind of thing in a file.
-    - `extensions`: How names of such files end. Of two formats with one extension, the first is written by
-      default.
-    - `load`, `dump`: ``"module:function"``; empty where it is not read, or not written.
+    - `holds`: The kind of the object in a file.
+    - `extensions`: Extensions of such files. The first of two formats with one extension is its default for
+      writing.
+    - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
     - `fields` (mapping of str to value): Fields at the top of a JSON file that tell the format; None for any
       value.
-    - `begins`: Of other files: a regular expression that is found in the first lines.
-    - `loses`: What files of this format never hold, said by `convert` where the writer itself says nothing.
+    - `begins`: A regular expression that the first lines of other files match.
+    - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Network files of ASTRA-sim's analytical backends, and the fabrics they stand for.
 
-What blocks, units and occupation mean was read in the backends' sources; see ``docs/formats.md``.
+The meaning of blocks, units and occupation follows the backends' sources; see ``docs/formats.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What parsers and kernels of MSCCL XML hold, and what of a program is more than that."""
+"""Limits of the parsers and kernels of MSCCL XML, and a program's excesses over them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_COUNT, MAX_ELEMENTS, MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 71, 4095, 63, 16,
 
 
 class Excess(NamedTuple):
-    """What is more than the format holds: at a rank, threadblock and step, as far as it is at one."""
+    """One excess over a limit of the format: its rank, threadblock and step, as far as it has one."""
 
     where: tuple[int, ...]
     message: str
 
 
 def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
-    """What files for a runtime cannot hold, and how to lower the schedule within it."""
+    """Excesses over the limits of a runtime's files, each with the way to lower the schedule within them."""
     for where, found, most, what, remedy in _measured(program, runtime):
         if found > most:
             names = ("rank", "threadblock", "step")

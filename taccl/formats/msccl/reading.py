@@ -1,9 +1,10 @@
 """MSCCL XML to a program: the fields of such files, and every rule that can be checked without running one.
 
-The runtime's own parser does not notice unknown dependencies, dependencies on steps that do not announce
-their end (``hasdep``), queues shared by two threadblocks, chunks past the end of a buffer, or threadblocks
-too high to be waited for. Each makes it hang or compute garbage; here each is refused, with its line.
-What remains (deadlocks, races, wrong results) needs the program to be run: `taccl.program.interpret`.
+The runtime's own parser does not notice these faults: unknown dependencies, dependencies on steps that do not
+announce their end (``hasdep``), and queues shared by two threadblocks. Nor does it notice chunks past the end
+of a buffer, or threadblocks too high to be waited for. Each makes it hang or compute garbage; here each is
+refused, with its line. Other faults (deadlocks, races, wrong results) show only when the program runs:
+`taccl.program.interpret`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TYPES = {
 }  # fmt: skip
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
-#: What other runtimes call collectives, and MSCCL's names.
+#: {other runtimes' name of a collective: MSCCL's}.
 _ALIASES = {theirs: ours for each in RUNTIMES.values() for ours, theirs in each.renamed.items()}
 #: Files for any runtime are read, so that the largest limits count.
 _LARGEST = Runtime(
@@ -50,7 +51,7 @@ def load_msccl_xml(
 ) -> Program:
     """The program in a file; see `parse_msccl_xml`.
 
-    - `path`: Of the file.
+    - `path`: Path of the file.
     - `collective`, `root`: As in `parse_msccl_xml`.
     """
     return parse_msccl_xml(read_text(path, _LIMIT_BYTES), where=str(path), collective=collective, root=root)
@@ -61,9 +62,9 @@ def parse_msccl_xml(
 ) -> Program:
     """The program in the text of a file.
 
-    - `collective`: What it is for, of a file that does not say (``coll="custom"``); without it, its outputs
-      are not judged.
-    - `root`: Of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
+    - `collective`: The collective of a file that does not name one (``coll="custom"``). Without it, the
+      outputs are not judged.
+    - `root`: Root of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
     """
     _check_spelling(text, where)
     return _File(parse_xml(text, where=where)).program(collective, root)
@@ -92,7 +93,7 @@ class _File:
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: By rank, threadblock and step, as far as an element is of one.
+        #: {(rank, threadblock, step), or as much as applies: its element}.
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")

@@ -1,9 +1,8 @@
 """Programs as MSCCL XML, the file that MSCCL (a fork of NCCL), its executor, RCCL and TACCL's runtime load.
 
-What is written follows what a runtime's parser reads and what its kernels do, which is stricter than XML.
-Limits of the format are checked before anything is written. What a program's several dependencies of one step
-become is a chain of steps that do nothing but wait. What is read is held to the same rules: see
-`taccl.formats.msccl.reading`.
+Files follow the runtime's parser and kernels, which are stricter than XML. Limits of the format are checked
+before a file is written. Several dependencies of one step become a chain of steps that only wait. The reader
+enforces the same rules: see `taccl.formats.msccl.reading`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from taccl.program.split import split_threadblocks, weight
 
 __all__ = ["dump_msccl_xml", "load_msccl_xml", "parse_msccl_xml"]
 
-#: Of steps: the slot at the other end of a queue, whose step names one.
+#: {step: the slot at the other end of its queue, if the step there names one}.
 Mirrored = dict[StepAddress, Slot | None]
 
 _TYPE_OF = {operation: kind for kind, operation in TYPES.items()}
@@ -43,16 +42,14 @@ def dump_msccl_xml(
 ) -> str:
     """The text of the file.
 
-    - `min_bytes`, `max_bytes`: The sizes that the runtime uses the program for, from the one up to, but not,
-      the other; default: those that it is meant for, which is from half to twice the size of a schedule that
-      was lowered, or up to 128 MiB where it does not know them. It allocates ``max_bytes`` times the part
-      that scratch has of the buffer.
+    - `min_bytes`, `max_bytes`: The sizes for which the runtime uses the program, the upper one excluded. The
+      default for a lowered schedule is from half to twice its size; for other programs, up to 128 MiB. The
+      runtime allocates ``max_bytes`` times the share of scratch in the buffer.
     - `split`: Whether a threadblock of too many steps becomes several, which take turns: see
       `taccl.program.split`. Each has a channel of its own. Default: where needed, with a warning.
     - `name`: Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become
       ``-``.
-    - `runtime`: One of `taccl.formats.runtimes.RUNTIMES` that reads such files, within whose limits and by
-      whose names it is written.
+    - `runtime`: A reader of such files, of `taccl.formats.runtimes.RUNTIMES`; its limits and names apply.
     """
     reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
@@ -101,12 +98,12 @@ def dump_msccl_xml(
 
 
 def unseen_root(collective: str, root: int) -> str:
-    """What runtimes take calls of a rooted collective for, as text: they do not compare roots."""
+    """Warning for a rooted collective: runtimes do not compare roots."""
     return f"runtimes of MSCCL XML take every {collective} for one with root {root}"
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
-    """Where what a step receives comes from, and where what one sends is put."""
+    """Source of each step's receive, and destination of each step's send."""
     sources: Mirrored = {}
     targets: Mirrored = {}
     for parcel in parcels_of(program):

@@ -1,11 +1,11 @@
 """MSCCL++ execution plans, run by the rules of the executor, and judged.
 
-It knows nothing of programs and schedules: what counts is what the executor makes of the JSON. Every
-threadblock has a first thread, which alone signals, waits and asks a NIC for something, and other threads,
-which copy and add together with it; they meet at ``nop`` only. A NIC works through the requests of its
-channel one after another, and nobody knows when, until a ``flush`` or a signal that it carries. Places are
-the user's before a rank begins, and again when its threadblocks have ended. Two accesses that nothing orders
-are found however the run goes, as in programs (`taccl.program.races`).
+It shares no code with programs and schedules: it derives the outcome from the JSON alone, by the rules of the
+executor. Every threadblock has a first thread, which alone signals, waits and posts requests to a NIC. Its
+other threads copy and reduce together with the first; they synchronise at ``nop`` only. A NIC processes the
+requests of its channel in order, and completion is unknown until a ``flush`` or a signal that it carries.
+User buffers are accessed by the user before a rank begins, and again when its threadblocks have ended. Two
+unordered accesses are found in every run, as in programs (`taccl.program.races`).
 
 Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are named and refused.
 """
@@ -32,14 +32,14 @@ OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-#: What the executor judges outputs of, by the name that plans have for it.
+#: {name in plans: collective by which outputs are judged}.
 _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
 _ROOTED = ("broadcast", "reduce")
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
-#: Of operations that take packets: how many sources come before them.
+#: {operation on packets: number of sources before the packets}.
 _FIRST_PACKET = {"upkt": 0, "repkt": 1}
 _MAX_OPERATIONS, _MAX_IDS = 64, 16
 
@@ -83,7 +83,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
 
 
 class _PlanRun:
-    """What is in the buffers of all ranks, the signals under way, and what every thread did last."""
+    """State of a run: buffers of ranks, signals under way, and the last access of every thread."""
 
     def __init__(self, plan: Mapping[str, Any], root: int) -> None:
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
@@ -166,7 +166,7 @@ class _PlanRun:
             self._act(("user", r), *ended, writes=self.users[r])
 
     def check_end(self) -> bool:
-        """Whether it is known what the outputs must be, which they are then; and no signal is left over."""
+        """True if the required outputs are known and correct, and no signal is left over."""
         for inbox, signals in self.inboxes.items():
             kind, r, number = inbox[:3]
             at, left = f"a {kind} channel from gpu {number}", 0
@@ -246,7 +246,7 @@ class _PlanRun:
         return buffer["rank"], buffer["type"]
 
     def _inboxes(self, r: int, t: int, op: Op) -> list[Inbox]:
-        """Where an operation looks for signals: at its ends of channels, or in semaphores of its rank."""
+        """Inboxes of an operation: at its ends of channels, or in semaphores of its rank."""
         if "semaphore_ids" in op:
             return [("semaphore", r, number) for number in op["semaphore_ids"]]
         return [self._channel(r, t, op, i) for i in range(len(op["channel_ids"]))]
@@ -349,7 +349,7 @@ def _listed(entries: list[Op], key: str, kind: str, ids: str) -> list[int]:
 
 
 def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
-    """What the plan is for; None where it has a name of its own."""
+    """Collective of the plan; None if its name is no known one."""
     if plan["collective"] not in _KINDS:
         return None
     size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])

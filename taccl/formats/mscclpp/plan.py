@@ -1,11 +1,11 @@
 """Programs as MSCCL++ execution plans, the JSON that the executor of MSCCL++ runs.
 
 Every send becomes a put into the receiver's memory and a signal after it, every receive a wait for that
-signal; `taccl.formats.mscclpp.messages` says where messages land and which must wait for room. What is to be
-added to something lands beside it, and is added there. Within a node data goes over memory channels, written
-by the GPU's own threads, and between nodes over port channels, written by its NIC. Other operations of the
-executor (``get``, reading sums, those fused with signals) are not used: these few are right over both kinds
-of channel, and the same for every collective.
+signal. `taccl.formats.mscclpp.messages` assigns the places of messages, and their waits for room. Summands
+land beside their target, and are added there. Within a node data goes over memory channels, written by the
+GPU's own threads, and between nodes over port channels, written by its NIC. Other operations of the executor
+(``get``, reading sums, those fused with signals) are not used: the ones used are right over both kinds of
+channel, and the same for every collective.
 
 Under protocol LL messages are packets that say themselves that they have come; no signals are needed then.
 There is no LL128: a program for it is written as packets where they are safe, else by ``Simple``, with a
@@ -38,13 +38,13 @@ from taccl.formats.program_kind import ProgramKind, kind_of, sizes_of, warn_of_s
 from taccl.program.checks import queue_ends
 from taccl.program.program import Program
 
-#: What MSCCL++ calls the collectives.
+#: {collective: MSCCL++'s name}.
 COLLECTIVES = {
     "allgather": "allgather", "allreduce": "allreduce", "reduce_scatter": "reducescatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
 }  # fmt: skip
 
-#: The executor keeps offsets in so many bytes, and data at multiples of so many.
+#: Largest offset of the executor, and alignment of data, both in bytes.
 _OFFSETS, _ALIGNMENT = 2**32 - 1, 16
 _MAX_THREADS = 1024
 _SEARCHED_FOR_RACES = 100_000
@@ -66,9 +66,9 @@ def dump_mscclpp_plan(
 ) -> dict[Path, str]:
     """The plan, and with `register` the Python that registers it, by file.
 
-    - `path`: Of the plan.
-    - `register`: Whether there is a module beside the plan, ``NAME_register.py``, which makes the plan known
-      to MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
+    - `path`: Path of the plan.
+    - `register`: True to write a module beside the plan, ``NAME_register.py``. It makes the plan known to
+      MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
     - `min_bytes`, `max_bytes`, `ranks_per_node`, `num_threads_per_block`, `max_threadblocks`, `split`,
       `name`: See `build_mscclpp_plan`.
     """
@@ -103,10 +103,10 @@ def build_mscclpp_plan(
 ) -> dict[str, Any]:
     """The plan as plain values, run once to see that it works.
 
-    - `min_bytes`, `max_bytes`: The sizes that the plan is for, of the larger of a rank's two buffers;
-      default: those that it is meant for, which is from half to twice the size of a schedule that was
-      lowered, as far as the executor's 32-bit offsets reach.
-    - `ranks_per_node`: Default: as the topology says that the program was lowered for.
+    - `min_bytes`, `max_bytes`: The sizes that the plan is for, of the larger of a rank's two buffers.
+      Default: the program's, as far as the executor's 32-bit offsets reach. For a lowered schedule these are
+      from half to twice its size.
+    - `ranks_per_node`: Default: that of the topology for which the program was lowered.
     - `num_threads_per_block`: Threads of each threadblock, a multiple of 32.
     - `max_threadblocks`: As many as surely run at once: a threadblock that never begins makes others wait
       forever. With 1024 threads that is one for each of the GPU's multiprocessors; default: those of a V100.
@@ -200,8 +200,8 @@ def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
 
     - `nodes`: The node of every rank.
 
-    The two halves of the scratch buffer take turns. A rank may then write what it wrote two calls ago, which
-    is only sure to be read by then if it has heard of every other rank since.
+    The two halves of the scratch buffer alternate. A rank may overwrite its data of two calls ago only after
+    they are read. It knows that only if it has heard of every other rank since.
     """
     if len(set(nodes)) > 1:
         return "plans of several nodes are not written as packets (LL)"

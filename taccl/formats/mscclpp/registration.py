@@ -31,7 +31,7 @@ FOLDER = Path(__file__).resolve().parent
 PLANS = [
 {plans}
 ]
-# What the executor adds up and copies; of other types the library's own algorithms are used.
+# Data types that the executor reduces and copies; other types use the library's own algorithms.
 DTYPES = ("float16", "float32", "bfloat16", "int32", "uint32")
 
 
@@ -100,11 +100,10 @@ def registration_snippet(
 ) -> str:
     """The text of a Python module that registers plans and installs a selector.
 
-    - `plans` (mapping of file name to plan): As `taccl.formats.mscclpp.plan.build_mscclpp_plan` made them, or
-      as JSON reads them; the files are looked for beside the module. Of several that fit a call, the first is
-      taken.
+    - `plans` (mapping of file name to plan): Plans of `taccl.formats.mscclpp.plan.build_mscclpp_plan`, or
+      read from JSON. Their files must lie beside the module. The first plan that fits a call is used.
     - `ranks_per_node`: 0: any number.
-    - `module`: What the module is to be called.
+    - `module`: Name of the module.
     """
     if not plans:
         raise InputError("found no plan; expected at least one", where="plans")

@@ -34,7 +34,7 @@ _VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What arguments say in place of the file: bus ids of devices, and us per MB."""
+    """Arguments that replace values of the file: bus ids of devices, and us per MB."""
 
     gpus: tuple[str, ...] | None = None
     nics: tuple[str, ...] | None = None
@@ -183,7 +183,7 @@ class System:
         self._below(pci, key, beta)
 
     def _kind(self, pci: XmlElement, busid: str) -> str | None:
-        """What a device is; None where the file does not say."""
+        """Kind of a device; None if the file does not state it."""
         children = {child.tag for child in pci.children}
         code = pci.attributes.get("class", "").strip().lower()
         if busid in (self.given.gpus or ()):

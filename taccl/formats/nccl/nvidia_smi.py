@@ -35,7 +35,7 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 
 MAX_FILE_BYTES = 10**6
 _MAX_DEVICES = 512
-#: Of one NVLink each way.
+#: Rate of one NVLink in each direction.
 _NVLINK_GB_PER_S = 25
 #: H100 and B200 have the most NVLinks; a GPU that seems to have more shares them through NVSwitch.
 _MOST_NVLINKS = 18
@@ -78,16 +78,16 @@ def load_nvidia_smi(
 
     - `nodes`: Number of such servers.
     - `nics`: Names of the devices that count as NICs, as the matrix or its legend has them; by default all.
-    - `nvlink_joins`: Whether NVLinks join GPUs pair by pair or through NVSwitch, which the matrix shows
-      alike. By default it is NVSwitch where all of three or more GPUs have equal cells that add up to more
-      than 18.
-    - `nvlink_gb_per_s`: Of one NVLink; 25 is that of V100, A100 and H100.
+    - `nvlink_joins`: Topology of NVLinks, GPUs pair by pair or through NVSwitch, which the matrix shows
+      alike. NVSwitch is the default if all of three or more GPUs have equal cells that add up to more than
+      18.
+    - `nvlink_gb_per_s`: Rate of one NVLink; 25 is that of V100, A100 and H100.
     - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
       always.
-    - `pcie_gb_per_s`: Of every PCIe link. By default 12, 24 or 48, which are NCCL's figures for 16 lanes of
-      PCIe 3, 4 and 5, by the number of NVLinks of a GPU; and at least the rate of a NIC.
-    - `cpu_gb_per_s`: Between two CPUs; by default they limit nothing.
-    - `nic_gb_per_s`: Of every NIC; required for more than one node.
+    - `pcie_gb_per_s`: Rate of every PCIe link. The default is 12, 24 or 48, NCCL's figures for 16 lanes of
+      PCIe 3, 4 and 5, by the number of NVLinks of a GPU; it is at least the rate of a NIC.
+    - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
+    - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
     - `intranode_alpha_us`, `internode_alpha_us`: Latency of links.
     """
@@ -141,7 +141,7 @@ def load_nvidia_smi(
 
 
 def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:
-    """The beta of PCIe links that nobody states, and the assumption behind it."""
+    """Beta of PCIe links without a stated rate, and the assumption behind it."""
     of_rank = dict.fromkeys(range(len(server.gpus)), 0)
     for pair, count in server.nvlinks.items():
         for rank in pair:

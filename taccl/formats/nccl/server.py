@@ -22,7 +22,7 @@ from taccl.topology.topology import Side, Topology, TopologyBuilder
 from taccl.units import format_count
 
 Pair = tuple[int, int]
-#: What limits a send on its way: a name, a beta, and the end of the send that keeps it busy.
+#: One limit on the path of a send: a name, a beta, and the end of the send that keeps it busy.
 WayStep = tuple[str, Fraction, Side]
 
 PcieUse = Literal["where-needed", "always"]
@@ -46,10 +46,10 @@ class Nic(NamedTuple):
 class PcieServer:
     """One node: its tree of PCIe, where in it each local rank is, and what joins them.
 
-    - `tree`: Of CPUs, switches and devices; what limits a step from one to the next is its edge's ``step``.
+    - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
     - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
-    - `nvlink_beta_us_per_mb`: Of one NVLink.
+    - `nvlink_beta_us_per_mb`: Beta of one NVLink.
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
     - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
       link between the two, and the name of that link}.
@@ -134,7 +134,7 @@ class PcieServer:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a person decides about a topology of servers; see `load_nccl_topology` for what each means."""
+    """User's choices about a topology of servers; see `load_nccl_topology` for the meaning of each."""
 
     nodes: int = 1
     pcie: PcieUse = "where-needed"
@@ -190,7 +190,7 @@ class _Shared:
     def add_resources(self) -> None:
         """Add the resources that say something: several links hold them, and no other one implies them.
 
-        Of two that say the same, the later one stays: NICs come after the PCIe links that lead to them.
+        Later resources replace equal earlier ones: NICs come after the PCIe links that lead to them.
         """
         of_link = defaultdict(list)
         for name, holds in self.holds.items():
@@ -209,7 +209,7 @@ class _Shared:
 
 
 def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
-    """Whether sends that hold `outer` in turn also hold `inner` in turn."""
+    """True if sends that take turns on `outer` also take turns on `inner`."""
     return len(outer) >= len(inner) and all(
         link in outer and outer[link][1] == side and outer[link][0] >= beta
         for link, (beta, side) in inner.items()
@@ -259,9 +259,9 @@ def _add_node(
 class _Nics:
     """NICs of every local rank, and the steps to and from them.
 
-    A rank uses all NICs that are nearest to it, as one whose rate is the sum, and stripes each send over them
-    in proportion to their rates. Ranks with the same nearest NICs divide them where the numbers allow, and
-    else share them all.
+    A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
+    proportion to their rates. Ranks with the same nearest NICs divide them where the numbers allow, and else
+    share them all.
     """
 
     def __init__(self, server: PcieServer) -> None:

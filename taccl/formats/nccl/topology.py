@@ -62,23 +62,23 @@ def load_nccl_topology(
 ) -> Topology:
     """The topology of servers as a topology file of NCCL or RCCL describes one.
 
-    Ranks of a node are as in the file, or else GPUs in the order of their bus ids. What an argument says
-    beats the file. Bandwidths are of each direction, in 10**9 bytes a second.
+    Ranks of a node are as in the file, or else GPUs in the order of their bus ids. Arguments override the
+    file. Bandwidths are of each direction, in 10**9 bytes a second.
 
     - `nodes`: Number of such servers.
-    - `gpus`, `nics`: Bus ids of the devices that count as GPUs and as NICs, where the file does not say the
-      class of its devices, or has too many. A NIC may be named as its ``<net>`` is.
+    - `gpus`, `nics`: Bus ids of the devices that count as GPUs and as NICs, where the file lacks the class of
+      its devices, or has too many. A NIC may be named as its ``<net>`` is.
     - `nvlinks` (int or mapping of (int, int) to int, optional): NVLinks of every rank into one NVSwitch, or
       NVLinks between two local ranks.
-    - `nvlink_gb_per_s`: Of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability, or
-      RCCL's for its architecture.
+    - `nvlink_gb_per_s`: Rate of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability,
+      or RCCL's for its architecture.
     - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
       always.
-    - `pcie_gb_per_s`: Of every PCIe link; by default lanes times rate. Where the file lacks one, 16 lanes of
-      8 GT/s (12 GB/s), and at least the rate of the fastest NIC.
-    - `cpu_gb_per_s`: Between two CPUs; by default NCCL's for the kind of CPU, and no limit where the file
-      does not say it.
-    - `nic_gb_per_s`: Of every NIC; by default as in the file, or that of its PCIe link.
+    - `pcie_gb_per_s`: Rate of every PCIe link; by default lanes times rate. If the file lacks one, 16 lanes
+      of 8 GT/s (12 GB/s), and at least the rate of the fastest NIC.
+    - `cpu_gb_per_s`: Rate between two CPUs; by default NCCL's for the kind of CPU, and no limit if the file
+      does not state it.
+    - `nic_gb_per_s`: Rate of every NIC; by default as in the file, or that of its PCIe link.
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
     - `intranode_alpha_us`, `internode_alpha_us`: Latency of links; by default 0.3 and 2.6, or between nodes
       that of the file's NICs.
