@@ -1,7 +1,7 @@
-"""Running a program: threadblocks step by step, queues that hold so many messages, and what slots hold.
+"""Execution of a program: threadblocks step by step, queues of bounded length, and the content of slots.
 
-What a slot holds is told exactly: whose contributions to which chunks have gone into it. Whoever waits goes
-on as soon as what it waits for is there, before the threadblock that brought it: little is under way at once.
+The content of a slot is exact: the contributing ranks of each chunk. A waiting threadblock continues as soon
+as its condition holds, before the threadblock that made it true: few messages are in flight at once.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ANYONE, AGAIN = -1, "again"
 
 
 class Content(frozenset[tuple[Any, int]]):
-    """What is in a slot: chunks, each with the ranks whose contributions went into it, as bits.
+    """Content of a slot: chunks, each with the ranks that contributed to it, as bits.
 
-    In place of a chunk there may be (`AGAIN`, chunk), for contributions that went into it twice, and where
-    nobody wrote before, the slot itself.
+    In place of a chunk there may be (`AGAIN`, chunk), for contributions that were added twice. For a slot
+    that was never written, the slot itself stands there.
     """
 
     __slots__ = ()
 
     @classmethod
     def of(cls, parts: Iterable[tuple[int, Any]]) -> Self:
-        """Of every (rank, chunk) that went into it."""
+        """Content of (rank, chunk) contributions."""
         held: dict[Any, int] = defaultdict(int)
         for rank, chunk in parts:
             held[chunk] |= 1 << (rank - ANYONE)
@@ -59,7 +59,7 @@ class Content(frozenset[tuple[Any, int]]):
 
 
 def contents_of(collective: Collective) -> list[Content]:
-    """What every chunk is in the end."""
+    """Final content of every chunk."""
     return [
         Content.of((_owner(collective, rank), part) for rank, part in parts)
         for parts in contributions(collective)
@@ -67,7 +67,7 @@ def contents_of(collective: Collective) -> list[Content]:
 
 
 def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
-    """What a rank starts with of a chunk."""
+    """Content of a chunk at a rank at the start."""
     return Content.of([(_owner(collective, rank), chunk)])
 
 
@@ -76,7 +76,7 @@ def _owner(collective: Collective, rank: int) -> int:
 
 
 class SlotContents:
-    """What is in the slots of one rank; in place, input and output are one buffer."""
+    """Content of the slots of one rank; in place, input and output are one buffer."""
 
     def __init__(self, program: Program, rank: int, layout: RankLayout) -> None:
         self._layout, self._in_place = layout, program.in_place
@@ -107,14 +107,14 @@ def execute(
     """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
 
     - `capacity`: Messages that a queue holds; default: as many as the protocol.
-    - `chunks`: Chunks that one message carries at most; those of a step travel together as far as it goes.
-    - `sent`: Gets what every step sends, chunk by chunk.
+    - `chunks`: Most chunks that one message carries; further chunks of a step go in further messages.
+    - `sent`: Receives the messages of every step, chunk by chunk.
     """
     return ExecutionState(program, capacity or PROTOCOLS[program.protocol], chunks, sent).run()
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
-    """All steps in an order that dependencies and messages of one chunk allow, so many in a queue."""
+    """All steps in an order that dependencies, and queues of `capacity` one-chunk messages, allow."""
     execution = execute(program, capacity=capacity)
     if execution.stuck is not None:
         raise InputError(str(execution.stuck), where="program")
@@ -122,7 +122,7 @@ def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[Step
 
 
 class _Wait(NamedTuple):
-    """What a threadblock waits for: that a step of its rank is done, or a message, or room, in a queue."""
+    """Condition of a waiting threadblock: a step of its rank, or a message or room in a queue."""
 
     what: Literal["a step", "a chunk", "room"]
     where: StepAddress | Queue | None
@@ -131,10 +131,10 @@ class _Wait(NamedTuple):
 class ExecutionState:
     """A run in progress, and then what is left of it: the step that each threadblock is at, what queues hold.
 
-    - `memory`: By rank.
+    - `memory`: Slots by rank.
     - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
       allow.
-    - `stuck`: Why it did not run to its end.
+    - `stuck`: Reason that it did not run to its end.
     """
 
     def __init__(

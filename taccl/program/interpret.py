@@ -1,7 +1,8 @@
 """The interpreter: runs a program, and says whether any rank can hang, race or end up wrong.
 
-It shares nothing with what lowers schedules but where chunks are in the user's buffers (`layout`). An output
-is right if exactly the right contributions were added, each once, and nothing that nobody wrote.
+It shares no code with the lowering of schedules except the positions of chunks in the user's buffers
+(`layout`). An output is right if exactly the required contributions were added, each once, and no content of
+unwritten slots.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FAULT_KINDS = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Interpretation:
-    """What `interpret` found.
+    """Result of `interpret`.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ class Interpretation:
 
     @property
     def ok(self) -> bool:
-        """Whether the program has no fault."""
+        """True if the program has no fault."""
         return not self.faults
 
     @property
@@ -203,7 +204,7 @@ def _check_contents(
 
 
 def _describe(found: Content, expected: Content) -> str:
-    """What is there: the sum but for what it lacks and has besides, or all that went into it."""
+    """Text of a content: the sum with its missing and extra contributions, or all contributions."""
     there, wanted = found.parts(), expected.parts()
 
     def told(parts: set[tuple[int, Any]]) -> str:

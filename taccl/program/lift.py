@@ -32,7 +32,7 @@ from taccl.units import parse_size
 
 @dataclass(eq=False, slots=True)
 class TracedMessage:
-    """What one step sends: its chunks, what is in each, and the step that receives them."""
+    """Message of one step: its chunks, the content of each, and the step that receives them."""
 
     step: StepAddress
     queue: Queue
@@ -51,10 +51,10 @@ def lift(
 ) -> Schedule:
     """The verified schedule that a program follows on a topology, with exact times.
 
-    Every step goes on as soon as the program lets it: after the steps before it in its threadblock and those
-    that it depends on, and with as many sends in a queue as its protocol has room for. Of sends that compete
-    for a link, port or NIC, the one goes first that alone could start first. Copies and sums within a rank
-    take no time. A step that sends several chunks is one merged send.
+    Every step starts as soon as the program allows: after the steps before it in its threadblock and its
+    dependencies. A queue holds as many sends as its protocol has room for. If sends compete for a link, port
+    or NIC, the one with the earliest possible start goes first. Copies and sums within a rank take no time. A
+    step that sends several chunks is one merged send.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
 
 
 def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
-    """Of each content that arrives at a rank, whether it is added to what the rank has.
+    """True, for each content that arrives at a rank, if it is added to the content there.
 
     It is if it lacks the rank's own contribution, or that of others. A whole sum that the rank adds nothing
     to may be called either, and is what the others of its send are.
@@ -166,7 +166,7 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
 
 
 def _trace(program: Program) -> list[TracedMessage]:
-    """What every sending step of a correct program (`taccl.interpret`) sends, in an order that it allows."""
+    """Messages of every sending step of a correct program (`taccl.interpret`), in an order that it allows."""
     collective = program.collective
     if collective is None:
         raise InputError(
@@ -195,7 +195,7 @@ def _trace(program: Program) -> list[TracedMessage]:
 def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) -> int:
     chunk = derived.get(content)
     if not derived:
-        # What nobody wrote, or was added twice, has something else in place of a chunk.
+        # Content that was never written, or added twice, has another object in place of a chunk.
         chunks = [each for each, _ in content]
         chunk = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], int) else None
     if chunk is None:
@@ -212,11 +212,11 @@ def _times(
 ) -> tuple[list[int], list[int]]:
     """The start and the end of every message in ticks, if every rank goes on as soon as it can.
 
-    A step begins when the one before it in its threadblock, and those that it depends on, are done. A message
-    starts when its step has begun, the queue has room for it, and every resource that it holds is free; of
-    several that could go, the one goes first that alone could go first, and of equals the one to the next
-    rank, then to the one after that, so that ranks do not all send to one. What is received is taken out of
-    the queue once the receiving step has begun. Steps within a rank take no time.
+    A step begins after the end of the one before it in its threadblock and of its dependencies. A message
+    starts when its step has begun, the queue has room for it, and every resource that it holds is free. The
+    message with the earliest possible start goes first. Among equals it is the one to the next rank, then the
+    one after that, so that ranks spread their destinations. A message leaves the queue when its receiving
+    step has begun. Steps within a rank take no time.
     """
     tasks, occupied = _messages(problem, sent, links)
     after, duration, room = tasks.after, list(tasks.duration), PROTOCOLS[program.protocol]
@@ -231,7 +231,7 @@ def _times(
             after[before].append((m, duration[before]))
             after[begins[sent[before].receiver]].append((m, 0))
         queue.append(m)
-    # What a step does is done once it has begun and what it receives is there, or some time after it sends.
+    # A step without a send is done when it has begun and its input has arrived; a send takes its time.
     done: dict[StepAddress, list[tuple[int, int]]] = {}
     for address, step in program.steps():
         done[address] = [(begins[address], 0)]

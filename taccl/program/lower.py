@@ -4,9 +4,9 @@ Every send becomes a step at its source and one at its destination, on the slots
 of a threadblock are in order of the *end* of their sends. A step waits for the steps of its rank that wrote
 what it reads, and that used what it overwrites.
 
-No such program can deadlock, at any size and however little its queues hold: a send and its receive go
-hand in hand at the end of the send, and whatever either of the two waits for ends earlier (or together with
-it, and comes before it in one order of all sends). So the sends can be done in that order.
+No such program can deadlock, at any size and however short its queues are. A send and its receive take place
+together, at the end of the send. Each condition of either ends earlier, or together with it and before it in
+one order of all sends. So the sends can be done in that order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 
-#: What becomes of a merged send whose chunks are not neighbours in the buffers at both ends.
+#: Treatment of a merged send whose chunks are not neighbours in the buffers at both ends.
 Merged = Literal["split", "pack"]
 Channels = Literal["single", "round-robin", "by-chunk", "by-peer"]
 Threadblocks = Literal["per-direction", "per-peer", "relay"]
@@ -161,7 +161,7 @@ def lower(
 
 
 def _replaced(schedule: Schedule) -> tuple[str, ...]:
-    """What there is to say of sends of several ends, which no program has; warned of, too."""
+    """Notes on sends of several ends, which programs replace by single sends; also issued as warnings."""
     links = schedule.problem.topology.links
     wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
     if not wide:
@@ -253,7 +253,7 @@ class _Placing:
                 if not value.final or allocator.home[chunk] == source:
                     continue
                 if self.in_place:
-                    # Two inputs may have to trade places: by way of scratch nobody waits for anybody.
+                    # Two inputs may have to trade places; a copy through scratch avoids a cycle of waits.
                     copy = Value(chunk, START, final=True)
                     allocator.place_scratch([copy])
                     value.final = False
@@ -359,7 +359,7 @@ class _Placing:
 
 
 def _next(slot: Slot | None, later: Slot | None) -> bool:
-    """Whether a slot comes right after another, or neither is there."""
+    """True if a slot directly follows another, or both are None."""
     if slot is None or later is None:
         return slot is later
     return slot.buffer == later.buffer and slot.offset + 1 == later.offset

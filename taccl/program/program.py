@@ -31,7 +31,7 @@ PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 
 
 class OperationParts(NamedTuple):
-    """What an operation does, in this order: receive, read `src`, write `dst`, send the result on."""
+    """Parts of an operation, in this order: receive, read `src`, write `dst`, send the result on."""
 
     receives: bool
     reads: bool
@@ -79,7 +79,7 @@ class StepAddress(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """What goes from one rank to another over one channel, first in, first out."""
+    """Messages from one rank to another over one channel, first in, first out."""
 
     src: int
     dst: int
@@ -135,7 +135,7 @@ class Threadblock:
 
 @dataclass(frozen=True, slots=True)
 class RankProgram:
-    """What one rank runs, and how many chunks its buffers hold."""
+    """Program of one rank, and the number of chunks in its buffers."""
 
     input_chunks: int
     output_chunks: int
@@ -146,7 +146,7 @@ class RankProgram:
 @checked
 @dataclass(frozen=True)
 class Program:
-    """What every rank executes.
+    """Program of every rank.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class Program:
         The least and the largest size that it is meant for, of the larger of a rank's two buffers, where they
         are known; they make no two programs differ either.
     notes : tuple of str
-        What there is to say of how it was made.
+        Notes on how it was made.
     """
 
     name: str
@@ -189,12 +189,12 @@ class Program:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it runs on."""
+        """Number of ranks."""
         return len(self.ranks)
 
     @cached_property
     def num_steps(self) -> int:
-        """How many steps all threadblocks have together."""
+        """Number of steps of all threadblocks together."""
         return sum(1 for _ in self.steps())
 
     @cached_property

@@ -1,13 +1,13 @@
 """Room in a queue between two ranks: the number of messages it holds, and the chunks that one carries.
 
-The kernels of MSCCL cut a step of several chunks into messages of at most one buffer slot each, and a queue
-holds a fixed number of messages (`PROTOCOLS`), however small they are. So a step of several small chunks is
-one message, and the same step of large chunks is several.
+The kernels of MSCCL cut a step of several chunks into messages of at most one buffer slot each. A queue holds
+a fixed number of messages (`PROTOCOLS`), however small they are. So a step of several small chunks is one
+message, and the same step of large chunks is several.
 
 The number of messages of a step never falls as sizes grow. A program that runs to its end with some number of
-messages a step does so with fewer: keep of every step's messages the last ones, at both ends, at the times
-that they have in that run. Every queue then holds no more than it did, each message still comes before its
-receive, and a step begins no earlier and ends when it did. So a program that hangs at one size hangs at every
+messages per step does so with fewer. Proof: keep the last messages of every step, at both ends, at their
+times in that run. Every queue then holds no more than it did, and each message still comes before its
+receive. A step begins no earlier and ends when it did. So a program that hangs at one size hangs at every
 larger one.
 
 Large chunks go through in several rounds of all steps. A round that ends leaves every queue empty, and what
@@ -49,7 +49,7 @@ def fewest_chunks(program: Program, size_bytes: int) -> int:
 
 
 def first_size(program: Program, chunks: int, library: str) -> int:
-    """Smallest size in bytes at which a message carries at most so many chunks, fewer than `MAX_CHUNKS`."""
+    """Smallest size in bytes at which a message carries at most `chunks` chunks, fewer than `MAX_CHUNKS`."""
     return _payload(program, library) // (chunks + 1) * program.size_chunks + 1
 
 

@@ -3,9 +3,9 @@
 A step's chunks travel as messages of as many as fit into one at the size (`taccl.program.queues`), tagged
 with its channel.
 
-A queue holds what its sender has copied out and its receiver has not taken yet: a synchronous send is done
-once its receive has begun. There are never more of them than the protocol has room for, so a program waits
-here where it waits in the interpreter, and nowhere else.
+A queue holds the messages that its sender has copied out and its receiver has not received: a synchronous
+send is done once its receive has begun. Their number is at most the protocol's, so a program waits here
+exactly where it waits in the interpreter.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _CLOCK_EVERY = 32
 
 
 class Stuck(NamedTuple):
-    """What waited when the time was up, and for how long no step had ended."""
+    """The waiting steps at the timeout, and the time since the last step ended."""
 
     waits: list[Wait]
     idle_s: float
 
 
 class Engine:
-    """What one rank runs, on its memory.
+    """Engine of one rank, on its memory.
 
     - `communicator`: Its ranks are the program's; no other messages of theirs go over it meanwhile.
     - `chunks`: Chunks that one message carries at most.
@@ -66,8 +66,8 @@ class Engine:
         self.chunks = chunks
         self.rank, self.memory, self.communicator, self.crowded = rank, memory, communicator, crowded
         self.capacity, self.blocks = PROTOCOLS[program.protocol], program.ranks[rank].threadblocks
-        # By threadblock: the step that it is at, its receive under way, its sends that are not taken yet, the
-        # oldest first, and rows for what has come and is to be added, and for what goes.
+        # State by threadblock: its present step, its receive under way, and its sends in flight, the oldest
+        # first. Rows are buffers for received data to be added, and for data to send.
         self.position = [0] * len(self.blocks)
         self.receiving: list[Any] = [None] * len(self.blocks)
         self.sending: list[deque[Any]] = [deque() for _ in self.blocks]
@@ -101,7 +101,7 @@ class Engine:
         return None
 
     def abandon(self) -> None:
-        """Take back the receives that nobody has sent for; for all ranks together, once a run was not done.
+        """Cancel the receives without a send; collective over all ranks, after a run that was not done.
 
         Whatever was sent and not received is received into the void, so that MPI has nothing left to do.
         """
@@ -129,7 +129,7 @@ class Engine:
         return np.empty((count, self.memory.input.shape[1]), self.memory.input.dtype)
 
     def _view(self, slot: Slot | None, begin: int, count: int) -> NDArray[Any] | None:
-        """The memory of so many chunks, `begin` chunks behind a slot."""
+        """Memory of `count` chunks, from `begin` chunks behind a slot."""
         if slot is None:
             return None
         buffer: NDArray[Any] = getattr(self.memory, slot.buffer)
@@ -174,7 +174,7 @@ class Engine:
             yield f"what was sent to be received {into}"
 
     def _has_room(self, t: int, wanted: int) -> bool:
-        """Whether the queue that a threadblock sends into has room for so many messages."""
+        """True if the queue that a threadblock sends into has room for `wanted` messages."""
         sending = self.sending[t]
         while sending and sending[0].Test():
             sending.popleft()

@@ -1,4 +1,4 @@
-"""What ranks are asked to do: a program, a size, a type of number, how often; checked before any starts."""
+"""Jobs of ranks: a program, a size, a type of number, a number of runs; checked before any rank starts."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def make_job(
 ) -> RunJob:
     """The request to execute a program.
 
-    - `size`: Of the larger of one rank's input and output buffer; rounded up to whole elements in every
+    - `size`: Size of the larger of one rank's input and output buffer; rounded up to whole elements in every
       chunk.
-    - `ranks`: How many ranks the program is expected to have.
+    - `ranks`: Number of ranks that the program must have.
     """
     known_word(dtype, DTYPES, "dtype")
     if ranks is not None and ranks != program.num_ranks:

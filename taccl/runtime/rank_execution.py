@@ -1,4 +1,4 @@
-"""What the ranks do together: agree on a job, execute it and MPI's own collective, and report."""
+"""Joint work of the ranks: agree on a job, execute it and MPI's own collective, and report."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _JobRank:
         self.num_wrong = 0
 
     def run(self) -> dict[str, Any] | None:
-        """What became of it, the plain values of an `Execution`, at rank 0; None elsewhere."""
+        """Outcome at rank 0, the plain values of an `Execution`; None elsewhere."""
         stuck: Stuck | None = None
         times: list[float] = []
         mpi_times: list[float] = []
@@ -197,7 +197,7 @@ class _JobRank:
             cause = next((fault.message for fault in faults if fault.kind == "deadlock"), "")
 
         def slowest(name: str) -> dict[str, Any] | None:
-            """Of every repetition the time at the rank that took longest; None if there was none."""
+            """Time of the slowest rank in every repetition; None if there was none."""
             each_us = [max(times) for times in zip(*(report[name] for report in reports), strict=True)]
             return {"each_us": each_us} if each_us else None
 
@@ -230,7 +230,7 @@ def _versions() -> dict[str, str]:
 
 
 def placing(communicator: Any) -> tuple[int, bool]:
-    """How many machines the ranks are on, and whether any has more ranks than cores for them."""
+    """Number of machines of the ranks, and True if any has more ranks than cores for them."""
     from mpi4py import MPI
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a real execution found: wrong chunks, who waits for what, and how long it took beside MPI's own."""
+"""Report of a real execution: wrong chunks, waiting steps, and its time beside that of MPI's own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Wait:
     """A step that was waiting when the time was up.
 
     - `step`: The instruction.
-    - `reason`: What it waits for.
+    - `reason`: The condition that it waits for.
     """
 
     address: StepAddress
@@ -51,7 +51,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long each repetition took at the rank that took longest, in microseconds."""
+    """Time of each repetition at the slowest rank, in microseconds."""
 
     each_us: tuple[float, ...]
 
@@ -68,7 +68,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Execution:
-    """What became of a program that MPI ranks executed.
+    """Outcome of a program that MPI ranks executed.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Execution:
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end with nothing wrong."""
+        """True if it ran to its end without a fault."""
         return not self.waits and not self.num_wrong
 
     def algbw_gb_per_s(self, times: Times) -> float:
@@ -147,7 +147,7 @@ class Execution:
             raise VerificationError(self.failure(), violations=self.wrong)
 
     def failure(self) -> str:
-        """What went wrong; empty if nothing did."""
+        """Faults in words; empty if there are none."""
         if self.waits:
             return self._waiting()
         if not self.num_wrong:
@@ -190,5 +190,5 @@ class Execution:
 
 
 def was_moving(idle_s: float, timeout_s: float) -> bool:
-    """Whether steps were still being done when the time was up: who waited for whom says nothing then."""
+    """True if steps still ended shortly before the timeout, so that waiting steps prove nothing."""
     return idle_s < min(1.0, timeout_s / 4)
