@@ -1,7 +1,8 @@
 """Kinds of files: how the content tells each, and the command or the other file that helps.
 
-Kinds are those of taccl itself, told by fields or a beginning, and outputs of other tools, told by a line
-that only that tool prints. `kinds_in` and `kinds_of_text` name them, `advice_on` says what to do with one.
+Kinds are those of taccl itself, told by fields or a beginning, and outputs of other tools. A line that only
+one tool prints tells its output. `kinds_in` and `kinds_of_text` name kinds, `advice_on` gives the next step
+for one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _FIELDS = {
 _HEAD_CHARACTERS = 1 << 16
 #: Marks of quotes, and fences of code, of which the line breaks stay: messages count lines.
 _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
-#: What may stand before the first element of XML.
+#: Text allowed before the first element of XML.
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
@@ -95,7 +96,7 @@ def _no(remedy: str) -> str:
     return f"taccl does not read it; {remedy}"
 
 
-#: Of kinds told by fields.
+#: Kinds that fields tell.
 _ADVICE = {
     "schedule": _SHOW,
     "plan": "`taccl verify {file}` checks the files that it lists",
@@ -119,7 +120,7 @@ _ADVICE = {
 }
 #: The first that matches names a text.
 _TEXTS = (
-    # Of taccl itself, and of what it reads.
+    # Kinds of taccl itself, and those that it reads.
     _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
     _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
     _Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
@@ -151,7 +152,7 @@ _TEXTS = (
         "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
     ),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
-    # Of benchmarks.
+    # Benchmarks.
     _Text(
         "log of iperf, netperf, qperf or ucx_perftest",
         r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
@@ -174,7 +175,7 @@ _TEXTS = (
         r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
         "save it whole, with its matrix `P2P=Enabled Bandwidth`",
     ),
-    # Of a server.
+    # Servers.
     _Text(
         "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
         rf"\A{_BEFORE_ELEMENT}<graphs\b",
@@ -220,7 +221,7 @@ _TEXTS = (
         _no(_SERVER),
     ),
     _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
-    # Of a network.
+    # Networks.
     _Text(
         "output of ibnetdiscover",
         r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
@@ -301,6 +302,6 @@ def wrong_kind(kind: str, file: str, wanted: str = "") -> str:
 
 
 def advice_on(kind: str, file: str) -> str:
-    """What to do with a file of a kind."""
+    """Next step for a file of a kind, as a sentence."""
     advice = _ADVICE.get(kind, "check the path")
     return advice.replace("{file}", shlex.quote(shown(file, 200)))

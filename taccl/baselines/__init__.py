@@ -1,4 +1,4 @@
-"""What a library does today: well-known algorithms as schedules, to set results beside.
+"""Well-known algorithms of libraries as schedules, for comparison with results.
 
 Each takes a `Problem` and returns a `Schedule`; all leave the sketch aside, but for merging. As libraries do,
 they cut chunks into smaller ones for as long as that pays; with ``cut=False`` the chunks are the problem's.

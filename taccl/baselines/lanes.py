@@ -202,7 +202,7 @@ class Lanes:
         for step in range(steps):
             starts[step] = np.maximum(ready, free)
             free, arrival = starts[step] + held, starts[step] + latency
-            # Of the messages of all lanes that hold a resource in turn, the last one ends.
+            # The messages of all lanes hold a resource in turn; its last arrival ends the lanes.
             end = max(end, float(np.maximum(arrival, free).max()))
             ready = np.roll(arrival, 1, axis=1)
         return starts, end

@@ -1,4 +1,4 @@
-"""What NCCL would do: an algorithm and a protocol, chosen by a model of its costs.
+"""Prediction of NCCL's choice: an algorithm and a protocol, by a model of its costs.
 
 Rings and trees run over channels, packed into the links as NCCL's search does (`taccl.baselines.channels`).
 Their time is a latency, of launch, base and hops, and the bytes over what the channels carry together. Other
@@ -256,8 +256,8 @@ def _rails(topology: Topology, rank: int) -> dict[tuple[int, int], int]:
 def _nvls(problem: Problem, *, cut: bool) -> Schedule:
     """Each chunk is added up on its way to a rank of its node, over a tree of nodes, and spread from there.
 
-    While the switch adds up one chunk it spreads another from the same rank. Of a single node that is rank 0;
-    of several each rank in turn, so that every card has its share.
+    While the switch adds up one chunk it spreads another from the same rank. In a single node that is rank 0;
+    with several nodes each rank in turn, so that every card has its share.
     """
     return cut_while_it_pays(
         problem, _through_switches, cut=cut, parts=len(problem.topology.ranks_of_node[0])

@@ -47,9 +47,9 @@ _MAX_RINGS = 8
 def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which every chunk goes round a ring of ranks, and reductions come round it.
 
-    Of four forms the fastest is returned, and its `producer` names it: one ring or several (the chunks are
-    dealt out by the rings' speed), and chunks that go round one way, or half the ring each way. The sketch is
-    left aside, but for merging.
+    Four forms compete, and the `producer` names the fastest. They have one ring or several, with chunks dealt
+    out by the rings' speed. Chunks go round one way, or half of the ring each way. Only the merging clauses
+    of the sketch apply.
 
     NDv2's ring runs over its double links; steps that no link joins are relayed.
 
@@ -126,7 +126,7 @@ def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule
 
 
 def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
-    """What the slowest step of a ring takes, relays included; at least 1."""
+    """Longest time of any step of a ring, relays included; at least 1."""
     costs = spread.problem.costs
     units = int(costs.chunk_units.max(initial=1))
     routes = (spread.routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
@@ -137,10 +137,10 @@ def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
 def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
     """Orders of all ranks, best first; of several, no two use the same links inside nodes.
 
-    Each crosses from node to node once, by one link; later rings prefer links that share no resource with
-    those of earlier ones. Without any (ranks that no ring of links joins, or nodes that differ), the one
-    order of rank numbers, node by node, is returned, whose steps may need relays. Nodes that share more of
-    their ways with others, as in pods of racks, are in an order that keeps pods together.
+    Each ring crosses from node to node once, by one link; later rings prefer links that share no resource
+    with those of earlier ones. If there is no such ring (no ring of links joins the ranks, or nodes differ),
+    ranks follow in numerical order, node by node. Its steps may need relays. Nodes with the most shared
+    paths, as in pods of racks, are adjacent in that order.
     """
     routes = ShortestRoutes(topology, ticks)
     nodes = near_nodes(topology, routes)

@@ -24,12 +24,12 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which half of the chunks goes down one binary tree, half down another.
 
     Ranks inside one tree are leaves in the other, so that both trees together use every rank's links in both
-    directions. Reductions go up the same trees. Of two forms the faster is returned, and its `producer`
-    names it: trees of ranks, or trees of nodes with a chain of ranks inside each. The sketch is left aside,
-    but for merging.
+    directions. Reductions go up the same trees. Two forms compete, and the `producer` names the faster: trees
+    of ranks, or trees of nodes with a chain of ranks inside each. Only the merging clauses of the sketch
+    apply.
 
-    Allreduce gathers the sums at rank 0, or of trees of nodes at two or at all ranks of node 0, so that these
-    trees leave by network cards of their own; others have roots of their own.
+    Allreduce gathers the sums at rank 0. Trees of nodes gather at two or at all ranks of node 0, so that
+    these trees leave by network cards of their own. Other collectives have roots of their own.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ def _answer(words: list[str], interrupts: Sequence[int], began_s: float) -> Answ
 
 
 class _Help(Exception):
-    """What ``--help`` answers."""
+    """Raised by ``--help``, with the text to print."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from taccl.synthesis.symmetric.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
-#: From so many ranks on a fabric that looks alike from every rank gets an implicit schedule.
+#: Fewest ranks for an implicit schedule, on fabrics that look alike from every rank.
 _MANY_RANKS = 2048
-#: And from so many on of ``dimension-balanced``.
+#: Fewest ranks for an implicit schedule by ``dimension-balanced``.
 _MANY_BALANCED = 257
 #: A worse implicit schedule is left to the general way.
 _WORTH_A_SEARCH = 0.1
@@ -39,7 +39,7 @@ def check_room(options: argparse.Namespace, memory_limit_mb: int | None) -> None
 
 
 def implicit_answer(options: argparse.Namespace) -> Answer | None:
-    """What there is to say of a fabric with very many ranks; None where the usual way is to be gone."""
+    """Report for implicit synthesis, or None if ordinary synthesis should run."""
     fabric = _fabric(options)
     if fabric is None:
         return None
@@ -99,7 +99,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
-    """How many chunks of a rank, and the bytes of each; along dimensions as many as are best."""
+    """Number of chunks per rank, and the bytes of each; the optimal number along dimensions."""
     from taccl.synthesis.balanced import choose_num_chunks
 
     count = options.chunks_per_rank

@@ -95,14 +95,14 @@ def _collective(word: str) -> str:
     return name
 
 
-#: Protocols are compared by baselines where so few chunks and contributions arrive (in some 2 s; where 32
-#: ranks add up it would be 9), and by bounds where ranks want up to so many chunks.
+#: Most arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
+#: reduce), and most arrivals for which bounds do.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
 #: Share of a verb's time limit for that comparison.
 _PROTOCOL_SHARE = 0.3
-#: What is synthesized where neither a sketch nor an option says how much.
+#: Size if neither a sketch nor an option states one.
 _USUAL_SIZE = "64MB"
 A_TOPOLOGY = "a file, a machine (ndv2), or a fabric (torus:4x4)"
 _COLLECTIVES = ", ".join(taccl.collectives.COLLECTIVES)

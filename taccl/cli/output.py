@@ -1,4 +1,4 @@
-"""What a verb answers, and what is written where.
+"""Answers of verbs, and their output streams.
 
 Answers go to stdout and schedules to files; warnings, complaints and progress to stderr.
 """
@@ -41,7 +41,7 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a verb has to say: as text, as plain values, as a complaint on stderr, and as an exit code.
+    """Answer of a verb: text, plain values, a complaint for stderr, and an exit code.
 
     With a complaint the answer is no, and its code 1 unless another is given.
     """
@@ -62,7 +62,7 @@ def picked(thing: object, *names: str) -> dict[str, Any]:
 
 
 def explained(error: Exception, *, where: str | None = None) -> Answer:
-    """What an error says to a person, with its exit code; `where` replaces the error's own."""
+    """Error as a message, with its exit code; `where` replaces the error's own place."""
     for kind, code in _EXIT_CODES:
         if isinstance(error, kind):
             where = where or getattr(error, "where", None)
@@ -146,7 +146,7 @@ def emit(answer: Answer, *, as_json: bool) -> int:
 
 
 def say(message: str) -> None:
-    """Print a line on stderr; where it cannot be written there is nobody to tell."""
+    """Print a line on stderr; ignored if stderr cannot be written."""
     if sys.stderr is None:
         return
     try:
@@ -174,7 +174,7 @@ def hold_descriptors() -> None:
 
 @contextlib.contextmanager
 def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, float | None], None] | None]:
-    """A line on a terminal's stderr that says what is going on; None where nobody would see it."""
+    """Callback for a progress line on a terminal's stderr; None if stderr is no terminal."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -193,13 +193,13 @@ def progress_shown(*, wanted: bool) -> Iterator[Callable[[str, float | None, flo
 
 @contextlib.contextmanager
 def notes_shown(*, wanted: bool = True) -> Iterator[Callable[[str], None]]:
-    """The same for work without figures: what to call with what is going on, though nobody may see it."""
+    """Callback for the name of the stage under way; shown on terminals only."""
     with progress_shown(wanted=wanted) as progress:
         yield lambda text: None if progress is None else progress(text, None, None)
 
 
 def is_first_rank() -> bool:
-    """Whether this process may speak: among ranks of a launcher all there is to say is left to rank 0."""
+    """True if this process may print: among ranks of a launcher only rank 0 does."""
     from taccl.runtime.environment import launched_by
 
     launch = launched_by()

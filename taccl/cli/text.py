@@ -1,4 +1,4 @@
-"""What several verbs show: results, and the words for problems, rates and notes."""
+"""Texts that several verbs show: results, and the words for problems, rates and notes."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def figures_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
 
 
 def finish_text(schedule: Schedule | CompactSchedule) -> str:
-    """How long a schedule takes, and at which bandwidth."""
+    """Finish of a schedule and its bandwidth."""
     return ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))
 
 
 def title_of(problem: Problem) -> str:
-    """What is sent, where, under which sketch and costs, and how much."""
+    """Collective, topology, sketch, costs and size of a problem, as a title."""
     sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     model = " (upstream cost model)" if problem.topology.cost_model == "upstream" else ""
@@ -76,5 +76,5 @@ def title_of(problem: Problem) -> str:
 
 
 def transfers_text(found: Schedule | CompactSchedule | Verification) -> str:
-    """How many transfers there are, in how many sends."""
+    """Number of transfers, and of the sends that carry them."""
     return f"{format_count(found.num_transfers, 'transfer')} in {format_count(found.num_sends, 'send')}"

@@ -1,4 +1,4 @@
-"""What a word on the command line names: a file, by its content, or a sketch, a machine or a fabric."""
+"""Inputs on the command line: files, told by their content, sketches, machines and fabrics."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _topology_from_word(word: str, nodes: int | None, profile: str | None) -> To
 
 
 def names_topology(word: str) -> bool:
-    """Whether a word that may be a sketch or a topology is surely a topology: a file of one, or a name."""
+    """True if a word can only be a topology, by a file of one or a name, and not a sketch."""
     if is_file(word):
         return kind_of(word, unclear="sketch") in ("topology", "upstream topology")
     from taccl.topology.registry import find_kind
@@ -65,7 +65,7 @@ def names_topology(word: str) -> bool:
 
 
 def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
-    """What a file holds, by its content, or what a name stands for.
+    """Kind of the object in a file, by its content, or of the object that a name stands for.
 
     A file that could be a sketch or a topology, as it names a machine and no more, is taken for `unclear`.
     """
@@ -98,7 +98,7 @@ def format_in(word: str | None) -> FileFormat | None:
 
 
 def held_by(word: str | None) -> str:
-    """What a file holds by its format; empty where that is not known, or the format is only written."""
+    """Kind of the object in a file by its format; empty if unknown, or if the format is only written."""
     found = format_in(word)
     return found.holds if found is not None and found.load else ""
 
@@ -111,6 +111,6 @@ def sketch_from_word(word: str | None) -> Sketch | None:
 
 
 def is_file(word: str) -> bool:
-    """Whether a word is a path rather than a name."""
+    """True if a word is a path rather than a name."""
     # A folder may bear the name of a machine. A link that leads nowhere is one to a file that is missing.
     return word.lower().endswith(_FILE_SUFFIXES) or (os.path.lexists(word) and not os.path.isdir(word))

@@ -68,7 +68,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
 
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What `add_run_options` declared, as `compare` and `sweep` take it."""
+    """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
     # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
     return {
@@ -105,7 +105,7 @@ def table_answer(found: pd.DataFrame, options: argparse.Namespace) -> Answer:
 
 
 def _text(rows: list[dict[str, Any]]) -> str:
-    """What tells runs apart, and how good each is; a reason where there is no schedule."""
+    """Table of runs: the columns that differ, and the quality of each, or the reason for no schedule."""
     first = next((row for row in rows if row["topology"] is not None), rows[0])  # not all need have been run
     may_differ = ("sketch", "size_bytes", "seed")
     labels = [name for name in may_differ if len({row[name] for row in rows} - {None}) > 1]

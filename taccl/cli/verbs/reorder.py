@@ -66,7 +66,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Answer:
-    """Number ranks anew, so that the algorithm which a library runs fits the network."""
+    """Renumber ranks so that the algorithm of a library fits the network."""
     check_output(options, *_FILES)
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
-    """The topology, and the host of every slot of it; none where nobody names them."""
+    """The topology, and the host of each of its slots; no hosts if no file names them."""
     from taccl.placement.launchers import read_hosts
     from taccl.placement.matrices import load_probe
 
@@ -194,7 +194,7 @@ def _contents(found: taccl.Placement, hosts: list[str], options: argparse.Namesp
 
 def _text(found: taccl.Placement, hosts: list[str], start: list[str], notes: list[str]) -> str:
     names = [
-        # Of several slots of a host the number tells which.
+        # A number tells apart several slots of one host.
         host if hosts.count(host) == 1 else f"{host}:{hosts[:slot].count(host)}"
         for slot, host in enumerate(hosts)
     ] or [*map(str, range(found.topology.num_ranks))]

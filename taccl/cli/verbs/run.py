@@ -1,7 +1,7 @@
 """``taccl run``: a program executed by MPI ranks, compared with MPI's own collective, and timed beside it.
 
-Of a step of operations (`taccl.Workload`) the quickest schedule on a topology is executed, and compared with
-what its operations give as they stand.
+The quickest schedule of a step of operations (`taccl.Workload`) is executed on a topology, and its outputs
+are compared with those of the operations alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taccl.program.program import Program
     from taccl.runtime.report import Execution, Times
 
-#: Rounding is no fault up to so many times the relative error of one operation; ours.
+#: Largest error that counts as rounding, in relative errors of one operation; our choice.
 _MOST_EPS = 256
 
 

@@ -14,7 +14,7 @@ from taccl.units import format_count
 if TYPE_CHECKING:
     from taccl.program.program import Program
 
-#: What is shown of each size, before more.
+#: Figures shown first for each size.
 _FIGURES = ("size_bytes", "finish_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s")
 
 
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 
 def _of_program(program: Program, options: argparse.Namespace) -> Answer:
-    """What a program takes on a topology at each size."""
+    """Time of a program on a topology, at each size."""
     from taccl.cli.text import figures_table
 
     unfit = {name for name in ("alpha", "time_unit_us") if getattr(options, name) is not None}
