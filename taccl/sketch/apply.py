@@ -319,7 +319,7 @@ def _with_symmetry(problem: Problem, sketch: Sketch) -> Problem:
 
 
 def _why_narrow(problem: Problem) -> str:
-    """What keeps a collective from having a rank symmetry."""
+    """Reason that a collective has no rank symmetry."""
     name = problem.collective.name
     if name in ROOTED:
         return "a root"

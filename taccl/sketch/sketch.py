@@ -98,7 +98,7 @@ class Chunks(Table):
 
 
 class Internode(Table):
-    """Which ranks talk across nodes, for every ordered pair of nodes."""
+    """Ranks that talk across nodes, for every ordered pair of nodes."""
 
     connections: Connections | None = _told(
         None,
@@ -128,7 +128,7 @@ class Internode(Table):
 
 
 class Intranode(Table):
-    """Which links inside a node may be used."""
+    """Links inside a node that may be used."""
 
     links: Annotated[
         Annotated[tuple[Pair, ...], Tag("as-pairs")] | Annotated[Literal["all"], Tag("as-word")],
@@ -137,7 +137,7 @@ class Intranode(Table):
 
 
 class SwitchSketch(Table):
-    """How many of a switch's connections a routing should use."""
+    """Number of a switch's connections that a routing should use."""
 
     name: str = _told("", "A word for messages.")
     ranks: LocalRanks = Field(description="Local ranks that the switch joins.")
@@ -176,7 +176,7 @@ class Objective(Table):
 
 
 class Routing(Table):
-    """How far a path may stray."""
+    """Limits on detours of paths."""
 
     slack: Number = _told(0.1, "How much longer than its shortest path a chunk's path may be, relatively.")
     max_hops: Positive | None = _told(
@@ -187,7 +187,7 @@ class Routing(Table):
 
 
 class Merging(Table):
-    """Which sends may carry more than one chunk."""
+    """Sends that may carry more than one chunk."""
 
     max: Positive = _told(6, "How many chunks one send may carry.")
     links: Literal["internode", "all", "none"] = _told(
@@ -229,7 +229,7 @@ class Sketch(Table):
         return None if self.chunks.size is None else parse_size(self.chunks.size)
 
     def value_of(self, field: str) -> Any:
-        """What a field such as ``"routing.slack"`` says."""
+        """Value of a field such as ``"routing.slack"``."""
         table, _, name = field.partition(".")
         return getattr(getattr(self, table), name)
 
@@ -283,7 +283,7 @@ class Sketch(Table):
         return sketch
 
     def to_dict(self) -> dict[str, Any]:
-        """What a file of this sketch holds: every field that differs from its default."""
+        """Content of a file of this sketch: every field that differs from its default."""
         content = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {"schema": 1, **content}
 
@@ -292,7 +292,7 @@ class Sketch(Table):
         return toml_document(self.to_dict())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row for each field that differs from its default."""
+        """HTML for notebooks: a row for each field that differs from its default."""
         from taccl.html import card, facts
 
         content = self.to_dict()

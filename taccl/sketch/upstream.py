@@ -44,7 +44,7 @@ CostModel = Literal["upstream", "physical"]
 
 #: Machines whose names begin those of topology files; theirs are the NICs then, and not the file's.
 _MACHINES = ("ndv2", "dgx2")
-#: What one chunk is taken to weigh where nobody says; the costs of a chunk do not depend on it.
+#: Nominal size of one chunk if none is stated; the costs of a chunk do not depend on it.
 NOMINAL_CHUNK_BYTES = BYTES_PER_MB
 
 _SIZE_IN_NAME = re.compile(r"_([0-9]+)(KB|MB|GB)$", re.IGNORECASE)
@@ -71,9 +71,9 @@ def load_problem(
     - `collective`: A name, or a collective with an open number of chunks, uses the sketch's chunk
       partitioning, unless `chunks_per_rank` is given.
     - `cost_model`: The file's costs as the published tool uses them, or the machine that the file names.
-    - `nodes`: Rescale the sketch to so many nodes.
-    - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown, and a
-      physical one takes the chunk size from the file's name, where 1MB is 2**20 bytes.
+    - `nodes`: Number of nodes to which the sketch is rescaled.
+    - `chunk_size`, `size`: Without either, an upstream cost model leaves ``size_bytes`` unknown. A physical
+      one takes the chunk size from the file's name, where 1MB is 2**20 bytes.
     - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
     - `root`, `roots`: As `taccl.collectives.make` takes them.
     """
@@ -259,7 +259,7 @@ def edges_inside(
 def edges_across(
     pairs: Iterable[tuple[int, int]], nodes: int, size: int, alpha_us: Fraction, beta: Fraction
 ) -> list[Edge]:
-    """Links between local ranks, the same for every ordered pair of nodes of so many ranks."""
+    """Links between local ranks, the same for every ordered pair of nodes of `ranks_per_node` ranks."""
     return [
         Edge(here * size + sender, there * size + receiver, alpha_us, beta)
         for (here, there), (sender, receiver) in product(permutations(range(nodes), 2), pairs)
@@ -318,7 +318,7 @@ class UpstreamModel:
         check_num_links(num_links, where=self.file.where("gpus_per_node"))
 
     def _per_mb(self, cost_of_chunk: int, field: str) -> Fraction:
-        """Microseconds per MB of a link over which a chunk costs so many of the file's units."""
+        """Microseconds per MB of a link, from the cost of a chunk in the file's units."""
         if cost_of_chunk <= 0:
             raise TopologyError(
                 "the published tool truncates costs to whole units, which leaves 0 for a chunk; expected at "

@@ -1,8 +1,8 @@
-"""Why a sketch cannot work and what would make it work; or, where it works, what its clauses cost.
+"""Explanation of a sketch: the conflict of an infeasible one and its remedy, or the cost of each clause.
 
-`explain` names the fewest clauses of an infeasible problem that clash, with their place in the sketch's
-file, and the smallest change that makes it feasible. Of a feasible one it bounds the finish without each
-clause: what the bound falls by is what the clause costs at least.
+`explain` names a smallest set of clashing clauses of an infeasible problem, with their place in the sketch's
+file. It also names the smallest change that makes it feasible. For a feasible problem it bounds the finish
+without each clause: the fall of the bound is the least cost of the clause.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _MAX_NAMED = 8
 _LEAST_BOUND_S = 0.5
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
-#: What the bound without any clause is filed under.
+#: Key of the bound without any clause.
 EVERY_CLAUSE = "every clause"
 
 
 @dataclass(frozen=True, slots=True)
 class ClauseCost:
-    """What one clause costs at least."""
+    """Least cost of one clause."""
 
     clause: str  # "file: field", or "every clause"
     bound_us: float  # without the clause
@@ -80,7 +80,7 @@ class Explanation:
     bound_us : float, optional
         The lower bound on the finish of a feasible problem.
     costs : tuple of ClauseCost
-        The dearest clause first; clauses that time did not reach are left out.
+        Clauses are in order of falling cost; those beyond the time limit are left out.
     dimension_bound : DimensionBound, optional
         Of a feasible problem on a product of dimensions: which of them limit algorithms along them, and what
         balancing gains.
@@ -190,7 +190,7 @@ def _unreached(barriers: Barriers, missed: Sequence[Need], *, solver: str, deadl
 
 
 def _path(problem: Problem, demand: Need, end: int) -> str:
-    """Who cannot get where."""
+    """Text of an unreachable pair of ranks."""
     name, start = problem.collective.name, demand.starts[0]
     if demand.reducing:
         return f"the contribution of rank {end} to chunk {demand.chunk} of {name} cannot get to rank {start}"
@@ -228,7 +228,7 @@ def _place(barriers: Barriers, clause: str) -> str:
 
 
 def _said(barriers: Barriers, clause: str) -> str:
-    """What a clause says, in a few words."""
+    """Text of a clause, in a few words."""
     if clause in (CONNECTIONS, INSIDE):
         between = "between nodes" if clause == CONNECTIONS else "inside a node"
         if not barriers.is_local:
@@ -278,7 +278,7 @@ def _pairs(pairs: Sequence[tuple[int, ...]]) -> str:
 
 
 def _priced(barriers: Barriers, deadline: float) -> Explanation:
-    """What each clause costs: the bound with it, against the bound without it."""
+    """Costs of all clauses: the bound with each, against the bound without it."""
     problem = barriers.problem
     bound = bound_until(problem, deadline)
     costs = []
@@ -312,9 +312,9 @@ def bound_by(problem: Problem, deadline: float, *, divisible: bool | None = None
 
 
 def price(bound_us: float, clause: str, without: Problem, deadline: float) -> ClauseCost | None:
-    """What a clause costs: the bound of a problem with it, against that of the one without it.
+    """Cost of a clause: the bound of a problem with it, against that of the one without it.
 
-    None where time is up before that is found: a bound that is cut short would make the clause too dear.
+    None if time is up before: a truncated bound would overstate the cost of the clause.
     """
     free_us = bound_by(without, deadline)
     if free_us is None:

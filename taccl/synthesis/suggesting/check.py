@@ -1,8 +1,7 @@
-"""What each clause of a sketch does and costs, for the person who writes it: `check_sketch`.
+"""Effect and cost of each clause of a sketch, for its author: `check_sketch`.
 
-Each clause is left out in turn. What the problem's clauses, its symmetry and its bound become without it says
-whether it changes anything, and what it costs at least. Clauses that do not fit are set aside, so that the
-others are checked at once.
+Each clause is left out in turn. The change of the problem's clauses, symmetry and bound shows its effect and
+its least cost. Clauses that do not fit are set aside, so that the others are checked at once.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _MOST_ASKED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClauseReport:
-    """What one clause does.
+    """Effect of one clause.
 
-    Its verdict is ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it),
-    ``"unused"`` (leaving it out changes nothing), ``"binds"`` (schedules must obey it) or ``"guides"`` (the
-    search only).
+    Its verdict is ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it) or
+    ``"unused"`` (leaving it out changes nothing). Otherwise it is ``"binds"`` (schedules must obey it) or
+    ``"guides"`` (the search only).
     """
 
     clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
@@ -59,7 +58,7 @@ class ClauseReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SketchReport:
-    """What `check_sketch` found.
+    """Result of `check_sketch`.
 
     Parameters
     ----------
@@ -134,7 +133,7 @@ def check_sketch(
     size: Size | None = None,
     time_limit_s: Seconds = 30.0,
 ) -> SketchReport:
-    """What each clause of a sketch does on a topology, and what it costs at least.
+    """Effect of each clause of a sketch on a topology, and its least cost.
 
     Clauses that do not fit are a part of the report, not an error.
 
@@ -215,7 +214,7 @@ class _Check:
         return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
 
     def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
-        """What is wrong with clauses, and a report on each that fits."""
+        """Faults of clauses, and a report on each that fits."""
         return tuple(
             ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
             for name in _clause_names(self.sketch)
@@ -237,13 +236,13 @@ class _Check:
         return f"; the nearest symmetry that holds is offset {near.offset} in groups of {near.group}"
 
     def blocking(self, name: str) -> ClauseReport:
-        """What a clause has to do with chunks that cannot get to where they must."""
+        """Effect of a clause on chunks that cannot reach their destinations."""
         if any(unmet(self.apply(name))):
             return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
         return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
 
     def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
-        """What a clause does in a sketch that admits a schedule."""
+        """Effect of a clause in a sketch that admits a schedule."""
         try:
             without = self.apply(name)
         except SketchError as error:  # others rest on it
@@ -272,7 +271,7 @@ class _Check:
         return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
 
     def _symmetry(self, name: str, without: Problem) -> ClauseReport:
-        """What an entry of the symmetry does: by how much it reduces the model."""
+        """Effect of an entry of the symmetry: the reduction of the model."""
         entry = self.sketch.symmetry[int(name[9:-1])]
         said = f"offset {entry.offset} in groups of {entry.group} "
         dropped = [note for note in self.problem.notes if said in note]
@@ -336,7 +335,7 @@ def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, di
 
 
 def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
-    """Whether two groups have the same orbits of chunks over links."""
+    """True if two groups have the same orbits of chunks over links."""
     if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
         return False
     different = np.unique(one.chunks).tolist()
@@ -344,13 +343,13 @@ def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
 
 
 def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
-    """Whether an error is about a field of a sketch, or about something inside it."""
+    """True if an error is about a field of a sketch, or about something inside it."""
     where, place = error.where or "", sketch.where(field)
     return where == place or where.startswith((f"{place}.", f"{place}["))
 
 
 def _obeyed(problem: Problem) -> tuple[object, ...]:
-    """What a schedule must obey: which chunks each link may carry, in which order, and how many at once."""
+    """Constraints on schedules: the chunks of each link, their order, and the number at once."""
     clauses, collective = problem.clauses, problem.collective
     links = problem.links_allowed
     merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()

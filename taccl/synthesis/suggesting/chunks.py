@@ -1,8 +1,9 @@
-"""How many chunks the data is cut into, where a problem leaves it open: `choose_chunks`.
+"""Choice of the number of chunks, if a problem leaves it open: `choose_chunks`.
 
-Large messages finish sooner in several chunks a rank, which overlap on their ways and spread over more links;
-small ones do not, as each chunk pays the latency of its sends. So a few numbers are tried. Where a sketch may
-help, the best that is suggested says with which of them it finishes first; else a list scheduler does.
+Large messages finish sooner in several chunks per rank, which overlap on their paths and spread over more
+links. Small ones do not, as each chunk pays the latency of its sends. So a few numbers are tried. Where a
+sketch may help, the best suggested sketch determines the number with the earliest finish; otherwise a list
+scheduler does.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def choose_with_sketches(
 
 
 def cut(problem: Problem, parts: int) -> Problem:
-    """The problem with every chunk cut into parts, under the same clauses; what are defaults, anew."""
+    """The problem with every chunk cut into parts, under the same clauses; defaults are derived again."""
     if parts == 1:
         return problem
     default, size_bytes = _by_default(problem), problem.size_bytes
@@ -113,7 +114,7 @@ def cut(problem: Problem, parts: int) -> Problem:
 
 
 def _by_default(problem: Problem) -> Problem:
-    """The problem as it is where nobody says what a schedule must obey."""
+    """The problem with default clauses only."""
     return make_problem(problem.topology, problem.collective, size_bytes=problem.size_bytes)
 
 
@@ -122,11 +123,11 @@ def _soonest(
 ) -> tuple[Problem, float]:
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
 
-    A ring that is sooner than all of these needs no more than one chunk a rank; nor do steps of several
+    A ring that is sooner than all of these needs no more than one chunk per rank; nor do steps of several
     ranks, which merge chunks.
 
-    The compiled one takes a moment, so that the answer does not hang on the time there is; the other looks
-    closer at what has few hops, and has nothing to compile first.
+    The compiled scheduler is quick, so that the answer does not depend on the time limit. The other is better
+    on few hops, and has no kernels to compile.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))

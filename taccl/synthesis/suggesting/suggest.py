@@ -59,8 +59,8 @@ def suggest_sketches(
     Parameters
     ----------
     collective : str or Collective
-        A name, or a collective made without `chunks_per_rank`, leaves the number of chunks per rank to the
-        proposals, unless it or a chunk size is given.
+        Proposals choose the number of chunks per rank for a name or a collective made without
+        `chunks_per_rank`. A chunk size, or `chunks_per_rank`, fixes it.
     chunks_per_rank : int, optional
         Pieces of a rank's part of the data.
     size, chunk_size : int or str, optional
@@ -129,8 +129,9 @@ def suggest_for(
 ) -> list[SketchProposal]:
     """Sketches for a problem without one, cut into chunks in one way or several; see `suggest_sketches`.
 
-    - `counts`: Chunks a rank to try.
-    - `cut`: The problem with so many, the same each time; it is asked for no others than are tried.
+    - `counts`: Numbers of chunks per rank to try.
+    - `cut`: {number of chunks: the problem with them}, a function that returns equal problems each time;
+      called for the numbers tried only.
 
     It stops without any at `give_up`; by default there is one wherever there can be. Schedules `along` the
     dimensions of a product are candidates where they are asked for: a search that is to improve the best
@@ -246,7 +247,7 @@ class _Trials:
 def compiled_schedule(
     problem: Problem, options: Options, give_up: Deadline
 ) -> Schedule | CompactSchedule | None:
-    """What one run of the compiled list scheduler finds; None where it does not obey all that is asked.
+    """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
     None as well where it is not compiled yet, and the time does not suffice for that.
     """
@@ -259,7 +260,7 @@ def compiled_schedule(
 def quick_schedule(
     problem: Problem, options: Options, give_up: Deadline
 ) -> Schedule | CompactSchedule | None:
-    """What a sketch is good for: a schedule by some list scheduler in a moment; None where there is none."""
+    """Quick estimate of a sketch: a schedule by some list scheduler; None if there is none."""
     suggesting = options.parameters.suggesting
     if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
         return compiled_schedule(problem, options, give_up)
