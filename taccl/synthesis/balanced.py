@@ -1,9 +1,9 @@
 """Collectives balanced over the dimensions of a network: every chunk takes them in an order of its own.
 
-The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`), ``"greedy"`` gives
-each chunk in turn the order that levels what the dimensions have to do. What comes out is planned by
-`taccl.baselines.passages`, and written out by `taccl.baselines.along`: send by send as a compact schedule,
-or, of any size, as an implicit one.
+The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`). ``"greedy"`` gives
+each chunk in turn the order that levels the loads of the dimensions. The orders are planned by
+`taccl.baselines.passages`, and expanded by `taccl.baselines.along`: send by send as a compact schedule, or,
+of any size, as an implicit one.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ BALANCED = "dimension-balanced"
 MOST_TRANSFERS = 20_000_000
 #: Twice as many chunks must finish in this part of the time.
 _PAYS = Fraction(99, 100)
-#: Of two plans this near to each other both are improved.
+#: Ratio of finishes up to which the second best plan is improved as well.
 _NEAR = 1.05
-#: From so many on schedules stay compact.
+#: Fewest transfers for which schedules stay compact.
 _MANY_TRANSFERS = 300_000
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
-    """Of every chunk the dimensions, as a reduction takes them, by the optimal shares rounded to chunks."""
+    """Order of dimensions for every chunk of a reduction, by the optimal shares rounded to chunks."""
     shares, _ = balance(dims, collective)
     orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
     loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
@@ -74,7 +74,7 @@ def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tu
 def choose_num_chunks(
     dims: Dimensions, collective: str, size_bytes: int, *, policy: Policy = "lp", most: int = NUM_CHUNKS
 ) -> int:
-    """Into how many chunks a rank's part of the data is best cut, by the planned finish: a power of two."""
+    """Best number of chunks per rank by the planned finish: a power of two."""
     best, best_us = 1, Fraction(-1)
     for bit in range(min(most, max(1, size_bytes // dims.num_ranks)).bit_length()):
         each = -(-size_bytes // (dims.num_ranks << bit))

@@ -33,8 +33,8 @@ def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) ->
 def offer_exchanged(search: Search) -> None:
     """Offer the earliest schedules with their sums exchanged.
 
-    This comes last, as sums that two ranks complete do not come together along trees, which ruin and recreate
-    needs. What finishes somewhat later may gain more by it.
+    This comes last, as sums that two ranks complete do not arrive along trees, which ruin and recreate needs.
+    A schedule that finishes somewhat later may gain more by it.
     """
     since = time.monotonic()
     best: Schedule | None = None
@@ -71,7 +71,7 @@ def exchanged(schedule: Schedule) -> Schedule | None:
     for group, some in rows.items():
         found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
         since = max((each for each, _ in found), default=0)
-        # What the root sends leaves before what it waits for is there, and comes after that has left.
+        # The exchanged send leaves before the root's last input arrives, and arrives after that has left.
         is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
         if is_fit and since < start[some[0]]:
             start[some], reduce[some] = since, True

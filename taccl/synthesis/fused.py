@@ -1,8 +1,8 @@
 """Chunks that start, are summed and end alike searched as one, where all that travels may travel together.
 
-Small sums cut into many chunks take as long as in one chunk a rank, but no search of that many finds it. So
-they are searched in one, over a topology on which a send that may not merge takes as long as those of all its
-chunks, one after another. Its schedules are schedules of all chunks.
+Small sums cut into many chunks take as long as in one chunk per rank, but no search of that many finds it. So
+they are searched with one chunk per rank, over a topology with adjusted costs. On it a send that may not
+merge takes as long as those of all its chunks, one after another. Its schedules are schedules of all chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from taccl.synthesis.search import Options, Search
 
 
 def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
-    """The problem in one chunk a rank, and of which chunks each is made; None where that would not do.
+    """The problem in one chunk per rank, and the chunks that each one stands for; None if it does not apply.
 
     All chunks may merge into one send, on some links, and no clause speaks of anything else.
     """
@@ -71,8 +71,8 @@ def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]])
     wait for the last part the other way, and the first part for the merged send. Chunks exchanged so travel
     one after another both ways; all chunks do, where parts would still wait for each other.
 
-    Raises `NoSolutionError` if costs are so fine that the times of one were rounded and not of the other, or
-    parts would wait for each other.
+    Raises `NoSolutionError` if the tick of one problem does not divide that of the other, or if parts would
+    wait for each other.
     """
     # Larger chunks need no finer ticks.
     finer, rounded = divmod(problem.costs.ticks_per_us, schedule.problem.costs.ticks_per_us)
@@ -127,7 +127,7 @@ def _cut(
         problem,
         chunk=np.array(parts)[schedule.chunk[row], place],
         link=schedule.link[row],
-        # What parts read, and what reads them, follows the times of the whole.
+        # Parts keep the order of the whole's reads and sends.
         starts=schedule.start[row] * finer,
         ends=schedule.end[row] * finer,
         group=schedule.group[row] * many + np.where(together[row], 0, place),
@@ -138,7 +138,7 @@ def _cut(
 
 
 def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline], Result]) -> None:
-    """Offer what is found in one chunk a rank, in a part of the time, where merging all of them pays."""
+    """Propose a schedule found in one chunk per rank, where merging all chunks pays."""
     found, least_share = fused(search.problem), search.parameters.large.merging_share
     if found is None or not (most_merged(search.problem, least_share) > 1).any():
         return
@@ -148,7 +148,7 @@ def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline
         lambda: synthesize(whole, replace(options, progress=None), limit).schedule
     ]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
-        # What a rank sends on chunk by chunk is sooner there than it seems, and may be the best.
+        # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
         ways.insert(
             0, lambda: schedule_large(whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
         )

@@ -54,17 +54,17 @@ if TYPE_CHECKING:
 
     from taccl.problem import Problem
 
-#: What each half is called while it is under way.
+#: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
 
 
 def suits(problem: Problem) -> bool:
-    """Whether the kernel obeys all that is asked."""
+    """True if the kernel supports the problem."""
     return not why_not(problem)
 
 
 def why_not(problem: Problem) -> str:
-    """What the kernel does not know of a problem; nothing where it obeys all that is asked."""
+    """Unsupported features of a problem for the kernel; empty if it supports all."""
     wide = set(wide_links(problem.topology))
     reasons = {
         "chunks that are made from others": bool(problem.collective.derivations),
@@ -75,7 +75,7 @@ def why_not(problem: Problem) -> str:
 
 
 def _own_first_holds(problem: Problem) -> bool:
-    """Whether links on which own chunks go first are taken until a send ends, so that relayed ones wait."""
+    """True if links with local-first priority are held until a send ends, so that relayed sends wait."""
     costs, holds = problem.costs, hold_columns(problem.topology)
     same = costs.hold_alpha == costs.link_alpha[holds.link]
     same &= costs.hold_beta == costs.link_beta[holds.link]
@@ -83,7 +83,7 @@ def _own_first_holds(problem: Problem) -> bool:
 
 
 def effort(problem: Problem) -> int:
-    """How many hops a list scheduler or a model would have, before any symmetry: chunks times links."""
+    """Number of chunk-link pairs (hops) before symmetry reduction."""
     return problem.collective.num_chunks * len(problem.links_allowed)
 
 
@@ -162,7 +162,7 @@ def schedule_large(
 def _schedule_half(
     half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool
 ) -> Schedule | CompactSchedule:
-    """A schedule of a problem whose chunks spread, with so many more to come; whole if it `merges`."""
+    """Schedule of a spreading problem, with `behind` phases to come; a `Schedule` if it `merges`."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
@@ -193,7 +193,7 @@ def _schedule_half(
 
 
 def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
-    """Whether to merge pays on some link, and there are few enough sends."""
+    """True if merging pays on some link, and the number of sends is small enough."""
     large, collective = parameters.large, problem.collective
     arrivals = sum(max(len(chunk.destinations), len(chunk.origins)) for chunk in collective.chunks)
     return arrivals <= large.most_merged and bool((most_merged(problem, large.merging_share) > 1).any())

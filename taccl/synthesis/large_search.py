@@ -105,7 +105,7 @@ def have_compiled(search: Search) -> bool:
 def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
     """Have the kernels compiled, if they are not, and say so; false if the time does not suffice.
 
-    What was compiled by then is kept on disk, so that the next run has less to do.
+    Kernels compiled by then are kept on disk, which shortens the next run.
     """
     large, least_s = options.parameters.large, options.parameters.choice.cold_s
 
@@ -131,7 +131,7 @@ def _found(
     tell: Callable[[float, str, float | None], None] | None = None,
     **options: Any,
 ) -> Schedule | CompactSchedule:
-    """What the compiled list scheduler finds; `OutOfTime` where that is nothing."""
+    """Schedule of the compiled list scheduler; `OutOfTime` if there is none."""
     search.report("greedy (compiled)")
     options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
     schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
@@ -218,7 +218,7 @@ class _Runs:
             self.search.report(what.format(past_s, limit_s - past_s))
 
     def _bound(self, budget_s: float) -> Certificate:
-        """A bound that is looked for until the deadline, or for a moment where that is past.
+        """Bound found until the deadline, or within a fraction of a second if that is past.
 
         The first claim may take longer: with very many ranks it is waited for.
         """

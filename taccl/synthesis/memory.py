@@ -1,7 +1,8 @@
-"""How much memory a synthesis by the compiled list schedulers takes, worked out before it begins.
+"""Memory of a synthesis by the compiled list schedulers, estimated before it begins.
 
-From the problem alone: how many sends there will be, and what the scheduler, the verifier, the columns of the
-schedule and its file take for each. What fits nowhere is refused with what would fit.
+The estimate uses the problem alone: the number of sends, and the bytes of each in the scheduler, the
+verifier, the schedule's columns and its file. A synthesis that exceeds the limit is refused, with a variant
+that fits.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUM_TREES = 8
 _TREE_BYTES = 12
 #: Per row of a block that the verifier reads, and for every resource that is held until its end; and rows.
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
-#: Of the proof: its library, and the linear program of a topology.
+#: The proof: its library, and the linear program of a topology.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
 #: From how many ranks the length of ways is sampled.
 _SAMPLED = 32
@@ -72,7 +73,7 @@ def memory_need(
     summary: bool = False,
     to_file: bool = False,
 ) -> MemoryNeed:
-    """What the compiled list scheduler will need of memory for a problem.
+    """Memory that the compiled list scheduler needs for a problem.
 
     With one run no best schedule is kept beside it. Columns may lie in files (`spilled`); of the schedule
     only its figures may be kept (`summary`), or it may be written to a file of taccl's own format
@@ -84,7 +85,7 @@ def memory_need(
     combining, columns = problem.collective.combining, sum(kept)
     num_transfers = sum(half.num_sends for half in halves)
     if combining:
-        # The first half is turned round in time, and at last both are put one behind the other.
+        # The first phase is reversed in time, and at last both are joined.
         searches = [searches[0], 2 * kept[0] + halves[0].turned, *(kept[0] + each for each in searches[1:])]
         searches += [2 * columns] if len(halves) > 1 else []
     file = 0
@@ -103,7 +104,7 @@ def memory_need(
 
 
 def check_memory(problem: Problem, options: Options) -> int | None:
-    """How many runs of the list scheduler memory is enough for: 1, or (None) as many as one likes.
+    """Most runs of the list scheduler that memory allows: 1, or None for any number.
 
     The limit is by default a share of what is free. Raises `InputError` if it is not enough for one; it says
     how much is needed, the limit, and what would fit.
@@ -190,7 +191,7 @@ def _lines(path: str) -> list[str]:
 
 @cached
 def _read_halves(problem: Problem) -> list[_Half]:
-    """What is searched."""
+    """The phases that are searched."""
     if not problem.collective.combining:
         return [_Half(problem)]
     spreading = [] if problem.collective.stays_at_roots else [spreading_half(problem)]
@@ -226,7 +227,7 @@ class _Half:
 
     @property
     def turned(self) -> int:
-        """Bytes beside the columns while it is turned round in time: an order, unless all take as long."""
+        """Bytes beside the columns while time is reversed: an order, unless all sends take equally long."""
         return (4 if self._even else 22) * self.num_sends
 
     def search(self, *, keeps_best: bool, spilled: bool) -> int:
@@ -244,7 +245,7 @@ class _Half:
         return fabric + max(trees, bits * (5 if self.partial else 2) + log + columns)
 
     def verification(self, topology: Topology, num_summed: int) -> int:
-        """Bytes at the peak of the verifier, without the columns that it reads; of so many sends of sums."""
+        """Bytes at the verifier's peak, without the columns that it reads, for `num_summed` sends of sums."""
         holds = hold_columns(topology)
         late = np.bincount(holds.resource, holds.receives) > 0  # held until a send ends
         num_held = int(late[holds.resource].sum()) / max(1, self.num_links)
@@ -280,7 +281,7 @@ def _mean_hops(problem: Problem) -> float:
 
 
 def _has_implicit(problem: Problem) -> bool:
-    """Whether there surely is an implicit schedule of the problem."""
+    """True if an implicit schedule of the problem certainly exists."""
     from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
     from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring
     from taccl.topology.named import as_named

@@ -31,25 +31,24 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameters(_Group):
-    """Which search runs."""
+    """Choice of the search."""
 
-    # Problems with more hops than this, once reduced, are left to the compiled search; so are those with more
-    # for each second of the time limit, unless they have few, which are so many.
+    # Most hops, once reduced, for models; larger problems go to the compiled search. So do problems with more
+    # hops for each second of the time limit, unless they have few, which is the last number.
     most_hops: int = 200_000
     hops_per_s: int = 50_000
     few_hops: int = 100_000
-    # With a shorter time limit nothing is compiled that is not needed for a first schedule, and where the
-    # compiled search runs no sketch is suggested. What is compiled already runs from so many seconds on.
+    # Shorter time limits compile only kernels that a first schedule needs. The compiled search then gets no
+    # suggested sketch. The second number is the least time limit for kernels that are compiled already.
     compiling_s: float = 5.0
     compiled_s: float = 0.5
-    # Kernels that no earlier run has left on disk are compiled only with at least this much time left (they
-    # take about 25 s of CPU).
+    # Least time left to compile kernels that are not cached on disk (about 25 s of CPU).
     cold_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters(_Group):
-    """How the time limit is spent on what every search does."""
+    """Shares of the time limit for stages that every search has."""
 
     reserve_s: float = 0.2  # kept back for expanding and verifying what the last stage finds
     least_s: float = 0.05  # of the search, however long what comes before it took
@@ -58,7 +57,7 @@ class BudgetParameters(_Group):
     bound_share: float = 0.2
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of it, in any case
-    # After which a bound that is begun at the end is broken off, and with up to so many hops never.
+    # Least time limit of a bound that begins at the end; problems with at most this many hops have none.
     last_bound_s: float = 0.5
     brief_hops: int = 5_000
     # For the bound over all chunkings, once the search has ended: what it gets in any case, and at most.
@@ -74,10 +73,10 @@ class BudgetParameters(_Group):
 class ListParameters(_Group):
     """The list scheduler and its restarts."""
 
-    # Of the time in the portfolio, and how much at most.
+    # In the portfolio: share of the time, and most seconds.
     share: float = 0.1
     most_s: float = 1.0
-    # Of the time where it works alone, before the compiled one; and how much at least.
+    # Alone, before the compiled scheduler: share of the time, and least seconds.
     alone_share: float = 0.2
     least_alone_s: float = 2.0
     # CPU seconds of a run per hop of the quotient, by which a budget becomes a number of runs; and how many
@@ -92,20 +91,20 @@ class PortfolioParameters(_Group):
     """The stages of the portfolio after the list scheduler, each with its share of the time."""
 
     compiled_share: float = 0.1
-    # Up to so many hops, routing, ordering and contiguity are solved as one job shop from the start.
+    # Most hops for which routing, ordering and contiguity are one job shop from the start.
     joint_hops: int = 600
     joint_share: float = 0.3
     most_joint_s: float = 5.0
     routing_share: float = 0.25
     job_shop_share: float = 0.15
     most_job_shop_s: float = 4.0
-    # Improvement ends when nothing got better for so long; within one half of a reduction, which has a
-    # share of the time only, the share is larger.
+    # Share of the time without progress after which improvement ends; larger within one phase of a reduction,
+    # which has a share of the time only.
     improve_share: float = 0.4
     half_improve_share: float = 0.5
     least_improve_s: float = 3.0
-    # Up to so many arrivals of chunks the baselines compete; and what each of them takes: with less time left
-    # they are not begun.
+    # Most arrivals of chunks for which baselines compete, and the cost of each baseline: none begins with
+    # less time left.
     baseline_arrivals: int = 6_000
     baseline_s_per_arrival: float = 3e-4
     baseline_s_per_link: float = 2e-5
@@ -115,17 +114,17 @@ class PortfolioParameters(_Group):
     first_share: float = 0.2
     first_transfers: int = 100_000
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
-    # Of more arrivals only chunks balanced over dimensions compete, in up to so many transfers.
+    # Most transfers of chunks balanced over dimensions, which alone compete at more arrivals.
     balanced_transfers: int = 2_000_000
     balanced_s_per_transfer: float = 5e-6
     balanced_least_s: float = 0.3  # once, what takes less is tried after the time is over, too
-    # What it takes to exchange sums at their roots; not begun where that is a larger share of the time.
+    # Cost of exchanging sums at their roots; skipped if it exceeds this share of the time.
     exchange_s_per_transfer: float = 1.5e-4
     exchange_share: float = 0.1
-    # Of the time, for a search in one chunk a rank, where all chunks may travel together.
+    # Share of the time for a search in one chunk per rank, where all chunks may travel together.
     fused_share: float = 0.4
     exchanged: int = 4  # schedules of which this is tried, the earliest first
-    # Up to so many hops contributions that ranks keep apart are searched too, in a share of the time.
+    # Most hops for which unreduced contributions are searched too, in a share of the time.
     apart_hops: int = 10_000
     apart_share: float = 0.3
 
@@ -134,20 +133,20 @@ class PortfolioParameters(_Group):
 class NeighbourhoodParameters(_Group):
     """Improvement by the job shop: which routes are freed in every round."""
 
-    # Of the chunk-rank states, freed at first, at least and at most; and what the share is multiplied by
-    # after a round, one of them at random.
+    # Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
+    # a round, one of them at random.
     first_share: float = 0.2
     least_share: float = 0.1
     most_share: float = 0.6
     steps: tuple[float, ...] = (0.8, 1.0, 1.3)
-    # Of the rounds, those that free what arrives last, by how much rarer they become when that does not help,
-    # and how many of them ask for a schedule that meets the bound.
+    # Share of rounds that free the last arrivals, and the factor on it after a failure. The third number is
+    # the share of these that ask for a schedule that meets the bound.
     last_share: float = 0.5
     less_often: float = 0.7
     bound_share: float = 0.7
-    # Of the others, those that free states at random; the rest free what arrives about one time.
+    # Share of the other rounds that free states at random; the rest free arrivals at about one time.
     random_share: float = 0.5
-    # Of a round: at least, more for every hop that is free, at most.
+    # Seconds of a round: at least, more for every free hop, at most.
     round_s: float = 1.0
     last_round_s: float = 0.6
     s_per_hop: float = 0.001
@@ -158,16 +157,16 @@ class NeighbourhoodParameters(_Group):
 class SolverParameters(_Group):
     """Shares of the time where one solver works alone."""
 
-    # Of a MILP solver; and of CP-SAT.
+    # Shares of a MILP solver, and of CP-SAT.
     routing_share: float = 0.6
     contiguity_share: float = 0.4
     cpsat_routing_share: float = 0.5
-    # What a job shop, and a contiguity model, get in any case; and what must be left for routing again.
+    # Least seconds of a job shop, and of a contiguity model; and least seconds left for another routing.
     least_s: float = 0.2
     least_contiguity_s: float = 1.0
     least_round_s: float = 0.5
-    # Of hops that share a resource, up to which routing may also decide who goes first: each makes at most a
-    # binary and two rows, and with more of them solvers are mostly not done in some seconds.
+    # Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
+    # a binary and two rows; with more pairs solvers mostly do not end within some seconds.
     most_pairs: int = 1_000
 
 
@@ -175,7 +174,8 @@ class SolverParameters(_Group):
 class HalvesParameters(_Group):
     """The halves of a reduction that also spreads."""
 
-    # Of the time for the reduction; and where both halves are one problem. The rest is for the spreading.
+    # Share of the time for the reduce phase; and where both phases are one problem. The rest is for the
+    # broadcast phase.
     first_share: float = 0.5
     isomorphic_share: float = 0.8
     large_share: float = 0.5  # of the time for each half in the compiled search
@@ -185,10 +185,12 @@ class HalvesParameters(_Group):
 class SuggestingParameters(_Group):
     """Sketches that are suggested where none is given."""
 
-    # Problems with fewer hops need no guidance; of those with more no candidate is tried in a moment.
+    # Problems with fewer hops need no guidance; with more than the second number no candidate is quick to
+    # try.
     few_hops: int = 600
     most_hops: int = 3_000_000
-    # Of the time: for a first schedule without a sketch, for suggestions, and for one sketch of what is left.
+    # Shares of the time: for a first schedule without a sketch, for suggestions, and of the rest for one
+    # sketch.
     first_share: float = 0.1
     suggest_share: float = 0.25
     sketch_share: float = 0.7
@@ -197,8 +199,8 @@ class SuggestingParameters(_Group):
     # After which no first suggestion is waited for where there is a schedule without.
     give_up_share: float = 0.5
     large_share: float = 0.5  # of the time that the compiled search has before anything is suggested
-    # What the list scheduler takes for each hop before it has a schedule. Where less is left the compiled
-    # one takes its place, which takes no quotient; with less than this it is not begun.
+    # Seconds per hop of the list scheduler's first schedule. With less time left the compiled one replaces
+    # it, which needs no quotient. The second number is the least time for the compiled one.
     s_per_hop: float = 1e-4
     least_compiled_s: float = 1.0
     sketches: int = 3  # that are tried, as long as their bounds are below the best schedule
@@ -225,23 +227,24 @@ class SuggestingParameters(_Group):
 class LargeParameters(_Group):
     """The compiled search of problems that no model reaches."""
 
-    # Of what time is left for the bound, and what it gets in any case.
+    # Share of the time left for the bound, and least seconds.
     bound_share: float = 0.8
     least_bound_s: float = 0.25
-    # A better bound is looked for where there is so many times the time that the first one took.
+    # A better bound is computed if this multiple of the first one's time is left.
     more_bound_times: float = 3.0
     grace_s: float = 0.5  # what a run gets beyond the time limit where there is no schedule yet
-    # With so many ranks a result waits for its bound, however long the first claim takes.
+    # Fewest ranks for which a result waits for its bound, however long the first claim takes.
     patient_ranks: int = 1_000
-    # Of chunks that go to one rank, and of others.
+    # Microseconds per transfer for chunks to one rank, and for others.
     verify_us_per_transfer: float = 2.0
     verify_copy_us: float = 0.2
-    # Of what time is left, kept for verifying at most; and what is always granted.
+    # Largest share of the time left that is kept for verifying; and least seconds.
     verify_share: float = 0.5
     brief_s: float = 0.5
     told_after_s: float = 2.0  # progress is told of what takes longer
     most_expanded: int = 300_000  # schedules with more transfers stay compact
-    # Up to so many sends merge where they may, if latency is such a share of the time that one holds a link.
+    # Most sends that merge where they may, if latency is at least this share of the time that one holds a
+    # link.
     most_merged: int = 100_000
     merging_share: float = 0.03
     memory_share: float = 0.8  # of what is free, which may be taken where no limit is given
@@ -251,26 +254,27 @@ class LargeParameters(_Group):
 class RouterParameters(_Group):
     """Routes of the compiled search that load a fabric evenly."""
 
-    # By which power of the load (of 2, to so many) prices of trees rise, pass after pass. Low at first, so
-    # that trees spread out; steep in the end, when only what is loaded most is to be led round.
+    # Exponents of the load (at most powers of 2) in the prices of trees, pass by pass. They are low at first,
+    # so that trees spread out, and steep in the end, when only the largest loads are to be avoided.
     tree_exponents: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 5, 6)
-    # What a tick of the most loaded resource costs beyond its time; and for which a rank waits for a chunk.
+    # Cost of a tick of the most loaded resource beyond its time; and of a tick for which a rank waits for a
+    # chunk.
     tree_weight: float = 8.0
     path_weight: float = 4.0
     waiting: float = 0.25
     # Links that all passes over all trees look at, which takes some seconds.
     most_steps: int = 1_000_000_000
-    # Routes by which relays are told are kept where all passes of the search for them look at up to so many
-    # links. Of more chunks there are as many passes as that leaves, and one at least.
+    # Most links that all passes of the search for relays' routes may visit. For more chunks the number of
+    # passes falls, to one at least.
     kept_steps: int = 480_000_000
     # For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
     # those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
     path_exponents: tuple[int, ...] = (0, 2, 3, 4, 4, 4, 5, 5)
     path_choices: tuple[tuple[int, ...], ...] = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
     patience: int = 2  # no further tree after so many that did not help
-    # Nanoseconds, about: to look at a link in the search for a tree; for a hop, a tree and a resource in a
-    # choice; to put a hop in order; and to send it. No pass is begun that leaves less than so many times the
-    # time for sending that it would take.
+    # Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
+    # choice; to order a hop; and to send it. No pass begins that leaves less than `margin` times its
+    # estimated time for sending.
     link_ns: int = 25
     choice_ns: int = 35
     order_ns: int = 70
@@ -280,9 +284,9 @@ class RouterParameters(_Group):
 
 @dataclass(frozen=True, slots=True)
 class QueueParameters(_Group):
-    """How often sends along routes are put in order by the compiled search."""
+    """Number of orders of sends along routes in the compiled search."""
 
-    # As many runs as make about so many sends, two at least, but no more than so many; along trees as well.
+    # Sends of all runs together; then the most runs, and the most runs along trees. There are at least two.
     total_sends: int = 200_000
     most_runs: int = 40
     most_tree_runs: int = 100
@@ -304,29 +308,29 @@ class RuinParameters(_Group):
     most_routes: int = 40_000  # problems with more (trees times ranks) are left as they are
     most_merged: int = 16  # chunks in a send that is made
     most_holds: int = 4_096  # of one resource; a schedule that needs more is not found
-    # The first run has so many turns, but fewer where there are few sends, or turns times sends would be
-    # more; every further one has twice the last's.
+    # Turns of the first run, fewer if there are few sends, or if turns times sends exceed the third number;
+    # every further run has twice the last's.
     run_turns: int = 10_000
     turns_per_send: int = 100
     run_sends: int = 10_000_000
     idle_runs: int = 2  # so many in a row that found nothing better are the last
-    # What the compiled search finds is improved in turns of so many sends in all, and so many turns at least.
+    # Sends of all turns that improve a schedule of the compiled search, and least turns.
     turn_sends: int = 6_000_000
     least_turns: int = 200
     s_per_transfer: float = 4e-5  # to read and write a schedule; with less time nothing is tried
     most_ruined: int = 40  # sends that a turn takes out at most, about
-    # How often all is timed backwards and forwards again, in one of so many turns.
+    # Number of backward and forward re-timings; one turn in `every` has them.
     passes: int = 1
     every: int = 16
     threshold: float = 0.01  # how much worse, relatively, what is gone on from may get in the first turn
-    # Of two schedules that finish alike, what counts is how late sends end, and how busy resources are; both
-    # as parts of the finish. These are squared so often, that sends in its last tenth count most.
+    # Weights of lateness of sends and use of resources among schedules of equal finish, as parts of the
+    # finish. They are squared `sharpness` times, so that sends in its last tenth count most.
     lateness: float = 0.5
     economy: float = 0.1
     sharpness: int = 5
 
     def turns_of(self, num_sends: int) -> int:
-        """The turns of the first run over a schedule of so many sends."""
+        """The turns of the first run over a schedule of `num_sends` sends."""
         most = min(self.run_turns, self.turns_per_send * num_sends, self.run_sends // max(1, num_sends))
         return max(1, most)
 
@@ -409,7 +413,7 @@ class SearchParameters:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """What differs from the defaults, as `from_dict` reads it."""
+        """Parameters that differ from the defaults, as `from_dict` reads them."""
         return _differing(self, DEFAULTS)
 
 
@@ -452,7 +456,7 @@ def _differing(values: Any, defaults: Any) -> dict[str, Any]:
     }
 
 
-#: What is used where nothing else is given.
+#: The default parameters.
 DEFAULTS = SearchParameters()
 
 

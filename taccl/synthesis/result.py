@@ -1,4 +1,4 @@
-"""What a synthesis returns: the schedule, and how it was found."""
+"""Result of a synthesis: the schedule, and its origin."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class ModelRun:
 class Stage:
     """One step of a synthesis.
 
-    Its bound is what the solver proved of the stage's own model: no point of it costs less. That is no
-    bound of the problem, of which the model has some ways and symmetric routes only; of a job shop, and of
-    routing in order, it is also what was proven before. Of the stage ``"bound"`` it is the problem's.
+    Its bound is the solver's bound on the stage's own model, and not on the problem: the model has some paths
+    and symmetric routes only. For a job shop, and for routing in order, it may also be an earlier bound. The
+    bound of the stage ``"bound"`` is the problem's.
     """
 
     name: str  # "greedy", "routing", "contiguity", "job shop", "improve" ...
@@ -81,10 +81,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """What was known so many seconds after a synthesis began: the finish of the best schedule, and the bound.
+    """Best finish and bound at a time after a synthesis began, in seconds.
 
-    Of a reduction that is searched in two halves, ``"reduce"`` or ``"spread"``, these are those of the half
-    alone.
+    In a reduction that is searched in two phases, ``"reduce"`` or ``"spread"``, the finish and the bound are
+    those of the phase alone.
     """
 
     seconds: float
@@ -151,7 +151,7 @@ class Result:
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended the search."""
+        """True if Ctrl-C ended the search."""
         return self.stopped == "interrupted"
 
     @property
@@ -261,14 +261,14 @@ class Result:
         ]
 
     def lines(self) -> list[str]:
-        """What is shown below a title: the facts, a row per stage, and notes."""
+        """Lines below a title: the facts, a row per stage, and notes."""
         lines = [table(self.facts(), indent="  ")]
         if self.stages:
             lines += ["", table([STAGE_COLUMNS, *(stage.cells for stage in self.stages)], indent="  ")]
         return lines + note_lines(self.notes or self.schedule.problem.notes)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the facts, and a row per stage."""
+        """HTML for notebooks: the facts, and a row per stage."""
         rows = [stage.cells for stage in self.stages]
         parts = [html.facts([*self.facts(), ("stopped", self.stopped)])]
         parts += [html.table(STAGE_COLUMNS, rows)] if rows else []
@@ -279,7 +279,7 @@ class Result:
 
 
 def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
-    """What a schedule is of and how long it takes, as plain values."""
+    """Problem and finish of a schedule, as plain values."""
     problem = schedule.problem
     return {
         "finish_us": schedule.finish_us,

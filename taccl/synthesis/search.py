@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search: by what, limits, seed, where news goes, what is kept of the schedule, all constants."""
+    """Options of a search: backend, limits, seed, progress, what is kept of the schedule, all constants."""
 
     backend: str = "auto"
     sketch: str | SketchProposal = "auto"
@@ -64,7 +64,7 @@ class Options:
 
     @property
     def keeps_sends(self) -> bool:
-        """Whether the sends of a schedule are kept in memory."""
+        """True if the sends of a schedule are kept in memory."""
         return self.spill_dir is None and self.keep != "summary"
 
     def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
@@ -148,7 +148,7 @@ class Search:
 
     @property
     def is_met(self) -> bool:
-        """Whether the incumbent meets the bound."""
+        """True if the incumbent meets the bound."""
         has_both = self.bound is not None and self.best is not None
         return has_both and self.best.finish_ticks <= self.bound_ticks  # type: ignore[union-attr]
 
@@ -165,12 +165,12 @@ class Search:
 
     @property
     def half(self) -> str:
-        """Which half of a reduction it searches: ``"reduce"`` or ``"spread"``; empty for a whole."""
+        """Phase of a reduction that it searches: ``"reduce"`` or ``"spread"``; empty for a whole problem."""
         return next((name for name in ("reduce", "spread") if self.prefix.endswith(f"{name}: ")), "")
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C came."""
+        """True after Ctrl-C."""
         return self.deadline.cancellation.why == "interrupted"
 
     def interrupt(self) -> None:
@@ -184,7 +184,7 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do: the bound is met, time is up, or Ctrl-C came."""
+        """True if the bound is met, time is up, or Ctrl-C came."""
         return self.is_met or self.deadline.has_passed
 
     @property
@@ -215,7 +215,7 @@ class Search:
     ) -> float | None:
         """Keep a schedule if it is the best; its finish in us, None if it was refused.
 
-        What a solver has `proposed` the verifier may refuse, unless it has accepted it already.
+        The verifier checks schedules that a solver has `proposed`, unless it has accepted them already.
         """
         if self.best is None or whole.finish_ticks < self.best.finish_ticks:
             if proposed and not verified:
@@ -323,7 +323,7 @@ class Search:
         )  # fmt: skip
 
     def _entry(self, finish_us: float | None) -> TraceEntry:
-        """What is known now; of a half, its own times."""
+        """Present finish and bound; for a phase, its own times."""
         return TraceEntry(time.monotonic() - self.options.began_s, finish_us, self.bound_us, self.half)
 
     def _sound_bound(self) -> tuple[Certificate, tuple[str, ...]]:

@@ -93,7 +93,7 @@ def _one_solver(search: Search, limit_s: float, *, solver: str) -> None:
     greedy(search, budget_s=0.0, max_runs=1)
     if search.best is None:
         return
-    # Of the progress, what the solver finds counts alone.
+    # Only the solver's schedules count in the trace.
     search.trace[:] = [each for each in search.trace if each.finish_us is None or each.half != search.half]
     own = search.part(search.problem, "", search.deadline, bound=search.bound, rival=search)
     own.quotient = search.quotient
@@ -138,8 +138,8 @@ _TICK_SLACK = 1e-3
 def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     """The list scheduler, with seeded restarts until the bound is met or the budget is spent.
 
-    The budget is a number of runs, which a machine of its own does in that time, so that the result does not
-    depend on the load. The clock ends it after several times as long.
+    The budget becomes a number of runs, by their time on an idle machine, so that the result does not depend
+    on the load. The clock ends it after several times as long.
 
     Raises `OutOfTime` if the search gives up, and time was up before there was a schedule.
     """
@@ -220,7 +220,7 @@ def ruin_and_recreate(search: Search) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What routing found: when the model starts to send which chunk over which link."""
+    """Routing of a model: its tentative start of each chunk on each link."""
 
     starts: dict[tuple[int, int], int]
     in_order: bool  # whether the model decided who goes first
@@ -360,7 +360,7 @@ def job_shop(
 ) -> ListSchedule | None:
     """Joint ordering and contiguity (and routing, of optional hops) by CP-SAT; offers what it finds.
 
-    What finishes no later than the hint is looked for, or than `upper_ticks`.
+    It searches for a finish no later than the hint's, or than `upper_ticks`.
     """
     since = time.monotonic()
     search.report(f"{name} on cpsat")
@@ -390,10 +390,10 @@ def _improve(search: Search, limit_s: float) -> None:
     """Large-neighbourhood search: free the routes of some states, keep the rest, re-time everything.
 
     States are freed at random, because chunks arrive there about one time, or because they are the last that
-    chunks arrive at. Of these often a schedule that meets the bound is looked for, which leaves little room:
-    it is found soon, or not at all, and then tried less often until something is better. Otherwise an equally
-    good schedule is taken too, so that the search drifts over plateaus. It ends when nothing got better for
-    some time.
+    chunks arrive at. The last kind often asks for a schedule that meets the bound. That leaves little room:
+    it is found soon, or not at all, and then tried less often until the incumbent improves. Other rounds
+    accept an equally good schedule, so that the search drifts over plateaus. It ends after some time without
+    improvement.
     """
     since = time.monotonic()
     if search.done or search.best_on_quotient is None:

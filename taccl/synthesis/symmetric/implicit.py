@@ -64,7 +64,7 @@ class ImplicitResult:
         return self.bound.gap(self.schedule.finish)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was found, as plain values."""
+        """The result as plain values."""
         return {
             **self.schedule.summary(),
             **self.bound.to_dict(),
