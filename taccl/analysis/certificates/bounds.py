@@ -40,16 +40,17 @@ from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
-#: Beyond so many pairs of a chunk and a rank that needs it, borders are only counted, not timed.
+#: Most pairs of a chunk and a rank that needs it for which borders are timed, not only counted.
 _MAX_TIMED = 60_000
-#: Up to so many that differ all claims but those of linear programs take a moment, and are never left out.
+#: Most distinct pairs for which all claims except linear programs are always made (they take a fraction of a
+#: second).
 _MAX_BRIEF = 3_000
-#: Beyond so many ranks only some chunks' shortest paths are found.
+#: Above this many ranks only some chunks' shortest paths are found.
 _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
 #: Seconds for finding sets of ranks that are crossed too little, by default.
 _CUTS_S = 20.0
-#: Of the time for prices, what goes to sets along levels; and of what is left then, to flows.
+#: Share of the time for prices that goes to sets along levels; then the share of the rest for flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 #: Share of the time that the first linear programs may take, ahead of every other argument.
 _FIRST_SHARE = 0.5
@@ -59,7 +60,7 @@ _COUNTING_SHARE = 0.5
 _FIRST_S = 0.3
 #: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0
-#: Of claims that say the same, the first of these.
+#: Order of preference among equal claims.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
     "delayed source", "dissemination", "pair counting",
@@ -127,7 +128,7 @@ def lower_bound(
 
 
 def _of_late_parts(problem: Problem, bound_of: Callable[..., Certificate], budget_s: float) -> Certificate:
-    """The best bound of what is there from some moment on, from that moment."""
+    """Largest bound over release dates: a date, plus the bound of the data released from then on."""
     best = replace(bound_of(problem.without_moments(), budget_s=budget_s), problem=problem)
     until = time.monotonic() + budget_s
     for moment in moments(problem):
@@ -253,7 +254,7 @@ def _prices(
 
 
 def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
-    """What limits, in words."""
+    """Name of the limiting traffic."""
     topology = volume.problem.topology
     if len(parts) > 1:
         return f"what {len(parts)} parts of the ranks must exchange to share each sum"
@@ -272,8 +273,8 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
 def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
     """The longest shortest path from where a chunk starts to where it must end; in alphas, if divisible.
 
-    Of a few chunks where there are too many ranks for the times between all of them, or no time: it stops at
-    `limit`, on the clock.
+    Only some chunks are examined where there are too many ranks for all-pairs times, or after the clock
+    passes `limit`.
     """
     best = Claim(0, "nothing has to be sent", None)
     # Largest chunks first: out of time, what is left has shorter paths.

@@ -90,11 +90,11 @@ class Certificate:
 
     @property
     def witness_text(self) -> str:
-        """What proves the bound, field by field; empty where there is no witness."""
+        """Witness of the bound, field by field; empty if there is none."""
         return "" if self.witness is None else str(self.witness)
 
     def check(self) -> bool:
-        """Whether the witness proves the bound, by arithmetic on the problem: no solver is called."""
+        """True if the witness proves the bound, by arithmetic on the problem: no solver is called."""
         from taccl.analysis.certificates.check import check_certificate
 
         return check_certificate(self)
@@ -114,7 +114,7 @@ class Certificate:
         }
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the bound, what limits, and what proves it."""
+        """HTML for notebooks: the bound, its limit, and its witness."""
         from taccl.html import card, facts
 
         granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]

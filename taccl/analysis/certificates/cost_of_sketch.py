@@ -1,4 +1,4 @@
-"""What a sketch, whole chunks and the search cost: the bound beside those without each."""
+"""Cost of a sketch, of whole chunks and of the search: the bound beside those without each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taccl.schedule.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a sketch, whole chunks and the search cost, each apart; see `prices`.
+    """Costs of a sketch, of whole chunks and of the search, one by one; see `prices`.
 
     Parameters
     ----------
@@ -36,17 +36,17 @@ class Prices:
 
     @property
     def sketch(self) -> float:
-        """By how much the bound rises with the sketch, relatively."""
+        """Relative rise of the bound due to the sketch."""
         return _ratio(self.bound.bound, self.without_sketch.bound)
 
     @property
     def chunks(self) -> float:
-        """By how much the bound rises because chunks travel whole, relatively."""
+        """Relative rise of the bound because chunks travel whole."""
         return _ratio(self.bound.bound, self.divisible.bound)
 
     @property
     def solver(self) -> float | None:
-        """By how much the schedule is above the bound, relatively; None without a schedule."""
+        """Relative distance of the schedule from the bound; None without a schedule."""
         return None if self.finish is None else self.bound.gap(self.finish)
 
     def __repr__(self) -> str:
@@ -62,7 +62,7 @@ class Prices:
 
 @checked
 def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
-    """What the sketch costs at least, what whole chunks cost, and what the search left.
+    """Costs of the sketch (a lower limit), of whole chunks, and of the search.
 
     The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
     """

@@ -164,7 +164,7 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
 
 
 def _differences(topology: Topology, other: Topology) -> Iterator[str]:
-    """Where ranks, links, or who holds what are not those of a schedule's topology."""
+    """Differences of a topology from a schedule's: ranks, links, and holds."""
     for name, found, expected in (
         ("ranks", other.num_ranks, topology.num_ranks),
         ("links", len(other.links), len(topology.links)),

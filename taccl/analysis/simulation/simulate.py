@@ -1,9 +1,9 @@
 """Simulation: replays a schedule under any assumption, keeping its order and its merges.
 
-Nothing here uses the times that a producer worked out. What each send waits for is read off the schedule
-(`taccl.analysis.simulation.events`); then every send is told its start, once all that it waits for have been
-told theirs. They are taken in that order and not by the clock: ingress is held until a send's end, so that a
-send may have the later turn there and yet start first.
+Nothing here uses the times that a producer worked out. The schedule determines the waits of each send
+(`taccl.analysis.simulation.events`); each send is timed once all of its predecessors are. Sends are taken in
+that order and not by the clock: ingress is held until a send's end, so that a send may have the later turn
+there and yet start first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def simulate(
     jitter: float = 0.0,
     seed: Natural = 0,
 ) -> Simulation:
-    """What becomes of a schedule under other assumptions, with its order and its merges kept.
+    """Times of a schedule under other assumptions, with its order and its merges kept.
 
     Every send starts as soon as its chunks are at its sources (of a reduction: everything it is to include
     has arrived) and its resources are free in the order that the schedule keeps. Gaps that the problem's
@@ -93,7 +93,7 @@ def simulate(
 
 
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:
-    """How long every send of every tile lasts, in 2**-JITTER_BITS of its time; joins take none."""
+    """Duration factor of every send of every tile, in 2**-JITTER_BITS of its time; joins take none."""
     width = min(round(jitter * 2**JITTER_BITS), 2**JITTER_BITS - 1)
     drawn = np.random.default_rng(seed).integers(-width, width, (tiles, events.num_sends), endpoint=True)
     joins = np.zeros((tiles, events.num_events - events.num_sends), dtype=np.int64)

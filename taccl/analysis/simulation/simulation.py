@@ -1,4 +1,4 @@
-"""What a simulation found: finish, use of every resource, idle time by cause, and the critical path."""
+"""Result of a simulation: finish, use of every resource, idle time by cause, and the critical path."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TimedSend:
     - `chunks`: The chunks that travel in it.
     - `tile`, `group`, `link`: `group` is the send's in the schedule.
     - `start`, `end`: Microseconds, exact; in a cycle since the start of the send that the first waits for.
-    - `waited_for`: What came last before the start; ``"nothing"`` for a send at time 0.
-    - `what`: The chunk, the resource or the clause.
+    - `waited_for`: The last event before the start; ``"nothing"`` for a send at time 0.
+    - `what`: The chunk, the resource or the clause that it waited for.
     """
 
     chunks: tuple[int, ...]
@@ -61,7 +61,7 @@ def sends_table(sends: Sequence[TimedSend], *, limit: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """How a resource spends the time until the finish; all times are exact microseconds.
+    """Use of a resource until the finish; all times are exact microseconds.
 
     - `busy`: While a send holds it.
     - `idle_for_data`: While the next send's chunks are not at its sources, or are on their way here.
@@ -111,7 +111,7 @@ class Simulation(Figures):
 
     @property
     def ticks_per_us(self) -> int:
-        """How finely its times are cut; jittered ones are cut further."""
+        """Resolution of its times in ticks per microsecond; jittered ones are finer."""
         return self.problem.costs.ticks_per_us << (JITTER_BITS if self.run.factors is not None else 0)
 
     def _us(self, ticks: int) -> Fraction:
@@ -211,7 +211,7 @@ class Simulation(Figures):
         return sends_table(self.critical_path, limit=limit)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the assumptions, the finish, and the busiest resources."""
+        """HTML for notebooks: the assumptions, the finish, and the busiest resources."""
         from taccl.html import card, facts, table
 
         problem = self.problem

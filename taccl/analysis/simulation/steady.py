@@ -1,12 +1,11 @@
 """The steady state: the smallest period at which tiles of a large message can follow one another.
 
 Runtimes loop a program over the tiles of a message, so that its bandwidth is one over that period and not
-over one pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``;
-that is possible if and only if no cycle of waits takes longer than the interval times the tiles that it
-reaches over. So the interval is the maximum cycle ratio, found here by raising it from the busiest
-resource's load: longest paths either settle, which proves it, or close a cycle, whose ratio is the next
-value tried (Dinkelbach's method, as in Lawler, Combinatorial Optimization, 1976, section 3.13). All
-arithmetic is on integers.
+over one pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``.
+That is feasible if and only if no cycle of waits takes longer than the interval times the tiles that it
+spans. So the interval is the maximum cycle ratio. It is raised from the busiest resource's load until longest
+paths settle, which proves it; a closed cycle gives the next value (Dinkelbach's method, as in Lawler,
+Combinatorial Optimization, 1976, section 3.13). All arithmetic is on integers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from taccl.units import format_rates, gb_per_s
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SteadyState:
-    """How fast tiles can follow one another, with the cycle that limits; see `initiation_interval`.
+    """Shortest interval between tiles, with the cycle that limits it; see `initiation_interval`.
 
     Parameters
     ----------
@@ -99,7 +98,7 @@ class SteadyState:
         return tuple(steps)
 
     def check(self) -> bool:
-        """Whether arithmetic alone confirms the interval.
+        """True if arithmetic alone confirms the interval.
 
         The cycle is one, and as long as the tiles that it reaches over times the interval, so that nothing
         shorter will do; and potentials satisfy every wait, so that it does.
@@ -141,9 +140,9 @@ class SteadyState:
 def initiation_interval(schedule: Schedule) -> SteadyState:
     """The smallest period at which tiles can follow one another, with the order on each resource kept.
 
-    Several tiles may be under way at once: on each resource the first send of a tile comes after the last
-    one of the tile before, and chunks wait for chunks of their own tile only. For other sizes or costs give
-    the schedule of a simulation: ``initiation_interval(simulate(schedule, size="1GB").as_schedule())``.
+    Several tiles may be in flight at once. On each resource the first send of a tile comes after the last one
+    of the tile before. Chunks wait for chunks of their own tile only. For other sizes or costs give the
+    schedule of a simulation. Example: ``initiation_interval(simulate(schedule, size="1GB").as_schedule())``.
 
     Raises
     ------
