@@ -4,9 +4,9 @@ One file a result, ``results/v1/abcd....json``, named by its key. A schedule's f
 format, so that `taccl.load` and every verb read it too; a proof that there is no schedule is a small file of
 JSON. Files are written whole or not at all, so that many processes may share a folder without a lock.
 
-Nothing that is read is trusted: digests are worked out anew, the schedule goes through the verifier, and its
-figures must be those of its row. An entry that does not pass is a miss, with a `CacheWarning`. That nothing
-finishes before a bound, or that there is no schedule, is believed: a proof may take as long as the run.
+Entries are not trusted: digests are recomputed, the schedule is verified, and its figures must be those of
+its row. An entry that fails is a miss, with a `CacheWarning`. Bounds and proofs of infeasibility are trusted:
+proving them again may take as long as the run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LIMIT_BYTES = 10**9
 
 
 class Entry(NamedTuple):
-    """What the cache holds of a run: its row, and its schedule unless it is proven that there is none."""
+    """Cache entry of a run: its row, and its schedule unless none exists by proof."""
 
     row: dict[str, Any]
     schedule: Schedule | None
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """How much a cache holds."""
+    """Size of a cache."""
 
     folder: Path
     num_entries: int
@@ -88,17 +88,17 @@ class Cache:
 
     @checked
     def path(self, key: str) -> Path:
-        """Where the result of a key is, if it is there; `taccl.load` reads it."""
+        """File of the result of a key, if stored; `taccl.load` reads it."""
         if not _KEY.fullmatch(key):
             said = f"found {key!r}; expected 64 hexadecimal digits, as in the column key"
             raise InputError(said, where="key")
         return self.folder / "results" / f"v{_SCHEMA}" / f"{key}.json"
 
     def find(self, key: str, problem: Problem | None = None) -> Entry | str | None:
-        """What is stored under a key, once it has passed the verifier; None if nothing is.
+        """Entry of a key, once it has passed the verifier; None if there is none.
 
-        Of an entry that is damaged, or not of the problem given, a sentence that says so. Where the problem
-        is known, reading is faster.
+        A damaged entry, or one of another problem, is a sentence that says so. Reading is faster if the
+        problem is given.
         """
         path = self.path(key)
         if not os.path.isfile(path):
@@ -141,7 +141,7 @@ class Cache:
         raise InputError(f"{said} with this cache", where=key)
 
     def info(self) -> CacheInfo:
-        """How many results there are, and their size; of every version of taccl."""
+        """Number of results and their size, over every version of taccl."""
         found = []
         for path in self._files():
             with contextlib.suppress(OSError):  # cleared meanwhile
@@ -182,7 +182,7 @@ def warn_of_damage(sentences: Sequence[str]) -> None:
 
 
 def cache_folder() -> Path:
-    """TACCL_CACHE_DIR, or taccl's folder in the user's cache folder, as the platform has it."""
+    """TACCL_CACHE_DIR, or the folder of taccl in the platform's cache folder of the user."""
     named = os.environ.get("TACCL_CACHE_DIR")
     if named:
         return Path(os.path.expanduser(named))  # a user who is not known stays as written
@@ -192,7 +192,7 @@ def cache_folder() -> Path:
         folder = user_cache_path("taccl", appauthor=False)
         if folder.is_absolute():
             return folder
-    # What is read is verified, so that any folder will do.
+    # Entries are verified when read, so that any folder is safe.
     return Path(tempfile.gettempdir()) / f"taccl-cache-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
@@ -205,7 +205,7 @@ def key_of(problem_digest: str, **options: str | int | float | None) -> str:
 def entry_document(
     key: str, row: dict[str, Any], schedule: Schedule | None, *, found: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is stored of a run, as plain values; `found` is `Result.to_dict`."""
+    """Stored form of a run, as plain values; `found` is `Result.to_dict`."""
     content = {**(found or {}), "key": key, "row": row}
     if schedule is not None:
         return dump_schedule(schedule, extra=content)

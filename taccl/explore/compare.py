@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from taccl.sketch.sketch import Sketch
 
-#: More runs than this are refused: nobody waits for so many, and their rows fill the memory.
+#: Most runs; more would take too long, and their rows fill the memory.
 _MOST_RUNS = 100_000
 
-#: What is compared unless backends are named: those that need no licence.
+#: Backends that are compared by default: those without a licence.
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 
 
@@ -199,7 +199,7 @@ def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sket
 
 
 def _some(found: Iterable[Any], where: str, such_as: str = "") -> list[Any]:
-    """What was found, as a list; `InputError` for nothing."""
+    """The items found, as a list; `InputError` if there are none."""
     several = list(found)
     if not several:
         raise InputError(f"found none; expected at least one{such_as}", where=where)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Asked = Sequence[tuple[Callable[[], Problem], dict[str, Any]]]
 Answer = tuple[int, dict[str, Any], dict[str, Any] | None]
-#: What joblib and Dask raise where a worker dies. A run's own errors are rows, and raise nothing.
+#: Exceptions of joblib and Dask for a dead worker. A run's own errors are rows, and raise nothing.
 _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 
@@ -95,7 +95,7 @@ def _rows(
             yield index, entry.row | labels | {"from_cache": True}
             continue
         damage += [entry] if entry else []
-        # What was worked out about the problem so far is not worth sending.
+        # Cached results about the problem are too large to be worth sending.
         run = RunRequest(replace(problem), row, this_process(), cache is not None)
         waiting.append((index, run))
     warn_of_damage(damage)
@@ -109,7 +109,7 @@ def _rows(
 
 
 def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None) -> Generator[Answer]:
-    """What became of each run, as they end.
+    """Outcome of each run, in the order in which runs end.
 
     Where a worker dies, which of the runs under way ended it is found by running each of them alone.
     """
@@ -144,7 +144,7 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
 
 
 def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Generator[Answer]:
-    """What became of each run, as they end, until a worker dies."""
+    """Outcome of each run, in the order in which runs end, until a worker dies."""
     from joblib import Parallel, delayed
 
     # A batch of one, so that what is done is known at once.
@@ -189,7 +189,7 @@ def _mend_dask(backend: Any) -> None:
 
 @cache
 def _solver_files() -> str:
-    """Where joblib's processes keep the files of their solvers: it kills them, and this process tidies up."""
+    """Folder for files of solvers of joblib's processes: joblib kills them, and this process tidies up."""
     folder = tempfile.mkdtemp(prefix="taccl-runs-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -205,7 +205,7 @@ def _numbered(index: int, run: RunRequest, parent: tuple[int, str] | None) -> An
 def _counter(
     num_runs: int, progress: bool | Callable[[int, int], None] | None
 ) -> Iterator[Callable[[int, int], None]]:
-    """What to tell how many runs are done: a bar on stderr, what the caller gave, or nobody."""
+    """Callback for the number of finished runs: a bar on stderr, or the caller's function."""
     if callable(progress):
         yield progress
         return
@@ -220,7 +220,7 @@ def _counter(
 
 
 def _seen() -> bool:
-    """Whether anybody would see a bar: on a terminal, or in a notebook."""
+    """True if a bar is visible: on a terminal, or in a notebook."""
     if sys.stderr is not None and sys.stderr.isatty():
         return True
     shell = sys.modules.get("IPython")

@@ -1,10 +1,10 @@
 """A plan as a folder: programs for runtimes, schedules, an index, and how to register it all.
 
-``plan.json`` is the index. Each range has its schedule in taccl's own format, an MSCCL XML file with its
-sizes, and MSCCL++ plans where that runtime can hold them, as far as the plan is for these runtimes.
-``environment.sh`` is for the shell that starts a program: it names the XML files, or their folder, to the
-runtime, wherever the plan is. ``register_plans.py`` makes the MSCCL++ plans known. The folder is there whole
-or not at all.
+``plan.json`` is the index. Each range has its schedule in taccl's own format and an MSCCL XML file with its
+sizes. It also has MSCCL++ plans if that runtime can hold them. Files for other runtimes than the plan's are
+left out. ``environment.sh`` is for the shell that starts a program: it names the XML files, or their folder,
+to the runtime, wherever the plan is. ``register_plans.py`` makes the MSCCL++ plans known. The folder is
+written whole or not at all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan, PlanRange
 
 INDEX = "plan.json"
-#: What may be in a folder that is replaced: what `save_plan` writes, and what Python makes of it.
+#: Files allowed in a folder that is replaced: those of `save_plan`, and Python's caches of them.
 _OWN = re.compile(
     r"plan\.json|environment\.sh|register_plans\.py|range-\d+\.(xml|json|([a-z-]+\.)?plan\.json)|__pycache__|"
     + XML_FOLDER

@@ -1,4 +1,4 @@
-"""A plan's ranges of sizes: what to use in each, and how good it is there."""
+"""Ranges of sizes in a plan: the schedule of each, and its quality there."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from taccl.units import format_count, format_gap, format_size, format_us, gb_per
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanRange:
-    """What to use from one size to another, both included.
+    """Schedule for sizes from one to another, both included.
 
     - `min_bytes`, `max_bytes`: Sizes as nccl-tests counts them.
-    - `schedule`: Verified; timed at ``schedule.problem.size_bytes``: what it was made for, or the nearest in
-      the range.
-    - `source`: The sketch that it was synthesized with, or the baseline, and for which size.
+    - `schedule`: Verified; timed at ``schedule.problem.size_bytes``, its own size or the nearest in the
+      range.
+    - `source`: The sketch that it was synthesized with, or the baseline, and the size of that synthesis.
     - `finish_min`, `finish_max`: Exact microseconds at both ends.
-    - `bound`, `bound_min`, `bound_max`: For the size of `schedule`, and at both ends; of any schedule,
-      whatever sketches say and however the data is cut.
-    - `program`: What a runtime executes; None where none was asked for.
+    - `bound`, `bound_min`, `bound_max`: For the size of `schedule`, and at both ends; of any schedule, under
+      any sketch and over all chunkings.
+    - `program`: Program for a runtime; None if none was requested.
     """
 
     min_bytes: int
@@ -52,7 +52,7 @@ class PlanRange:
 
     @property
     def protocol(self) -> str:
-        """By which its messages are sent; empty where the topology has no protocols."""
+        """Protocol of its messages; empty if the topology has no protocols."""
         return self.schedule.problem.topology.protocol
 
     def predicted_us(self, finish: Fraction) -> float:
@@ -61,7 +61,7 @@ class PlanRange:
 
     @property
     def scratch_bytes(self) -> int:
-        """What the program needs at a rank beside the user's buffers, at the largest size."""
+        """Scratch of the program at a rank in bytes, at the largest size."""
         if self.program is None or self.program.collective is None:
             return 0
         return -(-self.max_bytes * self.program.scratch_chunks // self.program.collective.size_chunks)

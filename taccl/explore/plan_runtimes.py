@@ -43,7 +43,7 @@ def under_protocols_of(
 ) -> list[Topology]:
     """The topology under each protocol that competes: of those that were asked for, the runtime's.
 
-    Of MSCCL++'s, LL is none where packets are not safe.
+    LL of MSCCL++ is left out if packets are not safe.
     """
     asked = [str(lowering["protocol"])] if lowering.get("protocol") else []
     asked += [] if protocol == "auto" else [fabric.protocol or protocol]
@@ -110,7 +110,7 @@ def _gaps(plan: Plan, files: Sequence[ServedSizes]) -> list[tuple[int, int]]:
 
 
 def environment_text(plan: Plan, runtime: Runtime, files: Sequence[str]) -> str:
-    """What a shell reads before it starts a program on a runtime of MSCCL XML, with files beside it."""
+    """Shell script to source before a program starts on a runtime of MSCCL XML, with files beside it."""
     first = plan.ranges[0].program
     place = "in place" if first is not None and first.in_place else "out of place"
     lines = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
-#: What stands in the column ``sketch`` for a run without one, so that grouping keeps it.
+#: Value of the column ``sketch`` for a run without one, so that grouping keeps it.
 NO_SKETCH = "none"
 
 
@@ -141,7 +141,7 @@ def new_row(**known: Any) -> dict[str, Any]:
 
 
 def _status(row: dict[str, Any]) -> str:
-    """What is proven of the finish, by its gaps."""
+    """Status of the finish by its gaps: proven or not."""
     if 0 not in (row["gap"], row["gap_in_chunks"]):
         return "found"
     every: float | None = row["bound_of_every_cut_us"]
@@ -191,7 +191,7 @@ def plain_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def figures(result: Result) -> dict[str, Any]:
-    """What a result says of itself, by column."""
+    """Figures of a result, by column."""
     seconds = dict.fromkeys((*_STAGE_COLUMNS.values(), "other_s"), 0.0)
     for stage in result.stages:  # named with the half of a reduction, or the sketch, that it is of
         seconds[_STAGE_COLUMNS.get(stage.name.rpartition(": ")[2], "other_s")] += stage.seconds
@@ -223,7 +223,7 @@ def figures(result: Result) -> dict[str, Any]:
 
 
 def is_of(row: dict[str, Any], schedule: Schedule) -> bool:
-    """Whether a row says of a schedule what it is: its figures, and a gap and a status that fit its bound."""
+    """True if a row fits a schedule: its figures, and a gap and a status that fit its bound."""
     bound_us, finish_us, gap = row["bound_us"], schedule.finish_us, row["gap"]
     if row != row | _measured(schedule) or bound_us is None or not 0 <= bound_us <= finish_us:
         return False

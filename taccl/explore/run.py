@@ -103,7 +103,7 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 
 def _worth_storing(row: dict[str, Any], run: RunRequest) -> bool:
-    """Whether the same run would have the same result again: not if Ctrl-C, memory or a licence ended it."""
+    """True if the same run would have the same result again: not after Ctrl-C, memory or licence errors."""
     lasting = row["verified"] or row["status"] == "infeasible"
     return run.stores and lasting and row["stopped"] != "interrupted"
 
@@ -125,7 +125,7 @@ def _load_libraries() -> None:
 
 
 def this_process() -> str:
-    """What tells this process from those of other machines, too."""
+    """Identifier of this process, unique across machines."""
     return f"{platform.node()} {os.getpid()}"
 
 
