@@ -1,4 +1,4 @@
-"""What public functions take: their annotations, read as checks.
+"""Arguments of public functions: their annotations, read as checks.
 
 `checked` makes a function, or the constructor of a class, read its arguments by its annotations before it
 begins: numbers of numpy's become Python's, ``1e6`` is a whole number, ``"16MB"`` is bytes, a result stands
@@ -46,7 +46,7 @@ Number = int | float | str | Fraction
 T = TypeVar("T")
 
 _MAX_WHOLE = 2**63 - 1
-#: Of what holds nothing yet, and may have no end, no more is read than this.
+#: Most items read from an iterable, which may be endless.
 _MAX_ITEMS = 1_000_000
 _SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
 _UNCHECKED = ("Any", "ArrayLike", "NDArray", "Self", "object")
@@ -67,9 +67,9 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What an annotation stands for: what a message expects, and what reads a value or raises `InputError`.
+    """Check of an annotation: its description in messages, and a function that reads a value.
 
-    - `family`: What values of it look like: text, numbers, several things.
+    - `family`: Kind of its values: text, numbers, several things.
     - `classes`: Names of the classes that it is an instance of.
     - `plain` (frozenset of type): Values of these types are taken as they are, which is fast.
     """
@@ -128,7 +128,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:
-    """What each parameter of a function takes; None where anything does."""
+    """{parameter of a function: its check}; None if any value is valid."""
     function = inspect.unwrap(function)
     scope = function.__globals__
     return {
@@ -152,7 +152,7 @@ def whole_number(number: object, where: str, *, at_least: int | None = None) -> 
 
 
 def known_index(index: int, count: int, where: str) -> int:
-    """The number of one of so many things; for functions that are called too often to be `checked`."""
+    """Index of one of `count` things; for functions that are called too often to be `checked`."""
     if type(index) is not int:
         index = whole_number(index, where)
     if not 0 <= index < count:
@@ -298,7 +298,7 @@ def _parsed(annotation: object) -> ast.expr:
 
 
 def _kind(node: ast.expr, scope: Mapping[str, Any]) -> Reader | None:
-    """What a part of an annotation stands for."""
+    """Check for a part of an annotation."""
     if isinstance(node, ast.BinOp):
         return _any_of(_alternatives(node), scope)
     if isinstance(node, ast.Constant):
@@ -467,7 +467,7 @@ def _of_class(names: tuple[str, ...]) -> Reader:
 
 
 def _is_any(kind: type, names: tuple[str, ...]) -> bool:
-    """Whether a class has one of these names, or inherits from one that does; nothing is imported for it."""
+    """True if a class or a base class has one of these names; no module is imported for it."""
     return kind.__name__ in names or any(each.__name__ in names for each in kind.__mro__)
 
 

@@ -1,4 +1,4 @@
-"""What a collective is: which chunks there are, where each starts, where each must end, what is reduced.
+"""Definition of a collective: its chunks, their origins and destinations, and reductions.
 
 A chunk is the unit of data that moves whole. In a collective that does not combine, a chunk starts at its
 `origins` (any of them will do) and must reach its `destinations`. In a combining collective every origin
@@ -38,7 +38,7 @@ class Chunk:
 
     - `origins`: Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
     - `destinations`: Ranks that must hold it, or its full sum, at the end.
-    - `root`: Of a combining collective: the rank that the synthesizer gathers the sum at. A sum of one
+    - `root`: Rank at which the synthesizer gathers the sum of a combining collective. A sum of one
       contribution is whole where it starts: a collective roots it there, unless its root alone wants it.
     """
 
@@ -47,7 +47,7 @@ class Chunk:
     root: int | None = None
 
     def is_met(self, *, is_sum: bool) -> bool:
-        """Whether every destination has it, or its full sum, from the start."""
+        """True if every destination has it, or its full sum, from the start."""
         return not self.destinations or (
             not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
         )
@@ -69,9 +69,9 @@ class Derivation:
 class ProcessGroup:
     """Ranks that do a collective of their own.
 
-    - `name`: Of their collective, e.g. ``"allgather"``.
+    - `name`: Name of their collective, e.g. ``"allgather"``.
     - `ranks`: Its members: the i-th is rank i of their collective.
-    - `num_chunks`: How many chunks are theirs. Groups have consecutive chunks, in order.
+    - `num_chunks`: Number of their chunks. Groups have consecutive chunks, in order.
     """
 
     name: str
@@ -225,22 +225,22 @@ class Collective:
 
     @property
     def num_chunks(self) -> int:
-        """How many chunks there are."""
+        """Number of chunks."""
         return len(self.chunks)
 
     @property
     def sums_up(self) -> bool:
-        """Whether contributions are added up on their way, rather than whole chunks copied."""
+        """True if contributions are reduced on their way, rather than whole chunks copied."""
         return self.combining and not self.derivations
 
     @property
     def stays_at_roots(self) -> bool:
-        """Whether every sum is for its root alone, as in a reduce or a reduce-scatter."""
+        """True if every sum is for its root alone, as in a reduce or a reduce-scatter."""
         return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
 
     @cached_property
     def is_met(self) -> bool:
-        """Whether every destination has what it needs from the start, so that there is nothing to send."""
+        """True if every destination has its data from the start, so that no send is necessary."""
         if not self.derivations:
             return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
         held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
@@ -264,13 +264,13 @@ class Collective:
 
     @cached_property
     def starts(self) -> tuple[tuple[int, ...], ...]:
-        """Where every chunk starts, or is made from another."""
+        """Ranks at which each chunk starts, or is made from another."""
         made = {each.chunk: (each.rank,) for each in self.derivations}
         return tuple(chunk.origins or made[c] for c, chunk in enumerate(self.chunks))
 
     @cached_property
     def ends(self) -> tuple[tuple[int, ...], ...]:
-        """Where every chunk must come to: its destinations, and ranks that make of it what is needed."""
+        """Ranks that each chunk must reach: its destinations, and ranks that derive other chunks from it."""
         ends = [chunk.destinations for chunk in self.chunks]
         for each in reversed(self.derivations_in_turn):
             if ends[each.chunk] and each.rank not in ends[each.source]:
@@ -279,12 +279,12 @@ class Collective:
 
     @cached_property
     def origin_sets(self) -> RankSets:
-        """Where chunks start, each set of ranks once."""
+        """Distinct sets of ranks at which chunks start."""
         return RankSets.of([chunk.origins for chunk in self.chunks])
 
     @cached_property
     def destination_sets(self) -> RankSets:
-        """Where chunks must end, each set of ranks once."""
+        """Distinct sets of ranks at which chunks must end."""
         return RankSets.of([chunk.destinations for chunk in self.chunks])
 
     def _ranks_of(self, chunks: range) -> set[int]:
@@ -445,7 +445,7 @@ def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | 
 
 
 def _is_whole(chunk: Chunk) -> bool:
-    """Whether a sum is one contribution, that others than its root want."""
+    """True if a sum is a single contribution, and not for its root alone."""
     return len(chunk.origins) == 1 and chunk.destinations != (chunk.root,)
 
 

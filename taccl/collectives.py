@@ -312,9 +312,9 @@ def together(collectives: Sequence[Collective]) -> Collective:
     """The collectives of several process groups as one, to be scheduled so that they do not collide.
 
     Chunks are numbered through: first those of the first collective. `Collective.groups` and
-    `Collective.group_of_chunk` tell whose each is. A rank may be in several groups. Beside a collective that
-    combines, a chunk of one that does not is a sum of one contribution. The number of chunks is open if
-    all collectives leave it open.
+    `Collective.group_of_chunk` give the group of each. A rank may be in several groups. Next to a combining
+    collective, a chunk of a collective that does not combine is a sum of one contribution. The number of
+    chunks is open if all collectives leave it open.
 
     Raises
     ------

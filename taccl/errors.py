@@ -24,7 +24,7 @@ _MOST, _MOST_WHERE = 4000, 400
 
 
 class InputError(TacclError, ValueError):
-    """What the caller gave cannot be used.
+    """An argument or a file cannot be used.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class NumericsWarning(TacclWarning):
 
 
 def warn(message: str, category: type[TacclWarning]) -> None:
-    """Warn whoever called taccl, however deep in it the reason is found."""
+    """Warn at the caller's line outside taccl, however deep the cause is."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "taccl":
         level, frame = level + 1, frame.f_back

@@ -1,8 +1,8 @@
 """Kernels: functions compiled by numba, and where what is compiled is kept.
 
-It is kept where numba would keep it: in ``NUMBA_CACHE_DIR``, beside the source, or in the user's cache
-folder; where none of these can be written, in a private folder of this user's among the temporary files; and
-where that cannot be made, nowhere. What cannot be read or written there is compiled anew.
+The cache is where numba would keep it: in ``NUMBA_CACHE_DIR``, beside the source, or in the user's cache
+folder. If none of these is writable, it is in a private folder among the temporary files. Without any of
+them, kernels are compiled in every run, as are those that cannot be read or written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def inner(*, allocates: bool) -> Callable[[_Function], _Function]: ...
 def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
     """The function compiled, for kernels to call: Python cannot.
 
-    What Python needs to call a function that is given many arrays takes as long to compile as the function.
+    The Python wrapper of a function with many arrays takes as long to compile as the function.
     """
     return _compiled(function, allocates, no_cpython_wrapper=True)
 
@@ -56,7 +56,7 @@ def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
 def _compiled(function: _Function | None, allocates: bool, **options: Any) -> Any:
     if function is None:
         return partial(_compiled, allocates=allocates, **options)
-    # What is compiled is never handed to C, which calls it in a way of its own.
+    # Kernels are never handed to C, so they need no C wrapper.
     options |= {"nogil": True, "no_cfunc_wrapper": True} | ({} if allocates else {"_nrt": False})
     kernel: Any = numba.njit(**options)(function)
     if kernel is not function:  # NUMBA_DISABLE_JIT=1
@@ -66,12 +66,12 @@ def _compiled(function: _Function | None, allocates: bool, **options: Any) -> An
 
 
 def is_compiled(kernel: Any) -> bool:
-    """Whether a kernel is compiled, here or in an earlier run that kept it: it is there in a moment then."""
+    """True if a kernel is compiled, here or in an earlier run that kept it, so that it loads quickly."""
     return bool(getattr(kernel, "signatures", True)) or kernel._cache.is_filled
 
 
 def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
-    """What a call from another kernel takes: compiled for whole numbers, not for 0 and once more for 1."""
+    """Signature without literals: compiled for integers, not for 0 and once more for 1."""
     return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})
 
 
@@ -92,7 +92,7 @@ class _UserWideLocator(caching.UserWideCacheLocator):
 
 
 class _TemporaryLocator(caching.InTreeCacheLocator):
-    """A folder of this user's among the temporary files, that nobody else can write."""
+    """A private folder of this user among the temporary files."""
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         super().__init__(py_func, py_file)
@@ -112,7 +112,7 @@ class _TemporaryLocator(caching.InTreeCacheLocator):
         return locator
 
     def ensure_cache_path(self) -> None:
-        """What is in it will be run: `OSError` unless it is this user's own, and nobody else's."""
+        """Raise `OSError` unless the folder is private to this user: its content will be executed."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         found = os.lstat(self._folder)
         if hasattr(os, "geteuid") and (
@@ -132,7 +132,7 @@ class _Impl(caching.CompileResultCacheImpl):
 class _Files(caching.IndexDataCacheFile):
     """Files that say what they hold.
 
-    Of two processes that write at once, or one ended between two files, numba's index may name a wrong file.
+    Two concurrent writers, or one that is killed between two files, can leave a wrong file in numba's index.
     """
 
     def save(self, key: object, data: object) -> None:
@@ -149,14 +149,14 @@ class _FunctionCache(caching.FunctionCache):
     def __init__(self, py_func: Callable[..., Any]) -> None:
         super().__init__(py_func)
         files = self._cache_file
-        # What a kernel calls, in the modules beside it, is compiled into it.
+        # A kernel's callees in neighbouring modules are compiled into it.
         beside = sorted(Path(py_func.__code__.co_filename).parent.glob("*.py"))
         stamp = files._source_stamp, tuple((each.stat().st_mtime, each.stat().st_size) for each in beside)
         self._cache_file = _Files(files._cache_path, self._impl.filename_base, stamp)
 
 
 class _Cache(caching.NullCache):
-    """What is kept of one kernel, looked for when it is first called; nothing wrong with it ends a run."""
+    """Cache of one kernel, opened at its first call; faults of the cache never end a run."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -175,7 +175,7 @@ class _Cache(caching.NullCache):
 
     @property
     def is_filled(self) -> bool:
-        """Whether anything is kept that was made of what the source is now."""
+        """True if the cache has any version of the present source."""
         try:
             return bool(self._kept._cache_file._load_index())
         except Exception:  # nothing is kept, or what is cannot be read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-#: A word of so many letters is the name that it is a part of: ``h100`` is ``dgx-h100``.
+#: Fewest letters of a word that names a machine by a part: ``h100`` is ``dgx-h100``.
 _TELLING_LETTERS = 4
 
 
@@ -26,8 +26,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def shown(text: str, most: int | None = None) -> str:
     """A text from outside for people to read: what a terminal would obey, or not show, as Python's escapes.
 
-    Line breaks and marks that turn the direction of writing are among it. Of a text longer than `most`
-    characters the middle is left out.
+    Line breaks and marks that change the direction of writing are replaced as well. A text longer than `most`
+    characters loses its middle.
     """
     if most is not None and len(text) > most:
         head = (most - 3) // 2

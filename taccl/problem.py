@@ -131,13 +131,13 @@ class Problem:
 
     @cached_property
     def release_ticks(self) -> dict[tuple[int, int], int]:
-        """By chunk and rank, the first tick at which the rank has it, where that is not 0."""
+        """{(chunk, rank): release date in ticks}, where it is not 0."""
         return {
             (chunk, rank): ceil(us * self.costs.ticks_per_us) for chunk, rank, us in self.release_us if us
         }
 
     def without_moments(self) -> Problem:
-        """The problem in which everything is there from the start, and nothing is due."""
+        """The problem without release dates and due dates."""
         return replace(self, release_us=(), due_us=()) if self.release_us or self.due_us else self
 
     @property
@@ -156,7 +156,7 @@ class Problem:
 
     @cached_property
     def cache(self) -> dict[str, Any]:
-        """What others have worked out about this problem, by name; no part of its value."""
+        """Derived data about this problem, by name; not part of its value."""
         return {}
 
     @cached_property
@@ -190,7 +190,7 @@ class Problem:
         return self._ranks_of_group[self.collective.group_of_chunk[chunk]]
 
     def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
-        """Whether the clauses admit a chunk on a link, while it spreads or while it is reduced.
+        """True if the clauses admit a chunk on a link, in the broadcast phase or in the reduce phase.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class Problem:
 
     @cached_property
     def _open_links(self) -> OpenLinks:
-        """What is known of open links."""
+        """Reachability over open links."""
         return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
 
     @cached
@@ -276,7 +276,7 @@ class Problem:
         return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
 
     def facts(self) -> list[tuple[str, str]]:
-        """What is to be sent where, and under which sketch, as names and what they are."""
+        """Collective, size, topology and sketch, as (name, text)."""
         collective, topology, clauses = self.collective, self.topology, self.clauses
         sizes = sorted(set(self.chunk_bytes))
         between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
@@ -296,7 +296,7 @@ class Problem:
         ]
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """HTML for notebooks."""
         from taccl.html import card, facts
 
         return card(self.title, facts(self.facts()), notes=self.notes)

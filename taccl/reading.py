@@ -1,4 +1,4 @@
-"""Where every file from outside is opened, decoded and parsed; a fault becomes one sentence.
+"""Opening, decoding and parsing of every file from outside; a fault becomes one sentence.
 
 Files are ordinary ones of limited size, in UTF-8. A pipe or a device is refused before it makes anybody wait:
 what a file holds is told by its content first, so that most are read more than once. A file of another kind
@@ -31,11 +31,11 @@ _PIECE_BYTES = 1 << 20
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 #: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
 _MAX_DEPTH = 64
-#: A table within one is written on one line up to so many entries, and else with a line for each.
+#: Most entries of a nested table on one line; larger ones have a line for each.
 _FEW_ENTRIES = 4
 #: A table's head, or a key and its value: a text without either was not meant to be TOML.
 _LIKE_TOML = re.compile(r"^\s*(\[.*\]|[\w.\"'-]+\s*=)", re.MULTILINE)
-#: A key of so many parts, for which `tomllib` takes the square of their number.
+#: A key of many parts, for which `tomllib` needs time quadratic in their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
 )
@@ -140,7 +140,7 @@ def kinds_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 def reads(*wanted: str) -> Callable[[Reader], Reader]:
-    """What makes a reader of a path name the kind of a file that is of none of the kinds wanted."""
+    """Decorator for a reader of a path: name the kind of a file that is of none of the kinds wanted."""
 
     def decorate(read: Reader) -> Reader:
         @wraps(read)
@@ -220,7 +220,7 @@ def check_depth(data: object, *, where: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    # A pipe that nobody writes to would be waited for.
+    # Opening a pipe without a writer would block.
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -244,7 +244,7 @@ def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: in
 
 
 def _parsed(plain: Callable[[], Any], source: str) -> Any:
-    """What a parser returns, whatever may be wrong with values inside."""
+    """Result of a parser; any fault of values inside becomes a `FormatError`."""
     try:
         data = plain()
     except FormatError:

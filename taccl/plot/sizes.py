@@ -1,8 +1,8 @@
 """Finish of a schedule, its bound and the baselines over many message sizes, and the picture of them.
 
 A schedule keeps its order at every size (`taccl.simulate`). A baseline is built for the smallest, its own and
-the largest size, and the fastest of the three counts at each size, as a library would choose. All have the
-chunks of the problem.
+the largest size. The fastest of the three counts at each size, as a library would choose. All have the chunks
+of the problem.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from taccl.units import format_size
 _BLOCK = 1 << 18
 #: A digest is of columns in blocks of this size, whatever is read at a time.
 _DIGEST_BLOCK = 1 << 20
-#: What `expand` needs for a transfer, at its peak.
+#: Bytes per transfer that `expand` needs at its peak.
 _EXPANDED_BYTES = 150
 
 
@@ -62,11 +62,11 @@ class CompactSchedule(Figures):
 
     @property
     def num_transfers(self) -> int:
-        """How many transfers there are."""
+        """Number of transfers."""
         return len(self.chunk)
 
     def adds(self, at: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of some transfers add to what the destination holds."""
+        """True for each of some transfers that adds to the content of its destination."""
         return np.asarray(at < self.num_reducing if self.reduces is None else self.reduces[at], bool)
 
     @property

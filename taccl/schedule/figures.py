@@ -31,13 +31,13 @@ class Figures:
 
     @property
     def launch(self) -> Fraction:
-        """What the machine takes before the first send, in exact microseconds; no part of the finish."""
+        """Launch time of the machine before the first send, in exact microseconds; not part of the finish."""
         launch: Fraction = self.problem.topology.launch_us
         return launch
 
     @property
     def launch_us(self) -> float:
-        """What the machine takes before the first send, in microseconds."""
+        """Launch time of the machine before the first send, in microseconds."""
         return float(self.launch)
 
     @property
@@ -47,7 +47,7 @@ class Figures:
 
     @property
     def predicted_text(self) -> str:
-        """What to say behind a finish if there is a launch: ``", predicted 9 us with a launch of 8 us"``."""
+        """Suffix for a finish with a launch: ``", predicted 9 us with a launch of 8 us"``; else empty."""
         if not self.launch:
             return ""
         return f", predicted {format_us(self.launch + self.finish)} with a launch of {format_us(self.launch)}"

@@ -107,7 +107,7 @@ class Schedule(Figures):
 
     @property
     def num_transfers(self) -> int:
-        """How many transfers there are; merged ones count one by one."""
+        """Number of transfers; merged ones count one by one."""
         return len(self.chunk)
 
     @cached_property
@@ -167,7 +167,7 @@ class Schedule(Figures):
         return numbers_table(rows, hidden=self.num_transfers + 1 - len(rows))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the figures, and the first transfers."""
+        """HTML for notebooks: the figures, and the first transfers."""
         from taccl.html import card, facts, table
 
         problem = self.problem
@@ -209,7 +209,7 @@ def make_schedule(
     - `chunk`, `link`, `start`, `end`, `producer`: As in `Schedule`.
     - `group`, `reduce`: Default: every transfer is a send of its own; nothing is reduced, or what lacks
       `contributions`.
-    - `contributions`: Of a combining collective: the ranks whose sum each transfer carries, see `Schedule`.
+    - `contributions`: The ranks whose sum each transfer of a combining collective carries, see `Schedule`.
 
     Raises `InputError` if a column holds anything but numbers in its range, or the columns differ in length.
     """
@@ -239,7 +239,7 @@ def make_schedule(
 def lacking(
     problem: Problem, chunks: Sequence[int], contributions: Sequence[Collection[int]]
 ) -> NDArray[np.bool_]:
-    """Of every transfer that names what it carries, whether that lacks a contribution of its chunk."""
+    """True for each transfer with named contributions that lacks one of its chunk."""
     of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
     known = zip(chunks, contributions, strict=True)
     return np.array([len(set(ranks)) < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)

@@ -37,10 +37,10 @@ def exact_times(
     - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks: the order on each resource is
       that of the holds they imply. They need not be exact, and times in the result are never later when they
       were valid.
-    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: when what travels
-      arrives for those that read it. By default a send ends when it has taken its own time.
+    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrival at the sends
+      that read it. By default a send ends when it has taken its own time.
     - `sequence`, (num_transfers,) array_like of int: Instead of `starts`: sends take their resources in this
-      order, and read what came before.
+      order, and read earlier content.
 
     Raises `ValueError` if a merged send has two links, a chunk is sent from where it never is, or the order
     contradicts itself.
@@ -54,7 +54,7 @@ def exact_times(
         nothing = np.zeros(len(key), dtype=bool)
         reduce = nothing if contributions is None else lacking(problem, chunk.tolist(), contributions)
     reduce = np.asarray(reduce, dtype=bool)
-    # Of sends at one moment on one resource, the one that was named first goes first.
+    # Sends that start together on one resource keep the order in which they are named.
     _, first, send = np.unique(group, return_index=True, return_inverse=True)
     send = np.argsort(np.argsort(first))[send]
     order = Precedence(

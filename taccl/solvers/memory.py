@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from taccl.address_space import mapped_bytes
 
-#: What native libraries, and Python, say when they get no more memory.
+#: Messages of native libraries and Python when an allocation fails.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")
-#: What else Python says, if the address space is bounded.
+#: Further messages of Python, if the address space is bounded.
 _BOUNDED_WORDS = ("can't start new thread", "failed to map segment", "find/load shared object file")
 
 
 def tells_of_memory(error: BaseException, *, bounded: bool) -> bool:
-    """Whether an exception means that memory ran out, in a process whose memory was `bounded` or not."""
+    """True if an exception means that memory ran out, in a process whose memory was `bounded` or not."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return bounded and any(word in str(error) for word in (*MEMORY_WORDS, *_BOUNDED_WORDS))

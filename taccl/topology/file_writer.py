@@ -32,8 +32,8 @@ def dump_topology(topology: Topology) -> str:
     and profile become comments, too, and that a switch has only some of the links among its ranks.
 
     Raises `ExportError` if the format cannot express the topology. Examples are links that hold no resource
-    of their own, nodes whose ranks are not consecutive, the costs of the published tool, and names that are
-    no text. The message names `taccl.save`, which holds every topology in JSON.
+    of their own, nodes whose ranks are not consecutive, and names that are no text. The costs of the
+    published tool are another. The message names `taccl.save`, which holds every topology in JSON.
     """
     if topology.cost_model != "physical":
         raise ExportError(

@@ -1,8 +1,8 @@
 """The topology: ranks in nodes, links between them, and the resources that sends hold.
 
 One notion of contention covers all. A send over a link holds resources, each for ``alpha + bytes * beta`` of
-the hold, and one send at a time holds a resource. A link holds itself; a switch port, a shared NIC and a
-spine uplink are resources as well.
+the hold. One send at a time holds a resource. A link holds itself; a switch port, a shared NIC and a spine
+uplink are resources as well.
 """
 
 from __future__ import annotations

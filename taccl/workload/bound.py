@@ -57,8 +57,8 @@ class Transfers(NamedTuple):
 class StepBound:
     """Lower bounds of a step, in microseconds; `costs` are those of its tiles (`tile_costs`).
 
-    - `starts`, `ends`: By operation and rank, the least time before its first tile starts and before its last
-      one ends. A collective starts at a rank with the first contribution, and ends there with the result.
+    - `starts`, `ends`: Least time by operation and rank before its first tile starts, and before its last one
+      ends. A collective starts at a rank with the first contribution, and ends there with the result.
     - `last`: Earliest end of each operation at its last rank.
     - `tails`: Least time by operation and rank between the end of any of its tiles and that of the step.
     - `spans`: Least time by operation between its first start at any rank and the end of the step.
