@@ -17,8 +17,8 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("names",),
     ("errors",),
-    ("address_space", "caching", "deadline", "file_kinds", "html", "kernels", "units"),
-    ("arguments", "reading"),
+    ("address_space", "caching", "deadline", "file_kinds", "html", "units"),
+    ("arguments", "kernels", "reading"),
     ("validation",),
     ("topology", "collective", "solvers"),
     ("clauses", "collectives", "costs"),
