@@ -101,23 +101,20 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         kinds: dict[str, Reader | None] = {}
 
-        def read(name: str, value: Any) -> Any:
-            kind = kinds.get(name)
-            return value if kind is None or type(value) in kind.plain else kind.read(value, name)
-
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if not kinds:  # what annotations name may be defined later than the function
                 kinds.update(kinds_of(function))
-            for name in () if takes_any else kwargs.keys() - kinds.keys():
+            for name in () if takes_any or kwargs.keys() <= kinds.keys() else kwargs.keys() - kinds.keys():
                 near = did_you_mean(name, kinds)
                 raise TypeError(
                     f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
                 )
             try:
-                named = zip(itertools.chain(names, itertools.repeat(rest)), args, strict=False)
-                args = tuple([read(name, value) for name, value in named])
-                kwargs = {name: read(name, value) for name, value in kwargs.items()}
+                if args:
+                    args = tuple(_read(kinds, itertools.chain(names, itertools.repeat(rest)), args))
+                if kwargs:
+                    kwargs = dict(zip(kwargs, _read(kinds, kwargs, kwargs.values()), strict=True))
             except InputError as found:
                 raise error(found.message, where=found.where) from None
             return function(*args, **kwargs)
@@ -125,6 +122,14 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _read(kinds: Mapping[str, Reader | None], names: Iterable[str], values: Iterable[Any]) -> list[Any]:
+    """The values of parameters, as functions take them; names may go on."""
+    return [
+        value if (kind := kinds.get(name)) is None or type(value) in kind.plain else kind.read(value, name)
+        for name, value in zip(names, values, strict=False)
+    ]
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.optimize import linprog
 
 from taccl.baselines.ring import near_nodes, walk
 from taccl.baselines.routes import ShortestRoutes
@@ -270,6 +269,8 @@ class _Pool:
 
     def shares(self) -> tuple[Floats, float]:
         """The part of each column in the best packing, and MB per us of all."""
+        from scipy.optimize import linprog
+
         for _ in range(_MAX_ROUNDS):
             loads = np.unique(np.array(self._loads).T, axis=0)
             answer = linprog(-np.ones(loads.shape[1]), A_ub=loads, b_ub=np.ones(len(loads)), method="highs")

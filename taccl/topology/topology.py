@@ -268,9 +268,21 @@ class Topology:
             **(costs if self.protocol or self.launch_us else {}),
             **({"assumed": list(self.assumed)} if self.assumed else {}),
             "node_of_rank": list(self.node_of_rank),
-            "links": [plain_fields(link) for link in self.links],
+            "links": [
+                {
+                    "srcs": list(link.srcs),
+                    "dsts": list(link.dsts),
+                    "alpha_us": str(link.alpha_us),
+                    "beta_us_per_mb": str(link.beta_us_per_mb),
+                    "name": link.name,
+                }
+                for link in self.links
+            ],
             "resources": [resource.name for resource in self.resources],
-            "holds": [list(plain_fields(hold).values()) for hold in self.holds],
+            "holds": [
+                [hold.link, hold.resource, str(hold.alpha_us), str(hold.beta_us_per_mb), hold.side]
+                for hold in self.holds
+            ],
             "switches": [plain_fields(switch) for switch in self.switches],
         }
 
@@ -489,7 +501,7 @@ def _listed(count: int, entries: Iterable[tuple[T, int]]) -> tuple[tuple[T, ...]
     return tuple(tuple(each) for each in lists)
 
 
-def plain_fields(each: Link | Hold | Switch | InNetwork) -> dict[str, Any]:
+def plain_fields(each: Switch | InNetwork) -> dict[str, Any]:
     """A value whose fields are words, numbers, fractions and tuples, as plain values."""
     values = ((entry.name, getattr(each, entry.name)) for entry in fields(each))
     return {name: _plain_value(value) for name, value in values if value is not None}

@@ -165,27 +165,42 @@ def rescaled(
 
     What a send holds it holds by the same beta, and for no more of alpha than the link has then.
     """
-    by = [
-        tuple(factors.get((topology.is_internode(e), cost), Fraction(1)) for cost in ("alpha", "beta"))
-        for e in range(len(topology.links))
-    ]
+    from taccl.topology.topology import Hold, Link
+
+    factor = {
+        between: tuple(factors.get((between, cost), Fraction(1)) for cost in ("alpha", "beta"))
+        for between in (False, True)
+    }
+    by = [factor[srcs != dsts] for srcs, dsts in topology.nodes_of_link]
+
+    known: dict[tuple[int, int], Fraction] = {}  # most links share the very objects of their costs
+
+    def times(cost: Fraction, factor: Fraction) -> Fraction:
+        key = id(cost), id(factor)
+        if key not in known:
+            known[key] = rounded(cost * factor)
+        return known[key]
+
     links = tuple(
-        replace(
-            link,
-            alpha_us=rounded(link.alpha_us * alpha),
-            beta_us_per_mb=rounded(link.beta_us_per_mb * beta),
-        )
+        Link(link.srcs, link.dsts, times(link.alpha_us, alpha), times(link.beta_us_per_mb, beta), link.name)
         for link, (alpha, beta) in zip(topology.links, by, strict=True)
     )
     holds = tuple(
-        replace(
-            hold,
-            alpha_us=min(hold.alpha_us, links[hold.link].alpha_us),
-            beta_us_per_mb=rounded(hold.beta_us_per_mb * by[hold.link][1]),
+        Hold(
+            hold.link,
+            hold.resource,
+            _no_more(hold.alpha_us, links[hold.link].alpha_us),
+            times(hold.beta_us_per_mb, by[hold.link][1]),
+            hold.side,
         )
         for hold in topology.holds
     )
     return replace(topology, links=links, holds=holds)
+
+
+def _no_more(cost: Fraction, most: Fraction) -> Fraction:
+    """The smaller of two costs; zero and equal objects are cheap to tell."""
+    return cost if cost is most or not cost.numerator else min(cost, most)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:
