@@ -80,7 +80,7 @@ def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
         "--sizes",
         "1KB,64KB,256MB",
         "--time-limit",
-        "3",
+        "60",
         "-o",
         tmp_path / "plan",
     )
@@ -102,6 +102,6 @@ def test_a_plan_names_the_protocol_of_each_range(run_json, tmp_path):
 @pytest.mark.slow
 def test_a_plan_takes_no_other_protocol_than_asked(run_json):
     """LL128 alone."""
-    words = ("--collective", "allgather", "--sizes", "1KB,1MB", "--time-limit", "2", "--protocol", "LL128")
+    words = ("--collective", "allgather", "--sizes", "1KB,1MB", "--time-limit", "30", "--protocol", "LL128")
     code, found = run_json("plan", "dgx-h100", *words)
     assert (code, {each["protocol"] for each in found["ranges"]}) == (0, {"ll128"})

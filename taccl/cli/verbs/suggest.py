@@ -130,7 +130,9 @@ def _text(topology: Topology, found: Sequence[taccl.SketchProposal], rival: Sche
     title = f"{found[0].problem.collective.name} on {shown(topology.name)}"
     title += f", {format_size(size)}" if size else ""
     facts = [("symmetries", shifts)]
-    if rival is not None:
+    if rival is None:
+        facts.append(("best baseline", "not timed: too little time, or too many arrivals of chunks"))
+    else:
         sooner = ", before every sketch" if rival.finish_us < min(each.finish_us for each in found) else ""
         facts.append(("best baseline", f"{rival.producer}: {format_us(rival.finish)}{sooner}"))
     return "\n".join(
