@@ -67,7 +67,7 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
             f"found bytes that are not UTF-8 text, at byte {error.start}; save the file as UTF-8", where=where
         ) from None
     if not text.strip():
-        raise FormatError("the file is empty; save it anew, or check the path", where=where)
+        raise FormatError("the file is empty; save it again, or check the path", where=where)
     return text
 
 

@@ -54,7 +54,7 @@ def load(path: str | PathLike[str], *, protocol: str | None = None, **arguments:
     Raises
     ------
     InputError
-        If the file cannot be read, it has no use for an argument, or the machine lacks the protocol.
+        If the file cannot be read, it takes no such argument, or the machine lacks the protocol.
     """
     # The readers of files need pydantic, which machines and fabrics do not wait for.
     from taccl.formats.registry import load_topology

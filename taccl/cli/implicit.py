@@ -121,7 +121,7 @@ def _text(result: ImplicitResult) -> str:
     rows = [
         ("finish", f"{schedule.timing}, {schedule.bandwidth_text}"),
         ("bound", f"{format_us(result.bound.bound)}, limited by {result.bound.limits}"),
-        ("gap", format_gap(result.gap) + (f" (best for {chunks} a rank)" if result.gap == 0 else "")),
+        ("gap", format_gap(result.gap) + (f" (optimal for {chunks} per rank)" if result.gap == 0 else "")),
         *([] if result.dimension_bound is None else [("dimensions", result.dimension_bound.text)]),
         ("schedule", f"{transfers}, implicit: {repeated}; verified"),
         ("found by", f"{schedule.producer} in {result.seconds:.2f} s"),

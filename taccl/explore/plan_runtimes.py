@@ -152,7 +152,7 @@ _OWN_FOLDER = [
 
 def _executor(folder: str, _: Sequence[str]) -> list[str]:
     return [
-        "# For Azure/msccl-executor-nccl (NCCL 2.23.4), built with at least 64 steps a threadblock.",
+        "# For Azure/msccl-executor-nccl (NCCL 2.23.4), built with at least 64 steps per threadblock.",
         folder,
         *_OWN_FOLDER,
         f'export MSCCL_ALGO_DIR="$TACCL_PLAN/{XML_FOLDER}"',

@@ -235,7 +235,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
     found = foreign_topology(path)
     if found is None:
         if arguments:
-            said = f"found a file of taccl's own, which has no use for {', '.join(arguments)}; leave it out"
+            said = f"found a file of taccl's own, which takes no {', '.join(arguments)}; leave it out"
             raise TopologyError(said, where=os.fspath(path))
         return load_own_topology(path)
     name, reader = found
@@ -243,7 +243,7 @@ def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
         return reader(path, **arguments)
     except TypeError as error:
         unknown = str(error).partition("argument ")[2] or str(error)
-        said = f"found {name}, which has no use for {unknown}; leave it out"
+        said = f"found {name}, which takes no {unknown}; leave it out"
         raise TopologyError(said, where=os.fspath(path)) from None
 
 

@@ -170,5 +170,5 @@ def _made(path: str | os.PathLike[str], kind: str, make: Callable[[dict[str, Any
     except InputError as error:
         raise FormatError(str(error), where=where) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        said = f"found values that make no {kind} ({error}); save it anew"
+        said = f"found values that make no {kind} ({error}); save it again"
         raise FormatError(said, where=where) from None

@@ -95,7 +95,7 @@ def _of_ours(data: dict[str, Any], where: str) -> Probe:
             raise
         is_missing = isinstance(error, KeyError)
         wrong = f"without the field {error}" if is_missing else f"with a field of another kind ({error})"
-        said = f"found a probe {wrong}; measure it anew with `taccl probe`"
+        said = f"found a probe {wrong}; measure again with `taccl probe`"
         raise FormatError(said, where=where) from None
 
 

@@ -209,7 +209,7 @@ def bandwidths(
         try:
             rates = _in_time(limit, _rates, name, problem, every)
             if rates is None:
-                undefined[called] = f"not timed: {budget_s:g} s were over"
+                undefined[called] = f"not timed: the budget of {budget_s:g} s was spent"
                 continue
             lines[called] = rates
             baselines.append(called)

@@ -387,4 +387,4 @@ def bound_within(
 
 def no_bound(problem: Problem, *, divisible: bool = False) -> Certificate:
     """A bound of zero, which proves nothing."""
-    return Certificate(problem, Fraction(0), "none", "nothing that is proven", None, divisible)
+    return Certificate(problem, Fraction(0), "none", "no proof so far", None, divisible)

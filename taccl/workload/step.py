@@ -260,7 +260,7 @@ def _differences(found: Problem, expected: Problem, parts: Iterable[CollectivePa
         return
     plain = one.combining == two.combining and not one.derivations and one.update_us_per_mb is None
     if not plain:
-        yield f"sends are of {one.name}, which treats sums otherwise than the workload's {two.name}"
+        yield f"sends are of {one.name}, which reduces otherwise than the workload's {two.name}"
     for part in parts:
         for c in part.chunks:
             for role in ("origins", "destinations"):

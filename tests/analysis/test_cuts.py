@@ -229,11 +229,11 @@ def test_what_limits_is_said_in_words() -> None:
     """A rank, a node, or the ranks of a set."""
     said = lower_bound(problem_of(barbell(3, bridge=10), collectives.allgather(6)), divisible=True)
     assert said.limits in (
-        "what must enter ranks 0, 1, 2 (3 of them)",
-        "what must enter ranks 3, 4, 5 (3 of them)",
+        "traffic into ranks 0, 1, 2 (3 of them)",
+        "traffic into ranks 3, 4, 5 (3 of them)",
     )
     nodes = problem_of(barbell(3, bridge=10, nodes=True), collectives.allgather(6))
-    assert lower_bound(nodes, divisible=True).limits == "what must enter node 0, and nodes like it"
+    assert lower_bound(nodes, divisible=True).limits == "traffic into node 0, and nodes like it"
 
 
 @pytest.mark.parametrize("use", ["ring", "in-network", "recursive"])

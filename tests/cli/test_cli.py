@@ -234,7 +234,7 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("content", "word"),
         [
-            (b"", "the file is empty; save it anew, or check the path"),
+            (b"", "the file is empty; save it again, or check the path"),
             (b"\0\1\2", "binary"),
             (b"{", "JSON"),
             (b'{"a": 1}', "found JSON with fields 'a'"),

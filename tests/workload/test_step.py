@@ -149,7 +149,7 @@ def test_sends_on_a_faster_topology_are_refused(plain, change):
 def test_copies_in_place_of_sums_are_refused(plain):
     """Any origin's chunk would do for a collective that does not combine."""
     collective = replace(plain.schedule.problem.collective, combining=False, groups=())
-    assert "treats sums otherwise" in repr(of_other_problem(plain, collective=collective).verify())
+    assert "reduces otherwise" in repr(of_other_problem(plain, collective=collective).verify())
 
 
 @pytest.mark.slow

@@ -137,7 +137,7 @@ def _of_late_parts(problem: Problem, bound_of: Callable[..., Certificate], budge
             continue
         found = bound_of(part, budget_s=max(until - time.monotonic(), _LEAST_S))
         if moment + found.bound > best.bound:
-            limits = f"what is there from {float(moment):.6g} us on: {found.limits}"
+            limits = f"data released from {float(moment):.6g} us on: {found.limits}"
             late = Late(moment, found.witness)
             best = replace(found, problem=problem, bound=moment + found.bound, limits=limits, witness=late)
     return best
@@ -257,17 +257,17 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
     """Name of the limiting traffic."""
     topology = volume.problem.topology
     if len(parts) > 1:
-        return f"what {len(parts)} parts of the ranks must exchange to share each sum"
+        return f"traffic between {len(parts)} groups of ranks, which share each sum"
     ranks = parts[0]
     rest = set(range(topology.num_ranks)) - ranks
-    for verb, some in (("enter", set(ranks)), ("leave", rest)):
+    for direction, some in (("into", set(ranks)), ("out of", rest)):
         if len(some) == 1:
-            return f"what must {verb} rank {min(some)}, and ranks like it"
+            return f"traffic {direction} rank {min(some)}, and ranks like it"
         node = topology.node_of_rank[min(some)]
         if some == set(topology.ranks_of_node[node]):
-            return f"what must {verb} node {node}, and nodes like it"
+            return f"traffic {direction} node {node}, and nodes like it"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"what must enter ranks {shown} ({len(ranks)} of them)"
+    return f"traffic into ranks {shown} ({len(ranks)} of them)"
 
 
 def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:

@@ -126,9 +126,7 @@ def _plan(file: str) -> Answer:
     operations = sum(len(tb["ops"]) for gpu in plan["gpus"] for tb in gpu["threadblocks"])
     sizes = f"from {format_size(plan.get('min_message_size', 0))} "
     sizes += f"to {format_size(plan['max_message_size'])}" if "max_message_size" in plan else "on"
-    verdict = (
-        "1 fault" if fault else "ok" if judged else "ok, but outputs were not judged: a collective of its own"
-    )
+    verdict = "1 fault" if fault else "ok" if judged else "ok, but outputs were not judged: custom collective"
     place = "in place" if plan["inplace"] else "out of place"
     steps = format_count(operations, "operation")
     head = f"{shown(file)}: {verdict}: an MSCCL++ plan of {steps} on {ranks}, {place}, for sizes {sizes}"

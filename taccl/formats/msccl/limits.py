@@ -63,7 +63,7 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
                 f"channels='round-robin', num_channels={ceil(total / runtime.max_steps)} or more, leave "
                 "split=False out, or cut the data into fewer chunks"
             )
-            yield (r, t), total, runtime.max_steps, "steps a threadblock, with those that only wait", spread
+            yield (r, t), total, runtime.max_steps, "steps per threadblock, with those that only wait", spread
     for address, step in program.steps():
         yield address, step.count, MAX_COUNT, "chunks a step", f"max_count={MAX_COUNT}"
         last = max((t for t, _ in step.depends), default=-1)

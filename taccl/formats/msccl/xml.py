@@ -56,14 +56,14 @@ def dump_msccl_xml(
     kind = kind_of(program, "MSCCL XML")
     if kind.name == "custom" and not reader.takes_custom:
         raise ExportError(
-            f"{reader.title} runs no collectives of their own from MSCCL XML; write it for runtime='msccl', "
+            f"{reader.title} supports no custom collectives in MSCCL XML; write it for runtime='msccl', "
             "or choose allgather, allreduce, alltoall, broadcast, reduce or reduce_scatter among all ranks"
         )
     if split is not False:
         whole, program = program, split_threadblocks(program, max_steps=reader.max_steps)
         if split is None and program is not whole:
             warn_of_split(
-                f"MSCCL XML for {reader.title} holds at most {reader.max_steps} steps a threadblock"
+                f"MSCCL XML for {reader.title} holds at most {reader.max_steps} steps per threadblock"
             )
     for excess in excesses(program, reader):
         raise ExportError(f"MSCCL XML for {reader.title} {excess.message}")

@@ -100,7 +100,7 @@ class PlanGpu:
             return
         if not split:
             raise ExportError(
-                f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock, and threadblock {t} of "
+                f"MSCCL++ holds at most {MAX_OPERATIONS} operations per threadblock, and threadblock {t} of "
                 f"rank {self.rank} makes {total}; leave split=False out, or lower the schedule with "
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )

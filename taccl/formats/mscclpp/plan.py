@@ -141,7 +141,7 @@ def build_mscclpp_plan(
         part.plan(own, split is not False, max_threadblocks) for part, own in zip(parts, buffers, strict=True)
     ]
     if split is None and any(part.was_split for part in parts):
-        warn_of_split(f"MSCCL++ holds at most {MAX_OPERATIONS} operations a threadblock")
+        warn_of_split(f"MSCCL++ holds at most {MAX_OPERATIONS} operations per threadblock")
     # An allgather of ranks in another order is none that MSCCL++ knows, and must not be chosen as one.
     name_here = "custom" if collective is None else collective.name
     name_here = COLLECTIVES.get(kind.name, "custom" if name_here in COLLECTIVES.values() else name_here)

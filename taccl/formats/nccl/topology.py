@@ -148,7 +148,7 @@ def _ranked(gpus: list[Gpu], assumed: list[str]) -> list[Gpu]:
     if len(ranks) < len(gpus):
         assumed.append(f"{len(gpus) - len(ranks)} GPUs without a rank are left out, as NCCL leaves them out")
     if sorted(ranks) != list(range(len(ranks))):
-        assumed.append("the file's ranks have gaps; they are numbered anew from 0, in their order")
+        assumed.append("the file's ranks have gaps; they are renumbered from 0, in their order")
     return sorted((gpu for gpu in gpus if gpu.rank >= 0), key=lambda gpu: gpu.rank)
 
 

@@ -55,11 +55,11 @@ def test_files_of_a_rooted_collective_are_taken_for_every_root():
 
 
 def test_files_for_rccl_have_its_names_and_limits():
-    """Reduce-scatter in one word; 64 steps a threadblock; and no collectives of their own."""
+    """Reduce-scatter in one word; 64 steps per threadblock; and no custom collectives."""
     assert 'coll="reducescatter"' in dump_msccl_xml(program_of("reduce_scatter"), runtime="rccl")
-    with pytest.raises(ExportError, match="for RCCL holds at most 64 steps a threadblock"):
+    with pytest.raises(ExportError, match="for RCCL holds at most 64 steps per threadblock"):
         dump_msccl_xml(program_of("allgather", chunks_per_rank=60), split=False, runtime="rccl")
-    with pytest.raises(ExportError, match="RCCL runs no collectives of their own"):
+    with pytest.raises(ExportError, match="RCCL supports no custom collectives"):
         dump_msccl_xml(program_of("gather"), runtime="rccl")
     with pytest.raises(InputError, match="expected one of msccl, msccl-executor, rccl"):
         dump_msccl_xml(program_of("allgather"), runtime="mscclpp")

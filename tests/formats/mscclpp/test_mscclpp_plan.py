@@ -177,7 +177,7 @@ def test_long_threadblocks_are_refused_or_split():
 def test_what_is_split_unasked_is_warned_of():
     """Without a word on it a long threadblock is split all the same, and nothing is said where none is long."""
     program = program_of("alltoall", "ring:5", chunks_per_rank=8)
-    with pytest.warns(FallbackWarning, match="at most 64 operations a threadblock: longer ones were split"):
+    with pytest.warns(FallbackWarning, match="at most 64 operations per threadblock: longer ones were split"):
         plan = build_mscclpp_plan(program)
     assert plan == build_mscclpp_plan(program, split=True)
     with warnings.catch_warnings():

@@ -372,7 +372,7 @@ def test_ranks_of_the_file_are_kept_in_order(tmp_path):
     )
     assert topology.num_ranks == 2
     assert "PCIe out of GPU" not in str(topology.resources)  # one link each way, nothing shared
-    assert any("numbered anew" in note for note in topology.assumed)
+    assert any("renumbered" in note for note in topology.assumed)
     assert any("1 GPUs without a rank" in note for note in topology.assumed)
 
 
