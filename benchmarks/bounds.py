@@ -5,10 +5,10 @@
     python -m benchmarks.bounds --output benchmarks/results/bounds.json --plot docs/images/bounds-growth.svg
 
 Every bound is checked from its witness. Seconds are those of the CPU, over all threads, for the bound alone:
-building the topology and the problem, and the check, are counted apart. ``figures`` are of divisible data on
-the profile ``nominal``: no alpha is paid. ``gaps`` sets the finishes that ``benchmarks.quality`` has recorded
-beside bounds worked out anew; ``small`` those of small alltoalls, where latency counts.
-``--plot`` needs matplotlib.
+building the topology and the problem, and the check, are counted separately. ``figures`` are of divisible
+data on the profile ``nominal``, without alpha. ``gaps`` sets the finishes that ``benchmarks.quality`` has
+recorded beside recomputed bounds; ``small`` those of small alltoalls, where latency counts. ``--plot`` needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ SMALL = (
 )
 
 _RANKS = (16, 32, 64, 128, 256, 512, 1024)
-#: Families that grow: (name, collective, topology of so many ranks, numbers of ranks).
+#: Families that grow: (name, collective, topology by number of ranks, numbers of ranks).
 GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = tuple(
     (name, collective, topology, sizes)
     for collective, sizes in (("allgather", _RANKS), ("alltoall", _RANKS[:4]))
@@ -161,13 +161,13 @@ def figures() -> Iterator[Row]:
 
 
 def _of_bound(bound: Certificate, began: float) -> Row:
-    """What all rows say of a bound, and of the seconds since it was begun."""
+    """Common columns of a row: the bound, and the seconds since its start."""
     cpu_s = round(time.process_time() - began, 3)
     return {"cpu_s": cpu_s, "bound_us": bound.bound_us, "kind": bound.kind, "bound_limits": bound.limits}
 
 
 def _flow_gb_per_s(problem: Problem) -> float:
-    """What the linear program of flows alone proves."""
+    """Bandwidth that the linear program of flows alone proves."""
     volume = Volume(problem, divisible=True)
     found = multicommodity(volume, find_symmetries(problem))
     assert found is not None and found[2]

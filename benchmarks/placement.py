@@ -1,8 +1,8 @@
 """Rank placement on simulated clouds: how much of what a good order gains is found by a probe of latencies.
 
-Hosts are in racks, whose uplinks carry a quarter of what the hosts in them send; two pods of racks have
-uplinks for half of that. A probe states latencies alone, with 10 % noise; hosts are numbered at random. What
-is found from the probe is timed on the true fabric, beside the best order that long searches there find.
+Hosts are in racks, whose uplinks carry a quarter of their hosts' traffic; two pods of racks have uplinks for
+half of that. A probe states latencies alone, with 10 % noise; hosts are numbered at random. The order found
+from the probe is timed on the true fabric, beside the best order of long searches there.
 
 ``python -m benchmarks.placement`` prints the tables, writes ``benchmarks/results/placement.json``, and exits
 1 where a figure is missed.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: What is recovered at least, of the gain of the best order known; seconds; and what exact search leaves.
+#: Least share of the best known gain that is recovered; seconds; and the ratio that exact search leaves.
 RECOVERED, LARGE_S, NEAR = 0.95, 30.0, 1.05
 #: So large that latency hardly counts.
 SIZE = "1GB"
@@ -41,7 +41,7 @@ CLOUDS = {
     "two pods": ((8,) * 8, 2),
 }
 STARTS = 20
-#: Of so many of them the best known is sought, too.
+#: Number of cases whose best order is searched as well.
 LONG = 4
 
 

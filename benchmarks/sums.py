@@ -4,9 +4,9 @@
     python -m benchmarks.sums --machine dgx2 --time-limit 10
     python -m benchmarks.sums --output benchmarks/results/sums.json
 
-An allreduce of 8 B to 1 GB on machines with 1 us a hop inside a node and 3 us between nodes. Ours is what
-`taccl.synthesize` finds; the rivals are baselines on the same problem. A row misses its figure where a rival
-finishes before ours, where a finish lies below a bound, or where something finishes before what is proven.
+An allreduce of 8 B to 1 GB on machines with 1 us per hop inside a node and 3 us between nodes. Ours is the
+schedule of `taccl.synthesize`; the rivals are baselines on the same problem. A row misses its figure if a
+rival finishes before ours, or if any finish lies below its bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _WHOLE_RUN = 2000
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where there are no real files, one skipped test stands for all that read them; CI has each of them fail."""
+    """Without the real files, one skipped test stands for all that read them; on CI each of them fails."""
     readers = [item for item in items if "shared_data" in getattr(item, "fixturenames", ())]
     config.stash[_LEFT_OUT] = len(readers)
     if REAL.is_dir() or os.environ.get("CI") or not readers:
@@ -159,7 +159,7 @@ def pytest_runtest_call(item: pytest.Item):
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """What takes long and is not marked so; with TACCL_MANY=1, a table of what was tried, and what failed of it."""
+    """Slow tests without the mark; with TACCL_MANY=1, a table of fuzz cases and failures."""
     if not MANY:
         _tell_unmarked(terminalreporter)
         return

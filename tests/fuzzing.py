@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
-#: By which the many cases of each fuzz are multiplied; 0 where few are tried.
+#: Factor on the many cases of each fuzz; 0 for few cases.
 MANY = float(os.environ.get("TACCL_MANY") or 0)
 
 #: Cases tried by this process, by the fuzz's name.
@@ -35,7 +35,7 @@ def some(few: int, many: int) -> int:
 def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
     """Choices of one of each kind: all with ``TACCL_MANY=1``, or a third, as in a Latin square.
 
-    Of three kinds of three or more, any two values of two kinds are then chosen together, once at least.
+    With three kinds of three or more values, any two values of two kinds then occur together at least once.
     """
     whole = itertools.product(*(list(enumerate(kind)) for kind in kinds))
     return [
@@ -53,7 +53,7 @@ def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
 
 
 def fuzzed(*, few: int, many: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A hypothesis test with so many examples, the same every time, each counted when it passes."""
+    """A hypothesis test with `few` or `many` examples, the same every time, each counted when it passes."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         name = test.__name__.removeprefix("test_").replace("_", " ")

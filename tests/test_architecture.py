@@ -46,7 +46,7 @@ def part_of(module: str) -> str:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """What a file says, parsed once for all tests."""
+    """Syntax tree of a file, parsed once for all tests."""
     return ast.parse(path.read_text(), str(path))
 
 

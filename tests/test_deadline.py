@@ -78,7 +78,7 @@ def test_the_sooner_of_two():
     ids=["quotient", "list scheduler", "search", "shape", "suggestions", "symmetries"],
 )
 def test_long_work_is_given_up(problem, work):
-    """By `OutOfTime`, before it has done much."""
+    """`OutOfTime` stops it early."""
     with pytest.raises(OutOfTime):
         work(problem)
 
@@ -92,7 +92,7 @@ def test_chunks_are_not_chosen_late():
 
 @pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
 def test_baselines_are_not_begun_late(problem, left_s, competes):
-    """Where 256 arrivals over 176 links take longer than is left, none is tried."""
+    """If 256 arrivals over 176 links take longer than is left, no baseline is tried."""
     parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
     search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
     offer_baselines(search)
@@ -168,7 +168,7 @@ class TestEnforced:
             self.endless()
 
     def test_handlers_of_exceptions_do_not_hold_it_up(self):
-        """What catches every `Exception` does not catch the interrupt."""
+        """Handlers of every `Exception` do not catch the interrupt."""
         with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
             while True:
                 with contextlib.suppress(Exception):
@@ -290,7 +290,7 @@ class TestRun:
 
 
 class TestScopes:
-    """How far a task is, by the parts that it has."""
+    """Progress of a task, by its parts."""
 
     def test_steps_of_scopes_add_up(self):
         """Half of the first step of four is 1/8; the third of what follows, 1/4 and a third of 3/4."""

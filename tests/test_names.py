@@ -36,7 +36,7 @@ def test_shown_escapes_what_a_terminal_obeys():
 
 
 def test_shown_leaves_out_the_middle():
-    """Of a long text both ends stay."""
+    """Both ends of a long text stay."""
     assert shown("ab" + "x" * 100 + "yz", 9) == "abx...xyz"
 
 

@@ -89,7 +89,7 @@ def test_impossible_path(name):
 
 
 def test_pipe_is_not_waited_for(tmp_path):
-    """A pipe that nobody writes to is refused at once."""
+    """A pipe without a writer is refused at once."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FormatError, match="is no ordinary file but a pipe or a device"):
         read_text(tmp_path / "pipe")

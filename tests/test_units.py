@@ -150,7 +150,7 @@ def test_times_are_written_without_trailing_zeros(time: Fraction, expected: str)
 
 @pytest.mark.parametrize("number", ["1e99999999", "1E-99999999", 10**400, "9" * 5000, 10**5000], ids=range(5))
 def test_endless_numbers_are_refused_at_once(number: object) -> None:
-    """Before a whole number of so many digits is made, and with a short message."""
+    """The refusal comes before an integer of millions of digits is made, with a short message."""
     with pytest.raises(InputError) as caught:
         exact(number)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 200

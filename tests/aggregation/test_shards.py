@@ -147,6 +147,6 @@ def test_workers_serve_where_a_box_is_too_narrow(cards, choice):
     ],
 )
 def test_what_cannot_be_placed_is_said(call, error):
-    """By what is wrong, and where."""
+    """The message names the fault and its place."""
     with pytest.raises(InputError, match=error):
         call()

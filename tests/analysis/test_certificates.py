@@ -131,7 +131,9 @@ def test_no_claim_of_any_family_is_above_the_optimum() -> None:
 
 
 def test_sums_that_need_no_send_bring_no_links() -> None:
-    """Of four sums two are not shared by two ranks: what may carry these alone passes nothing of the others."""
+    """Two of four sums are not shared by two ranks: links that may carry these alone pass none of the
+    others.
+    """
     assert all(each.check() for each in every_claim(random_group_problem(315)))
 
 
@@ -257,7 +259,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
 def test_every_witness_proves_its_bound(
     seed: int, combining: bool, divisible: bool, in_network: bool
 ) -> None:
-    """Of whole chunks and divisible data, with and without reduction inside switches."""
+    """For whole chunks and divisible data, with and without reduction inside switches."""
     problem = random_problem(seed, combining=combining)
     bound = lower_bound(problem, divisible=divisible, in_network=in_network)
     assert bound.kind in KINDS
@@ -283,7 +285,7 @@ def test_named_collectives_have_valid_certificates(
 @fuzzed(few=20, many=300)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
 def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
-    """Of all baselines that can do the collective on the topology."""
+    """Every baseline that supports the collective on the topology."""
     problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
     bound = lower_bound(problem)
     for function in baselines.BASELINES.values():
@@ -410,7 +412,7 @@ NOMINAL = [
     ("ndv2", 4, "alltoall", False, Fraction(25, 12)),
     # Into a node 100 GB/s, 16 * 16 chunks; a rank has 32.
     ("dgx2", 2, "alltoall", False, Fraction(25, 2)),
-    # Into a node 12.5 GB/s, a sum of all. Of four nodes: 2 * 3 sends over 4 NICs.
+    # A node receives 12.5 GB/s, a sum of all; four nodes: 2 * 3 sends over 4 NICs.
     ("ndv2", 2, "allreduce", False, Fraction(25, 2)),
     ("ndv2", 4, "allreduce", False, Fraction(25, 3)),
     # 2 * 7 sends over 8 ports of 300 GB/s; or once into each rank, if the switch reduces.
@@ -519,7 +521,7 @@ def test_what_a_certificate_says_of_itself() -> None:
 
 
 def test_the_gap_of_nothing_to_do() -> None:
-    """Where nothing must be sent, finishing at 0 is a proven best, and anything later is no gap at all."""
+    """If no send is necessary, a finish of 0 is proven best, and a later one has no gap."""
     bound = lower_bound(problem_of(ring(3), custom(3, [([0], [0])])))
     assert bound.gap(Fraction(0)) == 0.0
     assert bound.gap(Fraction(1)) == float("inf")

@@ -70,7 +70,7 @@ def test_what_is_best_under_a_sketch_says_so():
 
 
 def test_none_is_looked_for_after_ctrl_c(monkeypatch):
-    """What is shown when Ctrl-C comes while it is looked for is shown without."""
+    """After Ctrl-C during its computation the result is shown without it."""
     problem = taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=1)
     result = taccl.synthesize(problem, time_limit_s=1)
     result.bound.problem.cache.clear()  # the search has found it already
@@ -107,7 +107,7 @@ def test_padding_is_no_part_of_the_bound_of_every_cut():
 
 
 def test_it_is_found_once():
-    """Who asks again is told what was found."""
+    """A second request returns the first result."""
     bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
     assert bound_of_every_cut(bound) is bound_of_every_cut(bound)
 
@@ -122,7 +122,7 @@ def test_it_is_found_once():
     ),
 )
 def test_no_baseline_in_any_cut_beats_it(name, collective, size):
-    """Sums that are added at one rank or at all, in one chunk a rank or in several, finish no sooner."""
+    """Sums at one rank or at all, in one chunk per rank or in several, finish no sooner."""
     topology = taccl.topologies.parse(name)
     every = bound_of_every_cut(_bound(topology, collective, size, chunks_per_rank=1))
     for count in (1, 2, 3, 8, 16):

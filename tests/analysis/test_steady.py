@@ -20,8 +20,8 @@ from tests.analysis.valid_schedules import MB, Row, allreduce, build, ingress_ni
 def there_and_back():
     """Along 0 -> 1 -> 2 -> 3 in 2, 5 and 2 us, where the first and the last hop share a bus.
 
-    The bus is held for 4 us a tile, but its next tile's first hop has to wait for this one's last, which
-    waits for the 5 us between: 9 us a tile, with the bus in use for 4 of them.
+    The bus is held for 4 us per tile. Its next tile's first hop waits for this tile's last, which waits for
+    the 5 us between: 9 us per tile, with the bus in use for 4 of them.
     """
     topology = TopologyBuilder("bus", [0, 0, 0, 0])
     bus = topology.add_resource("bus")
@@ -100,10 +100,10 @@ def test_every_bus_is_always_busy():
 def test_cycle_over_two_tiles_limits():
     """Chunk 0 starts at 6, after chunk 2's last hop left bus A: 18 us for two tiles, with buses held for 6.
 
-    Bus A serves chunk 2's last hop and then chunk 0's first, bus B chunk 1's first and then chunk 0's last,
-    bus C chunk 2's first and then chunk 1's last. So, at 3 us a step: chunk 2 over C, chunk 2 over A, chunk 0
-    over A, chunk 0 over B, the next tile's chunk 1 over B, its chunk 1 over C, the next but one's chunk 2
-    over C.
+    Bus A serves chunk 2's last hop and then chunk 0's first, and bus B chunk 1's first and then chunk 0's
+    last. Bus C serves chunk 2's first and then chunk 1's last. The cycle, at 3 us per step: chunk 2 over C,
+    chunk 2 over A, chunk 0 over A, chunk 0 over B. The next tile's chunk 1 follows over B, its chunk 1 over
+    C, and the third tile's chunk 2 over C.
     """
     steady = initiation_interval(three_buses([6, 0, 0]))
     assert (steady.interval, steady.busiest_load, steady.cycle_tiles) == (9, 6, 2)
@@ -205,7 +205,7 @@ def test_table_has_a_row_for_each_send():
 
 
 def test_repr_has_interval_and_bandwidth():
-    """What, where, how often, how fast, and what limits."""
+    """Collective, topology, interval, bandwidth and limit."""
     assert repr(initiation_interval(relay())) == (
         "SteadyState(broadcast on line: a tile every 3.000 us, algbw 333.3 GB/s, busbw 333.3 GB/s; link 0->1 is never idle)"
     )

@@ -15,7 +15,7 @@ from tests.foreign import REAL, foreign_files
 from tests.fuzzing import MANY
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce")
-#: Of a whole rack, rings have more transfers than a test has time for.
+#: Rings on a whole rack have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
     for name in machine_names()
@@ -25,7 +25,7 @@ _NODES = [
 
 
 def agrees(problem):
-    """Whether NCCL's choice takes what its model says, within a tenth; it must be valid as well."""
+    """True if NCCL's schedule is valid, and its time is within a tenth of its model's."""
     schedule, chosen = nccl(problem), nccl_choices(problem)[0]
     taccl.verify(schedule).raise_if_failed()
     return schedule.predicted_us == pytest.approx(chosen.time_us, rel=0.1)

@@ -20,7 +20,7 @@ def problem_of(topology, collective="allgather"):
 
 
 def hops_of(channels):
-    """How often each hop from rank to rank is on a ring."""
+    """{(rank, rank): number of rings with this hop}."""
     return Counter(hop for order in channels.orders for hop in pairwise((*order, order[0])))
 
 

@@ -1,4 +1,4 @@
-"""What NCCL would choose, and the schedule of it."""
+"""Prediction of NCCL's choice, and its schedule."""
 
 from __future__ import annotations
 

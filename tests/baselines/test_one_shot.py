@@ -26,7 +26,7 @@ def test_one_message_a_link():
 
 
 def test_large_messages_go_chunk_by_chunk():
-    """Where all the data takes longer than a link's latency, its chunks do not merge unless a sketch says so."""
+    """If all the data takes longer than a link's latency, its chunks do not merge unless a sketch says so."""
     topology = taccl.topologies.fully_connected(4)
     large = make_problem(topology, collectives.allreduce(4), size_bytes=10**6)
     assert large.clauses.merging == frozenset()

@@ -48,7 +48,7 @@ class TestSynthesize:
 
     @pytest.mark.slow
     def test_output_verifies(self, run, tmp_path):
-        """What ``-o`` writes, ``taccl verify`` accepts."""
+        """``taccl verify`` accepts the output of ``-o``."""
         path = tmp_path / "out.json"
         assert run("synthesize", *SMALL, "--backend", "greedy", "-o", path)[0] == 0
         assert run("verify", path)[0] == 0
@@ -225,7 +225,7 @@ class TestVerify:
         assert "--chunk-size: found a schedule of taccl's own" in err
 
     def test_upstream_algorithms(self, run_json, upstream):
-        """What the published tool writes is judged too."""
+        """Output of the published tool is judged too."""
         path = min((upstream / "algorithm").rglob("*.json"), key=lambda each: each.stat().st_size)
         code, values = run_json("verify", path)
         assert code == (0 if values["ok"] else 1)
@@ -244,7 +244,7 @@ class TestVerify:
         ids=["empty", "binary", "cut", "other", "UTF-16", "deep"],
     )
     def test_other_files(self, run, tmp_path, content, word):
-        """What is no schedule is refused in one sentence."""
+        """A file without a schedule is refused in one sentence."""
         path = tmp_path / "file.json"
         path.write_bytes(content)
         code, out, err = run("verify", path)
@@ -319,7 +319,7 @@ class TestShow:
 
     @pytest.mark.parametrize("thing", ["nosuch", "ndv2/nosuch", "nosuch.toml"])
     def test_unknown(self, run, thing):
-        """What is no file and no known name is bad input; it might have been meant as a file."""
+        """A word that is no file and no known name is bad input; it may have been meant as a file."""
         code, out, err = run("show", thing)
         assert (code, out) == (2, "")
         assert thing in err
@@ -335,7 +335,7 @@ class TestShow:
         assert "found a number that cannot be read" in err
 
     def test_edited_figures(self, run, saved):
-        """A gap that somebody wrote into the file is not shown as a fact."""
+        """An edited gap in the file is not shown as a fact."""
         document = json.loads(saved.read_text())
         document["result"]["gap"] = 0.5
         saved.write_text(json.dumps(document))
@@ -483,7 +483,7 @@ class TestProblem:
 
     @pytest.mark.parametrize("name", taccl.collectives.COLLECTIVES)
     def test_chunks_are_counted_before_they_are_made(self, name):
-        """So many pieces of each rank's part make so many times the chunks, whatever the collective."""
+        """N pieces of each rank's part make N times the chunks, for every collective."""
         roots = (0, 1) if name.startswith("multi-root") else None
         one, five = (
             taccl.collectives.make(name, 3, roots=roots, chunks_per_rank=k).num_chunks for k in (1, 5)
@@ -627,7 +627,7 @@ class TestErrors:
         ],
     )
     def test_wrong_words(self, run, words, said):
-        """What was typed, what was expected, and the nearest to it."""
+        """The message has the typed word, the expected ones, and the nearest to it."""
         code, out, err = run(*words)
         message = json.loads(out) if out else {}
         found = (
@@ -691,7 +691,7 @@ class TestProcess:
 
 
 class TestOneRank:
-    """Topologies of one rank, which has nobody to send to."""
+    """Topologies of one rank, without any send."""
 
     @pytest.fixture
     def alone(self, tmp_path):

@@ -79,7 +79,7 @@ class TestBound:
         ("collective", "is_shared"), [("allreduce", True), ("reduce", False), ("alltoall", False)]
     )
     def test_sums_in_switches(self, run_json, collective, is_shared):
-        """Where all need one sum, reduction inside switches is bounded too."""
+        """If all ranks need one sum, reduction inside switches is bounded too."""
         _, values = run_json("bound", *RING, "--collective", collective)
         assert (values["in_switches"] is not None) == is_shared
 
@@ -102,14 +102,14 @@ class TestExplain:
 
     @pytest.mark.slow
     def test_feasible(self, run_json, sketch_file):
-        """Of a sketch that works each clause has its price."""
+        """Each clause of a feasible sketch has its cost."""
         code, values = run_json("explain", sketch_file, "--collective", "allgather")
         assert (code, values["feasible"]) == (0, True)
         assert any("internode.connections" in cost["clause"] for cost in values["costs"])
 
     @pytest.mark.slow
     def test_infeasible(self, run, run_json, tmp_path):
-        """Of one that does not, the clauses that clash and a change are named, and the code is 1."""
+        """An infeasible sketch names the clashing clauses and a change, with code 1."""
         path = tmp_path / "none.toml"
         path.write_text(SKETCH.replace("{ 0 = [1] }", "{}"))
         code, out, err = run("explain", path, "--collective", "allgather")
@@ -195,7 +195,7 @@ def test_a_topology_may_stand_where_a_sketch_does(run):
 
 
 def test_chunks_that_may_merge_are_bounded_so(run_json):
-    """Where the number of chunks is open small ones merge in a node, and a schedule takes no less than the bound."""
+    """If the number of chunks is open, small ones merge in a node, and no schedule is below the bound."""
     words = ("dgx2", "--nodes", 1, "--collective", "allgather", "--size", "16KB")
     code, values = run_json("bound", *words)
     assert code == 0

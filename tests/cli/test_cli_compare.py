@@ -96,7 +96,7 @@ def test_compare_as_json(run_json):
 
 @pytest.mark.slow
 def test_a_second_call_says_that_it_read(run):
-    """What came from the cache is marked, unless the cache is not wanted."""
+    """Rows from the cache are marked, unless the cache is disabled."""
     run(*SMALL)
     assert "proven for its chunks (cached)" in run(*SMALL)[1]
     assert "cached" not in run(*SMALL, "--no-cache")[1]
@@ -199,7 +199,7 @@ def test_nodes_rescale_sketches(run_json, sketch_file):
 
 @pytest.mark.slow
 def test_cache_info_and_clear(run, run_json, folder):
-    """What there is, what was removed, and that nothing is left."""
+    """The size of the cache, the number of removed entries, and an empty cache afterwards."""
     run(*SMALL, "--seeds", "0:3")
     _, info = run_json("cache", "info")
     assert (info["num_entries"], info["folder"], info["removed"]) == (3, str(folder / "cache"), False)
@@ -241,7 +241,7 @@ def holds(text):
     return lambda path: path.write_bytes(text)
 
 
-#: What may have become of stored results, each as a name and a change of one file.
+#: Damage to stored results: a name and a change of one file each.
 DAMAGE = {
     "cut short": cut_short, "garbage": holds(bytes(range(256))), "empty": holds(b""),
     **{text.decode(): holds(text) for text in (
@@ -275,7 +275,7 @@ def stored(run_json, folder):
 
 
 def is_made_anew(run, words, rows):
-    """Whether a command finds the same as before, in runs of its own, and warns once."""
+    """True if a command repeats its earlier results in runs of its own, and warns once."""
     code, out, err = run(*words, "--json")
     measured = ("finish_us", "bound_us", "gap", "status", "num_transfers", "schedule_digest")
     again = json.loads(out)["rows"]
@@ -323,7 +323,9 @@ def test_a_file_in_place_of_the_cache(run, folder, stored, monkeypatch):
 
 @pytest.mark.slow
 def test_a_user_without_rights(stored, folder):
-    """Results that may not be read are made anew and read afterwards; where nothing may be stored, one warning."""
+    """Unreadable results are computed again and read afterwards; if none can be stored, there is one
+    warning.
+    """
     words, (_, paths) = next(iter(stored.items()))
     script = (
         "import os, sys; from taccl.cli import main; paths = sys.argv[1:3]\n"

@@ -188,7 +188,7 @@ def test_a_program_that_hangs_is_not_simulated(run):
 
 
 def test_bound_still_asks_for_a_collective(run):
-    """What is no program needs one."""
+    """A problem, unlike a program, needs a collective."""
     code, _, err = run("bound", "ring:4", "--size", "1MB")
     assert (code, "--collective: found none" in err) == (2, True)
 

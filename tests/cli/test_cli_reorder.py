@@ -22,7 +22,7 @@ def matrix(tmp_path):
 
 @pytest.mark.slow
 def test_an_order_and_its_files(matrix, tmp_path, capsys):
-    """The racks are put one after the other, and every file that is asked for is there."""
+    """The racks follow one another, and every requested file exists."""
     files = {name: tmp_path / name for name in ("hosts", "ranks", "rules", "tuner", "out.json")}
     words = ["reorder", matrix, "--size", "8MB", "--hostfile", files["hosts"], "--rankfile", files["ranks"]]
     words += ["--openmpi-rules", files["rules"], "--nccl-tuner", files["tuner"], "-o", files["out.json"]]
@@ -89,7 +89,7 @@ def test_hosts_need_names(capsys):
 
 
 def test_a_topology_says_its_own_bandwidth(capsys):
-    """What is for probes is refused elsewhere."""
+    """Options for probes are refused for other topologies."""
     assert run(["reorder", "ring:4", "--bandwidth", "3"]) == 2
     assert "--bandwidth: found a topology, which says it itself" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""What a word on the command line names: a file is told by its fields, and said to be what it is."""
+"""Words on the command line: a file is told by its fields, and named by its kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _fields(*schemas) -> set[str]:
 
 
 def test_a_field_that_only_one_kind_has_tells_it():
-    """Of topologies, and of sketches; profiles and plans of MSCCL++ have constants and a protocol, too."""
+    """Topologies and sketches have such fields; constants and a protocol also occur in profiles and MSCCL++
+    plans.
+    """
     topologies, sketches = _fields(MachineFile, FabricFile, NodeFile, LinksFile), _fields(Sketch)
     assert topologies - sketches == _FIELDS["topology"] | {"constants", "protocol"}
     assert kinds_in({"schema": 1, "constants": {}}) == ["topology"]
@@ -40,7 +42,7 @@ def test_a_topology_by_node_stands_where_a_sketch_may(run, tmp_path):
     "verb", ["verify", "simulate", "report -o page.html", "plot -o picture.svg --what gantt"]
 )
 def test_a_topology_is_no_schedule(run, tmp_path, verb):
-    """Where a schedule is expected, a file of a topology is called one, and not text that is no JSON."""
+    """If a schedule is expected, a topology file is named as one, not as text that is no JSON."""
     path = tmp_path / "mine.toml"
     path.write_text(BY_NODE)
     verb, *options = verb.split()

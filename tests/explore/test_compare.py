@@ -129,14 +129,14 @@ def test_failures_are_rows(problem, failing, error, status):
 
 
 def test_a_solver_that_is_not_installed_is_a_row(problem):
-    """What PuLP knows but this machine lacks is a row, beside rows that work."""
+    """A solver that PuLP knows but this machine lacks is a row, beside rows that work."""
     lacking, greedy = compare(problem, backends=["pulp:MOSEK", "greedy"]).itertuples()
     assert (lacking.status, greedy.status) == ("unavailable", "proven for its chunks")
 
 
 @pytest.mark.parametrize(("stage", "status"), [("unlicensed", "unlicensed"), ("no-solution", "no schedule")])
 def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status):
-    """Where another solver's schedule was returned, its finish does not stand beside the backend's name."""
+    """A schedule from another solver is not listed under the backend's name."""
 
     def fallen_back(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
@@ -152,7 +152,7 @@ def test_a_fallback_is_not_the_backends_own(problem, monkeypatch, stage, status)
 
 
 def test_what_a_solver_started_from_may_be_the_better_one(problem, monkeypatch):
-    """Where the list scheduler's schedule is better than the solver's own it is the row's, and the notes say so."""
+    """If the list scheduler's schedule is better than the solver's, it is the row's, and the notes say so."""
 
     def outdone(problem, **options):
         found = SYNTHESIZE(problem, **{**options, "backend": "greedy"})
@@ -361,7 +361,7 @@ KILLED = """
 
 @pytest.mark.slow
 def test_workers_end_with_who_compares(tmp_path):
-    """Of a process that is killed no worker stays, which would keep its pipes open for minutes."""
+    """No worker of a killed process survives; it would keep its pipes open for minutes."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLED))
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE) as process:

@@ -42,7 +42,7 @@ def ring_plan() -> taccl.Plan:
 
 
 def baselines_only() -> planning.PlanSearch:
-    """What competes in `four_plan` besides."""
+    """Baselines of `four_plan`, without syntheses."""
     search = planning.PlanSearch(GRID, lambda _: None, [FOUR])
     search.add_baselines([("no sketch", planning._problems(FOUR, "allgather", None, None, GRID))], NEVER)
     return search
@@ -176,7 +176,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_at_a_schedule_names_the_plan(tmp_path, monkeypatch):
-    """What is told is the folder that was asked for, and not the draft that is filled first."""
+    """The message names the requested folder, not the draft that is filled first."""
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
@@ -229,7 +229,7 @@ def test_a_stop_between_two_renames_keeps_the_older_plan(tmp_path, monkeypatch):
 
 
 def test_names_end_no_comment(tmp_path):
-    """What a topology's name says after a line break is no command of the environment file."""
+    """A line break in a topology's name adds no command to the environment file."""
     name = "ring\ntouch pwned"
     plan = replace(ring_plan(), topology=replace(taccl.topologies.ring(4), name=name))
     plan.save(tmp_path / "plan")
@@ -284,7 +284,7 @@ def test_an_interrupt_before_any_schedule_is_passed_on(monkeypatch):
 
 
 def test_lowering_obeys_the_time_limit(monkeypatch):
-    """Where no program is made in time the error says what to do, and nothing goes on."""
+    """If no program is ready in time, the error gives a remedy, and no work continues."""
 
     def endless(*_: object, **__: object) -> object:
         while True:
@@ -308,7 +308,7 @@ def test_baselines_obey_the_time_limit(monkeypatch):
 
 
 def test_the_time_limit_still_gives_a_plan():
-    """Where there is no time for every size, sizes far apart come first, and the plan is complete."""
+    """Without time for every size, sizes far apart come first, and the plan is complete."""
     plan = taccl.plan("ring:4", "allgather", sizes="1KB:1GB", backend="greedy", time_limit_s=1e-6)
     assert plan.stopped == "time limit"
     assert (plan.ranges[0].min_bytes, plan.ranges[-1].max_bytes) == (1000, 10**9)
@@ -364,7 +364,7 @@ def test_a_size_outside_the_plan_is_said():
 
 @pytest.mark.slow
 def test_each_size_is_cut_into_as_many_chunks_as_are_best():
-    """1 GB on two DGX-H100 needs 3750 us, the bound; in one chunk a rank no allreduce was found below 4444."""
+    """1 GB on two DGX-H100 needs 3750 us, the bound; one chunk per rank needed 4444 us for an allreduce."""
     topology = taccl.topologies.dgx_h100(nodes=2, profile="nominal")
     (only,) = taccl.plan(topology, "allreduce", sizes=["1GB"], time_limit_s=10).ranges
     alone = taccl.synthesize(taccl.make_problem(topology, "allreduce", size_bytes=10**9), time_limit_s=10)

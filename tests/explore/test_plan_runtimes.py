@@ -71,7 +71,7 @@ def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"])
 def test_rccl_reads_every_collective(collective, tmp_path):
-    """By its own names, such as reducescatter."""
+    """Files use RCCL's names, such as reducescatter."""
     saved(plan_of("mi300x", collective, "rccl"), tmp_path / "p")
     known = {rccl.load(each).collective for each in (tmp_path / "p" / "msccl-algorithms").iterdir()}
     assert known == {collective.replace("_", "")}

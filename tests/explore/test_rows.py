@@ -19,7 +19,7 @@ def test_the_page_lists_the_columns():
 
 
 def test_names_are_distinct():
-    """No column is there twice, and labels are columns."""
+    """All columns differ, and labels are columns."""
     names = [column.name for column in COLUMNS]
     assert len(set(names)) == len(names)
     assert set(LABELS) <= set(names)
@@ -41,7 +41,9 @@ def test_an_empty_table_has_every_column():
 
 
 def test_the_best_bound_holds_for_all_runs_of_a_problem():
-    """Of bounds of 2 and 4 us, 4 holds: a finish of 4 is proven for its chunks, one of 6 has a gap of a half."""
+    """The larger bound of 2 and 4 us holds: a finish of 4 is proven for its chunks, one of 6 has a gap of a
+    half.
+    """
     made = [
         new_row(
             problem_digest=digest,

@@ -53,7 +53,7 @@ def test_size_and_cut_default_to_the_sketch(tiny):
 
 
 def test_finish_grows_with_size():
-    """Of 4 KB and 4 MB in one chunk a rank, two hops take 2 x (0.5 + 0.02) and 2 x (0.5 + 20) us."""
+    """Two hops in one chunk per rank take 2 x (0.5 + 0.02) us for 4 KB, and 2 x (0.5 + 20) us for 4 MB."""
     table = sweep("ring:4", "allgather", sizes=["4KB", "4MB"], chunks_per_rank=[1])
     assert list(table.finish_us) == [1.04, 41.0]
 
@@ -113,7 +113,7 @@ def test_unknown_names():
 
 
 def test_cuts_of_a_collective_at_hand():
-    """A collective with a number of its own cannot be cut anew."""
+    """A collective with a fixed number of chunks cannot be cut otherwise."""
     with pytest.raises(taccl.InputError, match="name the collective instead"):
         whole = taccl.collectives.allgather(4, chunks_per_rank=1)
         sweep("ring:4", whole, sizes=["4KB"], chunks_per_rank=[2])
@@ -123,7 +123,7 @@ def test_cuts_of_a_collective_at_hand():
 
 @pytest.mark.slow
 def test_a_sweep_resumes(cache):
-    """What an earlier, smaller sweep found is not run again."""
+    """Runs of an earlier, smaller sweep are not repeated."""
     sweep("ring:4", "allgather", sizes=["4KB"], cache=cache)
     table = sweep("ring:4", "allgather", sizes=["4KB", "8KB"], cache=cache)
     assert list(table.from_cache) == [True, False]
@@ -150,7 +150,7 @@ def test_the_number_of_chunks_is_chosen_where_nothing_says_it():
 
 @pytest.mark.slow
 def test_compare_gives_all_runs_the_same_chunks():
-    """What is open is chosen before any backend runs."""
+    """An open number of chunks is chosen before any backend runs."""
     problem = taccl.make_problem(taccl.topologies.ring(4), "broadcast", size_bytes=10**9)
     table = taccl.compare(problem, backends=["greedy", "auto"], num_workers=1, cache=False, full=True)
     assert table.chunks_per_rank.nunique() == 1

@@ -42,7 +42,7 @@ def full_disk(monkeypatch):
 @pytest.mark.filterwarnings("ignore::taccl.errors.LossyConversionWarning")
 @pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump])
 def test_a_full_disk_leaves_no_file(name, tmp_path, full_disk):
-    """Of every format: one sentence, and neither a part of the file nor a draft."""
+    """Every format: one sentence, and neither a partial file nor a draft."""
     problem = SCHEDULE.problem
     thing = problem.topology if "topology" in name else problem if "problem" in name else SCHEDULE
     with pytest.raises(InputError, match="cannot be written .No space left on device."):
@@ -51,7 +51,7 @@ def test_a_full_disk_leaves_no_file(name, tmp_path, full_disk):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
-    """What was to be replaced is as it was."""
+    """The old file is unchanged."""
     (tmp_path / "file").write_text("old")
     with pytest.raises(InputError, match="No space left"):
         write_whole(tmp_path / "file", "new", overwrite=True)
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
 
 
 def test_a_kill_leaves_the_old_file(tmp_path):
-    """A process that is killed while it writes leaves a hidden draft at most, which is in nobody's way."""
+    """A process that is killed while it writes leaves at most a hidden draft, which blocks no later write."""
     (tmp_path / "file").write_text("old")
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file")])
     assert done.returncode == -signal.SIGKILL

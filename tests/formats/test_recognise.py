@@ -115,7 +115,7 @@ def test_files_of_known_kinds_are_named(tmp_path, text, found):
     ["schema = 1\n[node]\ngpus = 8\n", '{"schema": 1, "fabric": "ring:4"}', "schema = 1\n[constants]\n"],
 )
 def test_every_topology_of_ours_is_recognised(tmp_path, text):
-    """By any field that only topologies have, in TOML and in JSON."""
+    """Any field that only topologies have tells them, in TOML and in JSON."""
     assert recognise(_write(tmp_path, text)) == "taccl-topology"
 
 
@@ -130,7 +130,7 @@ def test_every_topology_of_ours_is_recognised(tmp_path, text):
     ],
 )
 def test_a_matrix_is_told_from_prose(tmp_path, text, is_matrix):
-    """By a cell that is a number, or nan, in one of the first two rows."""
+    """A matrix has a cell that is a number, or nan, in one of its first two rows."""
     path = _write(tmp_path, text)
     if is_matrix:
         assert recognise(path) == "pair-matrix"

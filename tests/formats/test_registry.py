@@ -68,7 +68,7 @@ def test_functions_of_the_table_are_there(each):
 
 
 def test_kinds_and_ways_of_the_table_are_there():
-    """What formats hold, and what ways lead to, are kinds with a class."""
+    """Kinds of formats, and of conversions, have a class."""
     assert {each.holds for each in FORMATS if each.dump} <= set(KINDS)
     assert {kind for way in WAYS for kind in way} <= set(KINDS)
     assert all(callable(resolve_name(name)) for name in (*KINDS.values(), *WAYS.values()))
@@ -201,7 +201,7 @@ def test_large_files_are_not_parsed_for_their_format(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_every_format_is_written(tmp_path, schedule, quiet, name):
-    """By name, whatever the path; the paths are there."""
+    """A format chosen by name is written, whatever the path; the paths exist."""
     paths = write(schedule, tmp_path / "file", format=name)
     assert paths
     assert all(path.stat().st_size for path in paths)
@@ -369,7 +369,7 @@ def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
 
 
 def test_failed_conversion_leaves_nothing(tmp_path, schedule):
-    """Where a format cannot hold the schedule, no file is there afterwards."""
+    """If a format cannot hold the schedule, no file exists afterwards."""
     problem = make_problem(taccl.topologies.ring(4), collectives.scan(4), chunk_bytes=1000)
     scan = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
     taccl.save(scan, tmp_path / "scan.json")

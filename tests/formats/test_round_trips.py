@@ -1,4 +1,4 @@
-"""What is written comes back: for every format with a reader and a writer, whatever is written."""
+"""Round trips of every format with a reader and a writer."""
 
 from __future__ import annotations
 

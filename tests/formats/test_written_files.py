@@ -117,7 +117,7 @@ def test_tables_are_read_by_pandas_and_csv(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_parquet_is_read_by_pandas(schedule, tmp_path):
-    """By its reader of Parquet, with the same rows as the CSV."""
+    """Its reader of Parquet finds the same rows as the CSV."""
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="pyarrow, which writes Parquet, is not installed")
     write(schedule, tmp_path / "a.parquet")
@@ -129,7 +129,7 @@ def test_parquet_is_read_by_pandas(schedule, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_traces_hold_each_send_at_both_ends(schedule, tmp_path):
-    """By protobuf, under the published schema: what ASTRA-sim's custom collectives read of a node.
+    """Protobuf, under the published schema, reads ASTRA-sim's custom collective of a node.
 
     A send has a destination, a receive a source; both have the same tag and size, and a tag is used once.
     """

@@ -49,7 +49,7 @@ def test_what_one_node_cannot_tell_stays_at_its_prior(log):
 
 @pytest.mark.slow
 def test_large_sizes_claim_no_latency(log):
-    """Where every time grows with its size, no latency is fitted."""
+    """If every time grows with its size, no latency is fitted."""
     fit = taccl.fit([log(table(sizes=tuple(2**power for power in range(28, 34))))], "dgx-h100")
     determined = {each.name for each in fit.parameters if each.determined}
     assert determined == {"node_gb_per_s"}

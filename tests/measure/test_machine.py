@@ -1,4 +1,4 @@
-"""What machine models promise is read off their links."""
+"""Figures of machine models follow from their links."""
 
 from __future__ import annotations
 

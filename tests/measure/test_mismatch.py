@@ -46,7 +46,7 @@ def test_logs_of_the_machine_need_no_note():
     ],
 )
 def test_other_gpus_are_named(gpu, found):
-    """By the model in the list of devices; names without one say nothing."""
+    """The model in the list of devices tells them; names without one are not judged."""
     notes = _notes(_devices(*["a"] * 8, gpu=gpu) + table())
     assert [found in note for note in notes] == ([True] if found else [])
 

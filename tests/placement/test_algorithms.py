@@ -44,7 +44,7 @@ def test_ring_sends_to_the_next_rank_alone():
 
 
 def test_halving_doubling_sends_half_to_the_nearest():
-    """Of 8 ranks, partners at a distance of 1 exchange 4 chunks each way, at 2 two, at 4 one, twice."""
+    """Among 8 ranks, partners at a distance of 1 exchange 4 chunks each way, at 2 two, at 4 one, twice."""
     steps = stock("halving-doubling", "allreduce", 8)
     distance = steps.src ^ steps.dst
     assert {d: int((distance == d).sum()) for d in (1, 2, 4)} == {1: 8 * 4 * 2, 2: 8 * 2 * 2, 4: 8 * 2}
@@ -61,7 +61,7 @@ def test_a_message_waits_for_what_it_carries():
 
 
 def test_one_small_piece_goes_down_the_trees():
-    """Of 16 hosts 10 us apart and 1 KB, one piece per tree beats the ring's 30 steps; 16 pieces do not."""
+    """On 16 hosts 10 us apart, one piece of 1 KB per tree beats the ring's 30 steps; 16 pieces do not."""
     hosts = taccl.Probe(tuple(map(str, range(16))), np.full((16, 16), 10.0)).topology(oversubscription=1)
 
     def us(name):

@@ -59,7 +59,7 @@ def mpich():
 
 
 def said(*command, **environ):
-    """What a command prints."""
+    """Output of a command."""
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, **environ}, stdin=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ def one(algorithm):
 
 
 class TestChoices:
-    """Which algorithm at which size."""
+    """Choice of the algorithm by size."""
 
     @pytest.mark.slow
     def test_small_sums_are_doubled_and_large_ones_go_round(self):
@@ -89,7 +89,7 @@ class TestChoices:
 
     @pytest.mark.slow
     def test_small_sums_take_trees_under_nccl(self):
-        """Of 16 hosts the ring's 30 steps lose to the depth of two trees while latency counts."""
+        """On 16 hosts the ring's 30 steps lose to the depth of two trees while latency dominates."""
         truth, _, _ = cloud((8, 8))
         found = choose(truth, "allreduce", library="nccl")
         assert [each.algorithm for each in found] == ["double-tree", "ring"]

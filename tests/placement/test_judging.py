@@ -50,7 +50,7 @@ def test_noise_between_equal_hosts_is_no_gain(passes):
 @pytest.mark.slow
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_racks_are_a_gain_in_the_same_noise(passes):
-    """Of two racks in random order the gain is confirmed, and the figures say by what."""
+    """For two racks in random order the gain is confirmed, with its figures."""
     for seed in cases("placement: racks are a gain in noise", few=2, many=20):
         found = taccl.reorder(probed(seed, racks=2, passes=passes), time_limit_s=3600)
         assert found.order != GIVEN

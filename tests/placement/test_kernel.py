@@ -116,7 +116,7 @@ def test_steps_of_a_pairwise_exchange_are_in_its_schedule():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "collective"), [("pairwise", "alltoall"), ("rings:2", "allreduce")])
 def test_no_schedule_of_another_order_refutes_a_proof(name, collective):
-    """Of all 24 orders of 4 hosts no schedule finishes before the proven one, nor before the bound."""
+    """No schedule of any of 24 orders of 4 hosts finishes before the proven one, nor before the bound."""
     for seed in range(3):
         topology = uneven(np.random.default_rng(seed), 4)
         found = taccl.reorder(topology, collective, name, "100KB", seed=seed)
@@ -128,7 +128,7 @@ def test_no_schedule_of_another_order_refutes_a_proof(name, collective):
 
 
 def test_proof_is_the_best_of_all():
-    """Of 5 hosts all 120 orders are tried one by one; branch and bound finds the same, and says so."""
+    """Branch and bound finds the best of all 120 orders of 5 hosts, and says so."""
     for seed in cases("placement: proof is the best of all", few=4, many=100):
         rng = np.random.default_rng(seed)
         case = Case(random_probe(rng, 5), "allreduce", ("ring", "halving-doubling")[seed % 2], "1MB")

@@ -89,7 +89,7 @@ class TestHosts:
 
 
 class TestAsLaunched:
-    """What a launcher can start."""
+    """Orders that a launcher can start."""
 
     def test_slots_of_a_host_are_taken_in_turn(self, placement):
         """Hosts of ranks stay; on each host the first rank has the first slot."""
@@ -100,14 +100,14 @@ class TestAsLaunched:
         assert as_launched(slow, list("abba")).order == (1, 0, 3, 2)
 
     def test_slots_of_one_host_are_no_gain(self, placement):
-        """Of ranks that all share a host no launcher makes another order: the one given is kept."""
+        """If all ranks share a host, no launcher makes another order: the one given is kept."""
         started = as_launched(placement, ["vm"] * 4)
         assert started.order == (0, 1, 2, 3)
         assert started.after_us == started.before_us
         assert "nothing to gain" in started.why
 
     def test_figures_are_those_of_the_order_started(self, placement):
-        """They are simulated anew."""
+        """They are simulated again."""
         case = Case(placement.topology, "allreduce", "ring", "1MB")
         slow = replace(placement, before_us=1e9)
         started = as_launched(slow, list("abba"))
@@ -140,7 +140,7 @@ class TestHydra:
 
     @pytest.mark.slow
     def test_a_rank_map_keeps_local_ranks(self, mpiexec, placement, tmp_path):
-        """What the caveat advises: the same hosts, and local ranks 0 and 1 on each."""
+        """The caveat's command starts the same hosts, with local ranks 0 and 1 on each."""
         hosts = list("aabb")
         advice = re.search(r"hosts (.*) and -rankmap (\S+)", caveats(placement, hosts, "mpich")[0])
         path = tmp_path / "hosts"
@@ -180,7 +180,7 @@ class TestOpenMpi:
     """Open MPI's launcher."""
 
     def test_ranks_of_a_host_are_slots(self, placement):
-        """Where they follow one another; else a line is one rank, and the command says how lines are read."""
+        """A line has slots if its ranks are consecutive; else a line is one rank, and the command says so."""
         assert hostfile(placement, list("abcd"), "openmpi") == "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
         assert hostfile(placement, list("aabb"), "openmpi") == "b\na\nb\na\n"
         assert command(placement, list("abcd"), "openmpi", "f") == "mpirun -n 4 --hostfile f"
@@ -188,7 +188,7 @@ class TestOpenMpi:
         assert "--bind-to" in caveats(placement, list("aabb"), "openmpi")[0]
 
     def test_a_rank_file_names_no_core(self, placement):
-        """What stands behind `slot` is the number of a core."""
+        """The number after `slot` is that of a core."""
         assert rankfile(placement, list("abbb")) == "rank 0=b\nrank 1=a\nrank 2=b\nrank 3=b\n"
 
     def mapped(self, *words):
@@ -208,7 +208,7 @@ class TestOpenMpi:
     @needs_openmpi
     @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
     def test_ranks_are_mapped_in_that_order(self, placement, tmp_path, hosts):
-        """By the host file with its command, and by the rank file."""
+        """The host file with its command, and the rank file."""
         path, ranks = tmp_path / "hosts", tmp_path / "ranks"
         path.write_text(hostfile(placement, list(hosts), "openmpi"))
         ranks.write_text(rankfile(placement, list(hosts)))
@@ -235,7 +235,7 @@ class TestOpenMpi:
         assert cores[2] == [",".join(map(str, sorted(os.sched_getaffinity(0))))] * 2
 
     def started(self, words):
-        """What real ranks print."""
+        """Output of real ranks."""
         return said(f"{OPENMPI}/bin/mpirun", *words, sys.executable, "-c", TELL, **ROOT)
 
 
@@ -254,7 +254,7 @@ class TestTorchrun:
     """torchrun's static rendezvous: rank r runs on node r // nproc_per_node, by --node-rank."""
 
     def options(self, path, host):
-        """What the script prints for a host, as torchrun's documentation has its options."""
+        """Options that the script prints for a host, as in torchrun's documentation."""
         parser = argparse.ArgumentParser()
         for name in ("nnodes", "node-rank", "nproc-per-node"):
             parser.add_argument(f"--{name}", type=int, required=True)

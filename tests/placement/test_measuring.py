@@ -122,7 +122,7 @@ def test_a_sample_joins_a_launcher(mpiexec, tmp_path):
 
 
 def test_what_cannot_be_probed_is_said(tmp_path, monkeypatch):
-    """Fewer ranks than two, a file that is there, and an MPI that is not."""
+    """Fewer than two ranks, an existing file, and a missing MPI."""
     with pytest.raises(InputError, match="ranks: found none; expected two ranks or more"):
         taccl.probe()
     with pytest.raises(InputError, match="ranks: found 1;"):

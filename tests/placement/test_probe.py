@@ -46,7 +46,7 @@ class TestClusters:
     @pytest.mark.parametrize("num_hosts", [6, 8, 16, 150])
     @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
     def test_hosts_that_are_alike_are_in_no_racks(self, num_hosts, noise):
-        """What differs by chance is in clusters by chance: at most in two of ten matrices."""
+        """Differences by chance make clusters by chance: at most in two of ten matrices."""
         rng = np.random.default_rng(1)
         times = 10 if num_hosts < 100 else 1
         matrices = 10 * np.exp(noise * rng.standard_normal((times, num_hosts, num_hosts)))
@@ -58,7 +58,7 @@ class TestClusters:
         assert [rack[host] for host in nested_order(far)] == [1] * 5 + [2] * 3 + [0] * 2
 
     def test_a_sample_is_completed(self):
-        """What two ends of an unknown pair have in common tells how far they are from each other."""
+        """The distances that both ends of an unknown pair have in common determine its own."""
         far, _ = distances((3, 3))
         holes = far.copy()
         holes[0, 1] = holes[1, 0] = holes[2, 5] = holes[5, 2] = np.nan
@@ -117,7 +117,7 @@ def test_what_is_shared_follows_the_oversubscription():
 
 
 def test_measured_uplinks_stand_for_assumed_ones():
-    """Where simultaneous messages showed a shared way, only that is in the topology."""
+    """If simultaneous messages revealed a shared path, the topology has that path only."""
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),))
     names = {resource.name for resource in probe.topology().resources}
     assert {"uplink of ranks 0-1", "downlink of ranks 0-1"} <= names
@@ -172,7 +172,7 @@ def test_matrix_of_a_server_allows_what_its_wires_do(shared_data):
 
 
 def test_probes_are_read_back(tmp_path):
-    """What was saved is the same when read, and makes a topology."""
+    """A saved probe is equal when read, and makes a topology."""
     probe = Probe(NAMES, OURS, np.full((3, 3), 10.0), uplinks=(((0, 1), 10.0),), latency_spread=0.1)
     path = tmp_path / "probe.json"
     probe.save(path)
@@ -224,7 +224,7 @@ class TestMatrices:
 
     @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
     def test_csv_of_bandwidths(self, tmp_path, unit, factor):
-        """Where the first cell or a comment names the unit."""
+        """The first cell or a comment names the unit."""
         path = tmp_path / "m.csv"
         path.write_text(f"{unit},a,b\na,0,16\nb,16,0\n")
         probe = load_probe(path)
@@ -251,7 +251,7 @@ class TestMatrices:
             load_probe(path)
 
     def test_cuda_sample(self, tmp_path):
-        """Of its matrices, those one way and with peers enabled."""
+        """The matrices for one way, with peers enabled, are read."""
         path = tmp_path / "p2p.txt"
         path.write_text(
             "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n"
@@ -294,7 +294,7 @@ class TestMatrices:
         assert np.array_equal(quoted.distance, plain.distance, equal_nan=True)
 
     def test_a_sample_that_is_cut_short_is_named(self, tmp_path):
-        """Of two rows the second is missing."""
+        """The second of two rows is missing."""
         path = tmp_path / "p2p.txt"
         path.write_text("P2P=Enabled Latency Matrix (us)\n   GPU 0 1\n 0 1.2 2.1\n")
         with pytest.raises(FormatError, match="found 1 x 3 entries for 3 hosts; expected a square"):

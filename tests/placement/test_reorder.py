@@ -36,7 +36,7 @@ def test_a_ring_leaves_each_rack_once(racks):
     ("algorithm", "racks"), [("halving-doubling", (4, 4, 4, 4)), *([("ring", (6, 4, 4, 2))] if MANY else [])]
 )
 def test_the_gain_is_recovered_from_latencies(algorithm, racks):
-    """Of what the best order found on the true fabric gains, the probe's recovers 95 %."""
+    """The probe's order recovers 95 % of the gain of the best order found on the true fabric."""
     for seed in range(4 if MANY else 1):
         truth, probe, _ = cloud(racks, seed=seed, noise=0.1)
         case = Case(truth, "allreduce", algorithm, "100MB")
@@ -58,7 +58,7 @@ def test_nothing_to_gain_where_all_are_alike(name):
 
 @pytest.mark.slow
 def test_the_order_given_is_never_made_worse():
-    """Of hosts numbered in the order that it found, reorder keeps to that, or finds a better one."""
+    """If hosts are numbered in its own order, reorder keeps that, or finds a better one."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
     first = taccl.reorder(truth)
     again = taccl.reorder(relabel(truth, np.argsort(first.order).tolist()))
@@ -69,7 +69,7 @@ def test_the_order_given_is_never_made_worse():
 
 @pytest.mark.slow
 def test_up_to_ten_ranks_the_order_is_proven():
-    """Of 9 hosts in 3 racks the bound is met: no order is faster."""
+    """9 hosts in 3 racks meet the bound: no order is faster."""
     truth, _, _ = cloud((3, 3, 3), seed=2)
     found = taccl.reorder(truth)
     assert found.proven

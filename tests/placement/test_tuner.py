@@ -66,7 +66,7 @@ def test_a_rule_without_channels_leaves_one(plugin):
 
 @pytest.mark.slow
 def test_every_call_has_a_rule_with_channels(plugin, hosts):
-    """Of every collective, size and communicator; also where a protocol is not available."""
+    """This holds for every collective, size and communicator; also if a protocol is not available."""
     found = answers(plugin, nccl_tuner(hosts), every(("none", "ll128", "ll", "simple")))
     assert min(channels for _, _, channels in found.values()) >= 2
     assert "none" not in {algorithm for algorithm, _, _ in found.values()}
@@ -83,7 +83,7 @@ def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
 
 @pytest.mark.slow
 def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, hosts):
-    """Of 8 B each collective takes LL, of 1 GiB a ring under simple with all channels."""
+    """Each collective of 8 B uses LL; a ring of 1 GiB uses simple with all channels."""
     found = answers(
         plugin, nccl_tuner(hosts), [(c, s, 8, 8, "none") for c in COLLECTIVES for s in (8, 1 << 30)]
     )

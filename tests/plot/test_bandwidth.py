@@ -93,7 +93,9 @@ def test_the_best_baseline_is_the_best_at_each_size(rates):
 
 
 def test_baselines_that_are_not_defined_are_said():
-    """Halving-doubling needs a power of two, others nodes, dimensions or switches that add, and some sums: none is there."""
+    """Halving-doubling needs a power of two, others nodes, dimensions or switches that add, and some sums:
+    all are missing.
+    """
     problem = problem_of(full(3), collectives.allgather(3))
     schedule = taccl.baselines.ring(problem)
     rates = taccl.plot.bandwidths(schedule, sizes=["3MB"])
@@ -145,7 +147,7 @@ def test_unknown_sizes_are_refused():
 
 
 def test_a_sketch_allows_no_more_than_none(monkeypatch):
-    """Where the search for the bound under a sketch came less far (9 GB/s), the one without it (5) holds, too."""
+    """If the search for the bound under a sketch got less far (9 GB/s), the one without it (5) holds, too."""
     problem = problem_of(full(4), collectives.allgather(4))
     ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
     schedule = taccl.synthesize(

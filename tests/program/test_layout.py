@@ -1,4 +1,4 @@
-"""Where chunks are in the user's buffers."""
+"""Positions of chunks in the user's buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_reduce_scatter_has_its_output_inside_the_input():
 
 
 def test_alltoall_orders_inputs_by_destination_and_outputs_by_source():
-    """Of 2 ranks: chunk 2 s + d goes from s to d."""
+    """With 2 ranks, chunk 2 s + d goes from s to d."""
     first, second = layout(alltoall(2))
     assert (first.inputs, first.outputs) == ((0, 1), (0, 2))
     assert (second.inputs, second.outputs) == ((2, 3), (1, 3))

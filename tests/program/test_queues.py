@@ -30,7 +30,9 @@ def test_three_small_chunks_of_a_step_are_one_message(num_ranks: int) -> None:
 
 
 def test_three_large_chunks_of_a_step_are_three_messages() -> None:
-    """Of 6 chunks in all, two fit into 2 MiB up to 1 MiB each: it hangs above 6 MiB, and the cycle is named."""
+    """Two of 6 chunks fit into 2 MiB up to 1 MiB each: the program hangs above 6 MiB, and the cycle is
+    named.
+    """
     found = interpret(exchange(3))
     assert not found.ok
     assert found.hangs_from == {"NCCL": 6 * MIB + 1, "RCCL": 6 * MIB + 1}

@@ -31,7 +31,7 @@ def test_one_instance_is_the_program():
 
 
 def test_parts_are_neighbours_and_take_turns():
-    """Of three instances the second sends slot 1 of three over channel 1."""
+    """The second of three instances sends slot 1 of three over channel 1."""
     program = replicate(program_of("allgather", "ring:2", in_place=True), 3)
     senders = [tb for tb in program.ranks[0].threadblocks if tb.send_to == 1]
     assert [(tb.channel, tb.steps[0].src) for tb in senders] == [
@@ -68,7 +68,7 @@ def test_as_many_as_the_links_need():
     ],
 )
 def test_what_limits_instances_is_said(size, options, most, why):
-    """Of three channels MSCCL runs 32 / 3, so 8; 8 KB chunks make 7 parts of 1024 bytes, so 4."""
+    """MSCCL runs 32 / 3 instances of three channels, so 8; 8 KB chunks make 7 parts of 1024 bytes, so 4."""
     program = taccl.lower(ring_on_h100(size), instances="auto", **options)
     assert program.notes[0].startswith(f"instances: {most}, and not 16 for 450 GB/s")
     assert program.notes[0].endswith(why)
@@ -87,7 +87,7 @@ def test_threadblocks_limit_instances():
 
 
 def test_limits_are_those_of_the_formats():
-    """What is assumed of both runtimes is what their formats refuse to exceed."""
+    """Limits assumed of both runtimes are those that their formats enforce."""
     assert (msccl.MAX_CHANNELS, RUNTIMES["msccl"].max_steps) == (limits.MAX_CHANNELS, limits.MAX_STEPS)
     assert (limits.MAX_ELEMENTS, limits.MAX_DEPENDED) == (msccl.MAX_ELEMENTS, msccl.MAX_DEPENDED_ID + 1)
     assert build_mscclpp_plan.__wrapped__.__kwdefaults__["max_threadblocks"] == limits.MAX_THREADBLOCKS

@@ -57,7 +57,7 @@ class TestCollectives:
 
     @pytest.mark.slow
     def test_merged_steps_travel_as_one_message(self):
-        """Four chunks a rank, in steps of several, through queues with room for two."""
+        """Four chunks per rank, in steps of several, through queues with room for two."""
         program = program_for("allgather", "ring:3", chunks_per_rank=4)
         assert taccl.execute(program, "1MB", **SHORT).ok
 
@@ -157,7 +157,7 @@ class TestFaults:
 
     @pytest.mark.slow
     def test_dropped_receive_names_the_sender(self):
-        """Large messages, small messages: what nobody receives is never done with."""
+        """For large and small messages: a message without a receive never completes."""
         program = program_for("allgather")
         place = first_step(program, 1, "receive")
         source = program.ranks[1].threadblocks[place[0]].receive_from

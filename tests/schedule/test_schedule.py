@@ -87,7 +87,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
 
 
 def test_equal_schedules_have_one_digest_whatever_their_order() -> None:
-    """Rows turned round, and other group names, make the same schedule."""
+    """Permuted rows and renumbered groups make the same schedule."""
     one = relay()
     other = relay(
         chunk=[0, 1, 0, 1], link=[1, 0, 0, 1], start=[5, 5, 0, 10], end=[10, 10, 5, 15], group=[1, 2, 0, 4]
@@ -143,14 +143,14 @@ def test_columns_of_different_length_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_nothing_that_was_given_is_changed(column, values, found) -> None:  # noqa: ANN001
-    """What a column cannot hold as it is, is refused rather than cut, rounded or wrapped around."""
+    """Values that a column cannot hold exactly are refused rather than cut, rounded or wrapped around."""
     with pytest.raises(InputError, match=found) as caught:
         relay(**{column: values})
     assert str(caught.value.where).startswith("schedule")
 
 
 def test_groups_may_bear_any_numbers() -> None:
-    """They are numbered anew, so 64 bits of them are no fault."""
+    """They are renumbered, so that 64 bits are valid."""
     assert relay(group=[2**40, 1, 2, 3]).num_sends == 4
 
 
@@ -190,7 +190,7 @@ def test_iteration_gives_transfers() -> None:
 
 
 def test_repr_is_one_line() -> None:
-    """What, where, how many, how long."""
+    """Collective, topology, size and finish."""
     assert repr(relay()) == "Schedule(custom on line: 4 transfers in 4 sends, finish 7.500 us)"
 
 

@@ -174,7 +174,7 @@ def test_free_switch_asks_for_nothing():
 
 
 def test_planes_limit_parallel_links():
-    """Of three parallel links a way, a switch of two planes uses two."""
+    """A switch of two planes uses two of three parallel links."""
     builder = TopologyBuilder("planes", [0, 0])
     for src, dst in ((0, 1), (1, 0)) * 3:
         builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
@@ -293,7 +293,7 @@ def test_symmetry_that_the_relays_lack():
     ],
 )
 def test_sketch_that_does_not_fit_the_topology(text, message):
-    """What the topology lacks is named, with the file and the field."""
+    """The message names the missing part of the topology, with the file and the field."""
     with pytest.raises(SketchError, match=rf"^a\.toml: {message}"):
         apply(text)
 

@@ -39,7 +39,7 @@ def test_the_best_baseline_is_the_first_schedule(collective):
 
 
 def test_without_time_the_quickest_is_offered():
-    """One schedule is there though time was up before it began."""
+    """One schedule exists even if time was up before the start."""
     search = Search(problem_of(), Options(), Deadline.after(0.0))
     competing.offer_first(search)
     assert taccl.verify(search.best).ok
@@ -61,7 +61,7 @@ def test_one_that_takes_too_long_is_broken_off(monkeypatch):
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
-    """What the search finds takes its place only where it is no later."""
+    """The search's schedule replaces the first one only if it is no later."""
     problem = problem_of("allgather")
     best = taccl.baselines.best(problem, cut=False)
 

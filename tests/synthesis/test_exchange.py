@@ -78,7 +78,7 @@ def test_improvement_begins_from_an_exchange():
 
 
 def test_what_fails_leaves_most_of_an_exchange():
-    """Re-planned along its trees, not anew, and exchanged again."""
+    """The rest is re-planned along its trees, and exchanged again."""
     topology = ring(6, alpha=0)
     old = taccl.synthesize(problem_of(topology, collectives.allreduce(6)), time_limit_s=3).schedule
     assert old.producer.endswith("sums exchanged")
@@ -125,7 +125,7 @@ def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
 
 
 def test_it_is_offered_last_and_only_where_it_is_better():
-    """What was found before stays where the exchange is none."""
+    """The earlier schedule stays if the exchange does not improve it."""
     schedule = one_sum(line(4), *ALONG_A_LINE)
     search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
     search.offer_whole(schedule, producer="some")
@@ -158,7 +158,7 @@ def test_named_contributions_are_left_alone():
 
 
 def test_it_is_not_begun_without_sums_or_time():
-    """Copies have no roots; and a large allreduce takes more than a part of a moment."""
+    """Copies have no roots; and a large allreduce takes too long."""
     gather, reduction = (
         problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)
     )

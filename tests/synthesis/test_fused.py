@@ -24,12 +24,12 @@ def sums(topology, name, *, per_rank, size="16KB", clauses=None):
 
 
 def test_one_chunk_a_rank_is_left_alone():
-    """There is nothing to fuse in one chunk a rank."""
+    """One chunk per rank leaves no chunks to fuse."""
     assert fused(sums(taccl.topologies.ring(4), "allreduce", per_rank=1)) is None
 
 
 def test_chunks_that_may_not_all_merge_are_left_alone():
-    """What would not fit in one send is not searched as one chunk."""
+    """Chunks that do not fit in one send are not searched as one chunk."""
     ring = taccl.topologies.ring(4)
     some = Clauses(max_merge=6, merging=frozenset(range(len(ring.links))))
     assert fused(sums(ring, "allreduce", per_rank=4, clauses=some)) is None
@@ -48,7 +48,7 @@ def test_fused_chunks_hold_what_their_parts_do(name):
 
 @pytest.mark.parametrize("name", ["allreduce", "reduce_scatter", "reduce"])
 def test_where_all_merges_parts_finish_when_the_whole_does(name):
-    """A schedule in one chunk a rank is one of all chunks, at the same times up to what padding adds."""
+    """A schedule in one chunk per rank is one of all chunks, at the same times up to padding."""
     problem = sums(taccl.topologies.ring(4), name, per_rank=4, size="16000B")
     whole, parts = fused(problem)
     found = taccl.synthesize(whole, time_limit_s=1, threads=1, sketch="none").schedule
@@ -108,7 +108,7 @@ def test_sums_exchanged_over_a_link_that_merges_and_one_that_does_not():
 
 
 def test_sums_exchanged_over_links_that_merge_stay_merged():
-    """Where both ways merge, the parts of each are one send."""
+    """If both directions merge, the parts of each are one send."""
     whole, problem, link = exchanged_on_a_ring(merging=(0, 1, 3))
     schedule = parted(whole, problem, [range(4)])
     taccl.verify(schedule).raise_if_failed()
@@ -147,7 +147,9 @@ def test_parts_of_random_sums_are_verified():
 
 @pytest.mark.slow
 def test_small_sums_in_many_chunks_finish_as_in_one():
-    """Of 20 ranks with 16 chunks each no baseline competes, and no search merges as many chunks as one has."""
+    """With 16 chunks on each of 20 ranks no baseline competes, and no search merges as many chunks as one
+    has.
+    """
     topology = taccl.topologies.mesh(4, 5)
     finishes = [
         taccl.synthesize(sums(topology, "allreduce", per_rank=k), time_limit_s=12, threads=1).finish_us
@@ -157,7 +159,7 @@ def test_small_sums_in_many_chunks_finish_as_in_one():
 
 
 def test_large_chunks_are_not_searched_as_one():
-    """Where latency is a small part of what a send takes, the chunks of one only wait for each other."""
+    """If latency is a small part of a send, the chunks of one only wait for each other."""
     ring = taccl.topologies.ring(4)
     some = Clauses(max_merge=16, merging=frozenset(range(len(ring.links))))
     for size, is_searched in (("16KB", True), ("1GB", False)):

@@ -65,7 +65,7 @@ def test_multi_root(topology, collective, backend):
 
 @pytest.mark.parametrize("name", ["reduce", "reduce-scatter"])
 def test_reductions_only_reduce(name):
-    """What ends at its root needs no second half: every transfer reduces."""
+    """Sums that end at their root need no broadcast phase: every transfer reduces."""
     result = taccl.synthesize(problem_of(ring(4), COMBINING[name]), time_limit_s=0.6)
     assert result.schedule.reduce.all()
     assert not any(stage.name.startswith("spread") for stage in result.stages)
@@ -77,9 +77,9 @@ def test_allreduce_reduces_and_spreads():
     assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (16, 8)
 
 
-# By hand. Ring of 4, 2 us a hop: a sum needs what is two hops away, 4 us, and for all ranks at once each of
-# the 8 links carries 12 / 8 sends, so two. Star of leaves 1, 2 and 3 us away: to the hub, the slowest leaf's
-# 3 us; to leaf 3, the sum of the others is at the hub after 2 us and takes 3 more.
+# Derived by hand. Ring of 4, 2 us per hop: a sum needs data from two hops away, 4 us. For all ranks at once
+# each of the 8 links carries 12 / 8 sends, so two. Star of leaves 1, 2 and 3 us away: to the hub, the slowest
+# leaf's 3 us. To leaf 3, the sum of the others is at the hub after 2 us and takes 3 more.
 KNOWN = [
     ("ring", collectives.reduce_scatter(4), 4),
     ("ring", collectives.reduce(4), 4),
@@ -120,9 +120,9 @@ class TestBothHalves:
     def test_they_overlap(self):
         """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
 
-        One half after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
-        carry the partial sum of leaf 3's own chunk, and with sums complete at other ranks than the
-        collective's roots the rest follows by 14 us.
+        One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
+        carry the partial sum of leaf 3's own chunk. With sums complete at other ranks than the collective's
+        roots the rest follows by 14 us.
         """
         result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=120)
         assert result.finish_us == 14
@@ -130,7 +130,7 @@ class TestBothHalves:
 
     @pytest.mark.slow
     def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
-        """Of 64 KB on two NDv2 recursive multiplying is ahead of both halves, until these are improved."""
+        """For 64 KB on two NDv2 recursive multiplying is ahead of both phases, until these are improved."""
         improved = []
         improve = stages.improve_schedule
 
@@ -148,7 +148,7 @@ class TestBothHalves:
         assert result.schedule.finish < multiplying.finish
 
     def test_bound_met_needs_none(self):
-        """Where one half after the other meets the bound, nothing is improved."""
+        """If one phase after the other meets the bound, no improvement runs."""
         result = taccl.synthesize(problem_of(two_nodes(), collectives.allreduce(4)), time_limit_s=1)
         assert (result.finish_us, result.stopped) == (14, "bound met")
         assert "ruin and recreate" not in [each.name for each in result.stages]

@@ -53,7 +53,7 @@ class TestPhases:
 
     @pytest.mark.slow
     def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
-        """Of an alltoall on 16 x 16 ranks, in this order, and never less of it done than a tenth before."""
+        """For an alltoall on 16 x 16 ranks, in this order, progress never falls by more than a tenth."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.005)
         told = []
         problem = problem_of(topologies.mesh(16, 16), "alltoall")
@@ -140,7 +140,7 @@ class TestPhases:
 
 
 class TestChoice:
-    """What runs, and why, is said with the figures."""
+    """The choice of the search, and its reason with figures."""
 
     def test_result_says_why(self):
         """The number of hops, and what they are more than."""
@@ -161,7 +161,7 @@ class TestChoice:
 
 
 class TestKept:
-    """What is left of a schedule that was found and verified."""
+    """Facts kept about a schedule that was found and verified."""
 
     def test_summary(self):
         """The figures are those of the whole schedule, and the result says that it is gone."""
@@ -298,7 +298,7 @@ class TestLimits:
 
 
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():
-    """Of 100 s, 90 kept, a part has 10 at most once there is a schedule, and all of them before."""
+    """With 90 of 100 s kept, a part has at most 10 s once a schedule exists, and all of them before."""
     search = Search(MESH, Options(), Deadline.after(100))
     with search.keeping(90):
         part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)
@@ -333,7 +333,7 @@ def test_kernels_are_compiled_only_with_time_for_them(monkeypatch):
 
 
 def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
-    """What needs no kernels answers, and the note names what would compile them."""
+    """A baseline without kernels answers, and the note names the limit that compiles them."""
     monkeypatch.setattr(large_search, "are_kept", lambda _: False)
     monkeypatch.setattr(competing, "are_kept", lambda _: False)
     result = synthesize(MESH, backend="greedy", time_limit_s=DEFAULTS.choice.cold_s / 2)

@@ -28,7 +28,7 @@ def problem_of(topology, name="allgather", *, chunks_per_rank=1):
 
 MESH = problem_of(topologies.mesh(32, 32))
 
-#: What a process measures of itself: MB at the peak of scheduler and verifier, and MB that were predicted.
+#: Measurements of a process: MB at the peak of scheduler and verifier, and MB predicted.
 _MEASURE = """
 import sys
 import threading
@@ -117,7 +117,7 @@ def test_what_takes_less():
 
 
 def test_refusal_says_all():
-    """How much it would need, the limit, and what to do."""
+    """The memory needed, the limit, and a remedy."""
     with pytest.raises(InputError) as caught:
         check_memory(MESH, Options(memory_limit_mb=10))
     text = str(caught.value)
@@ -137,7 +137,7 @@ def test_refusal_offers_what_fits():
 
 @pytest.mark.slow
 def test_spilled_alltoall_keeps_its_queues_in_memory():
-    """Of 61 bytes a hop, best columns beside the next, the 12 of either are in files: 240 * 272 chunks' hops."""
+    """12 of the 61 bytes per hop, for best columns beside the next, are in files: 240 * 272 chunks' hops."""
     problem = problem_of(topologies.torus(16, 16), "alltoall")
     need, spilled = (memory_need(problem, spilled=each) for each in (False, True))
     assert need.search - spilled.search == 2 * 12 * need.num_transfers
@@ -155,7 +155,9 @@ def test_trees_of_groups_are_counted():
 
 @pytest.mark.slow
 def test_ways_are_sampled_all_over_a_mesh():
-    """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average, as 256 * 256 chunks are."""
+    """On 16 x 16 two ranks are 2 * (16 - 1 / 16) / 3 = 10.625 links apart on average. So are the 256 * 256
+    chunks.
+    """
     known = memory_need(problem_of(topologies.mesh(16, 16), "alltoall")).num_transfers
     assert known == pytest.approx(10.625 * 256**2, rel=0.05)
 
@@ -202,7 +204,7 @@ def test_refused_before_any_work(backend, monkeypatch):
         taccl.synthesize(MESH, backend=backend, memory_limit_mb=10)
 
 
-#: Runs the command line within so many bytes of address space.
+#: Runs the command line within a bounded address space, in bytes.
 _BOUNDED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)

@@ -1,4 +1,4 @@
-"""What a synthesis returns: its figures, how it prints, and what ``--json`` gives."""
+"""Result of a synthesis: its figures, how it prints, and its ``--json``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestFigures:
         assert dict(replace(unbounded, stopped="interrupted").facts())["gap"] == "none proven"
 
     def test_nothing_to_do(self):
-        """Where every rank has what it needs, finish, bound and gap are 0."""
+        """If every rank has its data from the start, finish, bound and gap are 0."""
         collective = collectives.custom(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]})
         done = taccl.synthesize(problem_of(ring(2), collective), time_limit_s=1)
         assert (done.finish_us, done.bound_us, done.gap, done.schedule.num_transfers) == (0, 0, 0, 0)
@@ -118,7 +118,7 @@ def halve_bound(monkeypatch):
 
 
 class TestRepr:
-    """What a person reads."""
+    """Text for readers."""
 
     def test_facts(self, result):
         """4 MB in 4 us are 1000 GB/s of algorithm bandwidth; twelve transfers, one chunk each."""
@@ -157,7 +157,7 @@ class TestRepr:
         assert text.splitlines()[-2:] == ["  note: first", "  note: second"]
 
     def test_unknown_size(self):
-        """Where the size is not known, no bandwidth is claimed."""
+        """If the size is unknown, no bandwidth is claimed."""
         folder = OURS / "upstream-taccl"
         problem = load_problem(folder / "sketch" / "hub-n1.json", folder / "topo" / "hub-64KB.json")
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
@@ -169,7 +169,7 @@ class TestToDict:
     """The figures as plain values."""
 
     def test_fields(self, result):
-        """Every figure is there, under its unit's name."""
+        """Every figure exists, under its unit's name."""
         assert set(result.to_dict()) == FIGURES
 
     def test_plain_values(self, result):
@@ -201,7 +201,7 @@ class TestToDict:
             assert 0 <= stage["seconds"] <= result.seconds
 
     def test_notes_of_the_problem(self):
-        """What the sketch had to say is passed on: a root has no symmetry."""
+        """Notes of the sketch are passed on: a root has no symmetry."""
         sketch = taccl.load_sketch("ndv2/sk1")
         problem = sketch.apply(sketch.topology(), collectives.broadcast(16))
         found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)

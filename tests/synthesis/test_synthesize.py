@@ -105,7 +105,7 @@ def drilled(monkeypatch):
 
 
 class TestBackends:
-    """What ``backend=`` chooses."""
+    """Choices of ``backend=``."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", BACKENDS)
@@ -150,7 +150,7 @@ class TestBackends:
 
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_no_solver_is_worse_than_what_it_started_from(self, backend, monkeypatch):
-        """Where its routing leads to a later finish, the list scheduler's schedule is returned, with a note."""
+        """If its routing leads to a later finish, the list scheduler's schedule is returned, with a note."""
         route = stages.route
 
         def detour(search, *given, **options):
@@ -356,7 +356,7 @@ class TestLimits:
 
     @pytest.mark.slow
     def test_error_in_progress_reaches_the_caller(self, loose_bound):
-        """What `progress` raises ends the synthesis, and the next one works."""
+        """An exception of `progress` ends the synthesis, and the next one works."""
 
         def refuse(doing, finish_us, bound_us):
             if "joint" in doing:
@@ -604,7 +604,7 @@ class TestCtrlC:
 
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_is_prepared(self, backend):
-        """Before a named solver begins, the list scheduler's schedule is there, and is returned."""
+        """The list scheduler's schedule exists before a named solver begins, and is returned."""
         problem = small()
         result = synthesized(problem, backend=backend, progress=interrupt_once(f"routing on {backend}"))
         assert_sound(result, problem)
@@ -613,7 +613,7 @@ class TestCtrlC:
     @pytest.mark.slow
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_named_solver_runs(self, backend):
-        """While a named solver runs, the list scheduler's schedule is there, and is returned."""
+        """The list scheduler's schedule exists while a named solver runs, and is returned."""
         problem = _two_dgx2()
         progress = interrupt_once(f"routing on {backend}", time=2)
         with warnings.catch_warnings():
@@ -747,7 +747,8 @@ def test_with_little_time_small_chunks_are_still_merged():
 
 @pytest.mark.slow
 def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
-    """One reduced allgather, one choice, one bound, one search: so many modules have a function that runs.
+    """One reduced allgather, one choice, one bound, one search: the number of modules with a function that
+    runs.
 
     More of them is a second way of doing something that is done already. The limit is counted in CPU, as more is tried
     the longer it takes.
@@ -843,7 +844,7 @@ class TestContributionsApart:
 
 
 class TestRootsOutOfReach:
-    """Sums whose root cannot be reached, or reaches nobody, though another rank could make them."""
+    """Sums whose root is unreachable, or reaches no rank, though another rank could make them."""
 
     @staticmethod
     def sums(num_ranks, links, *chunks):

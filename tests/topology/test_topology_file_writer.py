@@ -133,7 +133,7 @@ def test_a_resource_at_two_rates_is_continued(tmp_path):
 
 @pytest.mark.parametrize("other", ["[[link]]\nsrc = 0\ndst = 1\n", "[[switch]]\nranks = [0, 1, 2]\n"])
 def test_shared_ports_return(tmp_path, other):
-    """What a link of several ends shares is listed, and not shared once more when the file is read again."""
+    """Shared resources of a link of several ends are listed, and not shared again when the file is read."""
     path = tmp_path / "multicast.toml"
     path.write_text(
         "schema = 1\nranks_per_node = 3\n[[link]]\nsrc = 0\ndst = [1, 2]\nmulticast = true\n"
@@ -162,7 +162,7 @@ def test_links_without_a_resource_of_their_own_are_refused():
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a", "a"), ("", "")])
 def test_parallel_links_of_two_kinds_return(names, tmp_path):
-    """Of two links with the same ends one holds a port; entries name it, or number it where names are alike."""
+    """One of two links with the same ends holds a port; entries name it, or number it if names are equal."""
     builder = TopologyBuilder("twins", [0, 0])
     builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1, name=names[0])
     second = builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=2, name=names[1])
@@ -185,7 +185,7 @@ def test_link_that_an_entry_names_must_exist(tmp_path):
 
 
 def test_assumptions_return(tmp_path):
-    """What an import assumed is a field of the file."""
+    """The assumptions of an import are a field of the file."""
     topology = replace(taccl.topologies.ring(3), assumed=("a guess", 'another "one"'))
     assert again(topology, tmp_path).assumed == topology.assumed
 

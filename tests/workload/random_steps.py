@@ -117,7 +117,7 @@ class _Search:
         if not ready:
             yield list(self.start)
             return
-        # What holds nothing delays nobody, and need not be tried later.
+        # Tasks without resources delay no other task, and need not be tried later.
         free = [task for task in ready if not self.tasks.holds[task]]
         for task in free[:1] or ready:
             at = self._first_fit(task)

@@ -31,7 +31,7 @@ def bound_of(step, topology=RANKS):
 
 @cache
 def some_topology(seed):
-    """Of two or three ranks; schedules of collectives are kept with it."""
+    """A topology of two or three ranks; schedules of collectives are kept with it."""
     rng = np.random.default_rng(seed)
     return uneven_topology(rng, int(rng.integers(2, 4)))
 
@@ -70,8 +70,8 @@ def uneven(n):
 def test_ranks_may_end_with_different_kernels():
     """Rank 0 computes for an alltoall first, which it sends slowly, and others for what rank 1 receives slowly.
 
-    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), behind two kernels of 50 us. What each
-    rank gives last needs less than that, as its other contributions have left before.
+    Both collectives take 16 us (4 MB out of rank 0, 8 MB into rank 1), behind two kernels of 50 us. The last
+    contribution of each rank needs less than that, as its other ones have left before.
     """
     n, us = 5, 50
     step = Workload("uneven", n)
@@ -98,7 +98,9 @@ def test_ranks_may_end_with_different_kernels():
 
 
 def test_a_contribution_needs_less_than_the_whole_collective():
-    """An allgather of 1 MB a rank takes 300 us over one port; what one rank contributes is there after 100 us."""
+    """An allgather of 1 MB per rank takes 300 us over one port; one rank's contribution arrives after 100
+    us.
+    """
     builder = TopologyBuilder("slow into 0", [0] * 4)
     port = builder.add_resource("into 0")
     for src in range(4):
@@ -150,7 +152,7 @@ def test_a_rank_computes_one_kernel_at_a_time():
 
 
 def test_a_send_waits_for_nobody_else():
-    """What rank r computes goes to r + 1: a tail of one hop, and no other rank's kernel."""
+    """Output of rank r goes to r + 1: a tail of one hop, and no other rank's kernel."""
     step = Workload("w", 4).then("a", "compute", shape=(1_000_000,), layout="sliced(0)", cost_us=10)
     found = bound_of(step.then("s", "send", "a").then("z", "scale", "s", value=2, cost_us=7))
     assert found.tails["a"] == [107] * 4

@@ -48,7 +48,7 @@ def test_a_step_is_near_its_bound(step):
 
 
 def test_in_sequence_times_add_up():
-    """What is computed takes 160 us before anything is sent."""
+    """Kernels take 160 us before the first send."""
     whole = schedule_workload(sums(160, 1), RANKS, order="in-sequence")
     alone = schedule_workload(sums(0, 1), RANKS, order="in-sequence")
     assert whole.finish == alone.finish + 160
@@ -113,7 +113,7 @@ def plain():
 
 @pytest.mark.slow
 def test_sends_of_the_workloads_own_problem_are_accepted(plain):
-    """Searched anew, with the release dates alone."""
+    """The schedule is synthesized with the release dates alone."""
     assert of_other_problem(plain).verify().ok
 
 
@@ -172,7 +172,7 @@ def test_further_clauses_of_a_schedule_are_its_own(plain):
 
 
 def test_a_schedule_without_sends_is_refused(plain):
-    """Of no chunks, of another problem's, and of the workload's own: each in a sentence."""
+    """Without chunks, of another problem, and of the workload's own: each in a sentence."""
     nothing = {"chunk": [], "link": [], "start": [], "end": []}
     custom = taccl.collectives.custom(4, precondition={0: [0]}, postcondition={0: [0]})
     other = make_schedule(taccl.make_problem(RANKS, custom, chunk_bytes=8), **nothing)
@@ -287,7 +287,7 @@ def test_costs_that_nobody_knows_are_asked_for():
 
 
 def test_a_picture_has_two_rows_a_rank(step):
-    """What it computes, and what it sends; with a bar for each tile and each send."""
+    """Kernels in one row, sends in the other; with a bar for each tile and each send."""
     ax = taccl.plot.step(step, max_ranks=2)
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "compute 0",

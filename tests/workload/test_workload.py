@@ -31,7 +31,7 @@ def layer():
 
 @pytest.fixture
 def adam():
-    """A moment and parameters, of which each of two ranks keeps all."""
+    """A moment and parameters, both kept whole by each of two ranks."""
     step = Workload("momentum", 2).input("g", (8,), layout="partial").input("m", (8,)).input("p", (8,))
     step = (
         step.then("sum", "allreduce", "g")
@@ -124,7 +124,7 @@ def test_a_tile_of_columns_is_normed_by_whole_rows():
 
 
 def test_work_follows_from_shapes(layer):
-    """Of one rank: 2 x 4 x 3 x 8 operations; 4 x 3 + 3 x 8 floats read and 4 x 8 written."""
+    """One rank computes 2 x 4 x 3 x 8 operations, reads 4 x 3 + 3 x 8 floats and writes 4 x 8."""
     assert work_of(layer, layer.operation["y"]) == (192, 4 * (12 + 24 + 32))
     assert work_of(layer, layer.operation["z"]) == (0, 4 * (32 + 8 + 32))
     assert work_of(fuse(layer, "sum", "z"), layer.operation["z"].__class__("z", "add", ("sum", "b"), fused="sum")) == (
@@ -138,7 +138,7 @@ def bytes_of(step, name):
 
 
 def test_fused_state_is_written(adam):
-    """Of 8 floats: `old` and `m_new` keep their reads in hand; the new moments and parameters are written."""
+    """With 8 floats, `old` and `m_new` read from registers; the new moments and parameters are written."""
     fused = fuse(adam, "sum", "m_new", "p_new")
     assert bytes_of(fused, "m_new") == 4 * (8 + 8)  # reads old, writes m_new
     assert bytes_of(fused, "p_new") == 4 * (8 + 8)  # reads p, writes p_new
@@ -146,7 +146,9 @@ def test_fused_state_is_written(adam):
 
 
 def test_fused_state_of_slices_is_written(adam):
-    """Each of two ranks writes 4 floats of the moments that it keeps; what the allgather sends is in hand."""
+    """Each of two ranks writes the 4 floats of the moments that it keeps; the allgather sends from
+    registers.
+    """
     step = slice_state(reorder(split(adam, "sum"), "sum"), "m")
     scatter = next(each.name for each in step.operations if each.kind == "reduce_scatter")
     fused = fuse(step, scatter, "m_new", "p_new_slice")
@@ -162,7 +164,9 @@ def test_what_only_fused_operations_read_is_not_written(layer):
 
 
 def test_one_result_takes_the_place_of_the_sum(layer):
-    """Where `z` or the sum is read elsewhere, too, the buffer is taken, and 4 x 8 floats more are written."""
+    """If `z` or the sum is also read elsewhere, the buffer is in use, and 4 x 8 further floats are
+    written.
+    """
     both = fuse(layer.returning("z", "out"), "sum", "z", "out")
     assert bytes_of(both, "z") == 4 * (8 + 32)
     assert bytes_of(both, "out") == 0

@@ -21,7 +21,7 @@ TYPES = ("s", "r", "rcs", "rrs", "rrc", "rrcs", "cpy", "re", "nop")
 
 
 class Algorithm(NamedTuple):
-    """What the library keeps of a file until a call comes."""
+    """The library's record of a file until a call."""
 
     collective: str
     num_ranks: int

@@ -125,7 +125,7 @@ def test_the_file_by_hand():
 
 @pytest.mark.parametrize(("name", "in_place"), list(itertools.product(COLLECTIVES, (False, True))))
 def test_every_collective_comes_back(name, in_place):
-    """What is read does the same; of a collective that the format does not know, if one says what it is."""
+    """A file that is read does the same; a collective unknown to the format must be named."""
     program = program_of(name, chunks_per_rank=2, in_place=in_place)
     try:
         text = dump_msccl_xml(program)
@@ -199,7 +199,7 @@ def test_several_dependencies_become_steps_that_wait():
 
 
 def many(count: int, *, wait: int | None = None) -> Program:
-    """One rank with so many threadblocks of one step; the first waits for one of them."""
+    """One rank with `count` threadblocks of one step; the first waits for one of them."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0))
     first = copy if wait is None else replace(copy, depends=((wait, 0),))
     blocks = (Threadblock((first,)), *(Threadblock((copy,)) for _ in range(count - 1)))
@@ -207,7 +207,7 @@ def many(count: int, *, wait: int | None = None) -> Program:
 
 
 def peers(count: int) -> Program:
-    """A rank that sends to so many others, who receive, over one channel."""
+    """A rank that sends to `count` others over one channel, and their receives."""
     send, receive = Step("send", Slot("input", 0)), Step("receive", None, Slot("output", 0))
     root = RankProgram(1, 1, 0, tuple(Threadblock((send,), send_to=1 + i) for i in range(count)))
     others = (RankProgram(1, 1, 0, (Threadblock((receive,), receive_from=0),)) for _ in range(count))
@@ -215,7 +215,7 @@ def peers(count: int) -> Program:
 
 
 def steps(count: int, *, chunks: int = 1, blocks: int = 1) -> Program:
-    """Threadblocks of so many copies each."""
+    """Threadblocks of `count` copies each."""
     copy = Step("copy", Slot("input", 0), Slot("output", 0), chunks)
     return Program("x", (RankProgram(99, 99, 0, (Threadblock((copy,) * count),) * blocks),))
 
@@ -245,7 +245,7 @@ def test_up_to_the_limits_all_is_well(program):
 
 
 def test_more_channels_keep_peers_within_the_limit():
-    """What the message says about 34 peers helps."""
+    """The remedy in the message works for 34 peers."""
     schedule = schedule_of("broadcast", "fully-connected:35")
     with pytest.raises(ExportError, match="num_channels=3"):
         dump_msccl_xml(lower(schedule))

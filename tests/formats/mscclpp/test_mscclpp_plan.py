@@ -129,7 +129,7 @@ def test_a_sum_in_one_place_lands_beside_it():
 
 
 def test_nodes_come_from_the_topology():
-    """Of two nodes of four, ranks of the same node are reached over memory channels, others over ports."""
+    """With two nodes of four, ranks of the same node use memory channels, others port channels."""
     problem = taccl.make_problem(
         taccl.topologies.parse("ring:8", nodes=2), taccl.collectives.allgather(8), chunk_bytes=1000
     )

@@ -48,7 +48,7 @@ def request(
 
 
 class Builder:
-    """What `AlgorithmCollectionBuilder` is told."""
+    """Records the calls of `AlgorithmCollectionBuilder`."""
 
     def __init__(self):
         Builder.known = self.added = []
@@ -95,20 +95,20 @@ def test_plans_are_registered_from_beside_the_module(module):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        # Of an allgather the bytes of one rank are given: 100 are 400 in all.
+        # An allgather states the bytes of one rank: 100 are 400 in all.
         (request("allgather", 100, 5000, 9000), "small"),
         (request("allgather", 200, 5000, 9000), "large"),
         (request("allgather", 1000, 5000, 9000), None),
         (request("allgather", 100, 9100, 9000), "inside"),
         (request("allgather", 100, 5000, 9000, world_size=8), None),
         (request("allreduce", 100, 5000, 9000), None),
-        # Of a reduce-scatter those of the input: rank 1 of four has its output 25 bytes into it.
+        # A reduce-scatter states the input's bytes: rank 1 of four has its output 25 bytes into it.
         (request("reducescatter", 100, 5000, 5025), "sums"),
         (request("reducescatter", 100, 5000, 5000), None),
     ],
 )
 def test_calls_are_given_the_plan_that_fits(module, call, expected):
-    """By collective, size, world size and in place."""
+    """The choice depends on collective, size, world size and place."""
     text = registration_snippet(
         {
             "1.json": plan("small", most=500),
@@ -145,7 +145,7 @@ def test_a_broadcast_gets_the_plan_from_its_own_root(module):
 
 
 def test_an_allreduce_of_pytorch_gets_the_plan_in_place(module):
-    """Of two plans for the same sizes, the call with one buffer gets the one in place."""
+    """If two plans have the same sizes, the call with one buffer gets the one in place."""
     plans = {"1.json": plan("apart", "allreduce"), "2.json": plan("inside", "allreduce", in_place=True)}
     select = module(registration_snippet(plans))["select"]
     known = {"allreduce": {"apart": "apart", "inside": "inside"}}

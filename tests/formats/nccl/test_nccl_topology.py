@@ -13,7 +13,7 @@ from tests.foreign import OURS, foreign_files
 
 # PCIe: lanes * units / 80 GB/s. 16 lanes at 8 GT/s (60 units) are 12 GB/s, at 16 GT/s 24, at 32 GT/s 48.
 GEN3, GEN4, GEN5 = Fraction(1000, 12), Fraction(1000, 24), Fraction(1000, 48)
-#: What files lack that have bus ids alone.
+#: Assumptions for files with bus ids alone.
 SAID = {
     "aws-g5.48xl": {
         "gpus": [f"0000:00:{device}.0" for device in ("16", "17", "18", "19", "1a", "1b", "1c", "1d")],
@@ -48,7 +48,7 @@ def _beta(topology, src, dst):
 
 
 def _shared(topology, src, dst):
-    """What a send holds besides its link: beta and side by resource."""
+    """Resources that a send holds besides its link: {name: (beta, side)}."""
     holds = topology.holds_of_link[_link(topology, src, dst)][1:]
     return {topology.resources[h.resource].name: (h.beta_us_per_mb, h.side) for h in holds}
 
@@ -97,7 +97,7 @@ def test_switches_are_shared():
         "PCIe into PCIe switch aaaa:00:02.0 of node 0": (GEN3, "receive"),
         "PCIe into GPU 0000:1a:00.0 of node 0": (GEN3, "receive"),
     }
-    # What leaves the switch for the other CPU holds the way between the CPUs for longer, and at the same end.
+    # Traffic from the switch to the other CPU holds the path between the CPUs for longer, at the same end.
     across = _holders(topology, "CPU 0 to CPU 1 of node 0")
     assert across == {(src, dst) for src in (0, 1) for dst in (2, 3)}
     # At 20 GB/s from CPU to CPU the switches at 12 hold the same sends for longer.
@@ -227,7 +227,9 @@ def test_ndv2_shares_one_nic(load):
 
 
 def test_ndv4_numbers_ranks_by_bus_id(load):
-    """Bus ids 1, 2 are under CPU 1, 3 and 4 under CPU 0, b and c under CPU 3, d and e under CPU 2."""
+    """Bus ids 1 and 2 are under CPU 1, 3 and 4 under CPU 0. Bus ids b and c are under CPU 3, d and e under
+    CPU 2.
+    """
     topology = load("azure-ndv4", nodes=2)
     assert _beta(topology, 0, 1) == GEN4
     assert _beta(topology, 0, 2) == Fraction(1000, 16)  # from one Zen 2 to another

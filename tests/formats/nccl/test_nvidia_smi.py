@@ -127,7 +127,7 @@ def test_dgx1_is_the_machine_model(dgx1):
         return [(link.src, link.dst, link.alpha_us, link.beta_us_per_mb) for link in each.links]
 
     def shared(each):
-        """Who holds the same resource at the same side for how long, whatever it is called."""
+        """Holders of each resource, by side and duration, without its name."""
         groups = {}
         for hold in each.holds:
             groups.setdefault(hold.resource, set()).add(

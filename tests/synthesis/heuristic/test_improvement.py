@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 def first_of(problem: Problem) -> Schedule:
-    """What the list scheduler finds."""
+    """Schedule of the list scheduler."""
     found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
     assert isinstance(found, Schedule)
     return found
 
 
 def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
-    """What is found without a schedule to begin with."""
+    """Schedule found without a schedule to begin with."""
     search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
     assert search.run(turns=turns) >= 0
     return search.schedule()
@@ -190,7 +190,7 @@ def test_halves_of_an_allreduce_overlap() -> None:
 
 
 def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
-    """Where links are the same turned round: its trees are not inserted up to a finish that is to come earlier."""
+    """If links are the same in reverse, its trees are not inserted up to an earlier finish."""
     topology, finish = topologies.dgx_h100(4), {}
     for name in ("broadcast", "reduce"):
         problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
@@ -230,7 +230,7 @@ def test_a_seed_finds_the_same_again() -> None:
 
 @pytest.mark.slow
 def test_few_turns_go_far() -> None:
-    """dgx1 x4, allgather in 2 chunks a rank: 300 turns take off more than 4 % of what open spreading finds."""
+    """dgx1 x4, allgather in 2 chunks per rank: 300 turns improve open spreading by more than 4 %."""
     topology = topologies.dgx1(4)
     problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
     first = schedule_large(problem, num_runs=1).expand()
@@ -240,7 +240,7 @@ def test_few_turns_go_far() -> None:
 
 
 def test_chunks_that_are_not_free_keep_their_routes() -> None:
-    """Of an allgather only chunk 2 may change: all others go the same ways after as before."""
+    """Only chunk 2 of an allgather may change: all others keep their paths."""
     problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
     before = from_nothing(problem, turns=0)
     search = Improvement(problem, read_trees(before), chunks={2})

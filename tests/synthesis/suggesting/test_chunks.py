@@ -1,4 +1,4 @@
-"""How many chunks the data is cut into where a problem leaves it open, and where it does not."""
+"""The number of chunks, where a problem leaves it open and where it does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.synthesis.suggesting.chunks import merged
 
-#: No test waits for so long: what is tried takes moments, and no count hangs on the clock.
+#: No test waits this long: its work is quick, and no count depends on the clock.
 _AMPLE_S = 3600.0
 
 
@@ -31,7 +31,7 @@ def test_a_name_and_a_size_leave_the_number_open():
 
 @pytest.mark.parametrize("options", [{"chunks_per_rank": 1}, {"chunks_per_rank": 4}])
 def test_a_number_that_is_given_holds(options):
-    """One chunk a rank is a number as well."""
+    """One chunk per rank is a number as well."""
     problem = _problem(**options)
     assert not problem.chunks_open
     assert problem.collective.chunks_per_rank == options["chunks_per_rank"]
@@ -100,7 +100,9 @@ def test_the_chunk_size_of_a_sketch_says_how_much_data_there_is():
     [("allgather", "auto"), ("allreduce", "auto"), ("alltoall", "greedy"), ("broadcast", "greedy")],
 )
 def test_one_question_has_one_answer(name, backend):
-    """By name or object, by a size or the chunks of a sketch, chosen first or not, alone or in a comparison."""
+    """The answer is the same by name or object, by a size or a sketch's chunks, chosen first or not, alone or
+    compared.
+    """
     ring, size = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100), 8_000_000
     made = COLLECTIVES[name](4)
     per_chunk = {"size": size // made.size_chunks}
@@ -183,13 +185,13 @@ def test_synthesis_chooses_and_says_so():
 
 @pytest.mark.slow
 def test_a_named_solver_takes_the_number_that_the_portfolio_takes():
-    """Of 1 KB two chunks go both ways around the ring."""
+    """Two chunks of 1 KB go both ways around the ring."""
     result = taccl.synthesize(_problem(size=1000), backend="highs", time_limit_s=60)
     assert result.schedule.problem.collective.chunks_per_rank == 2
 
 
 def test_a_proposal_brings_its_number_of_chunks():
-    """What was suggested for a size searches the problem of that size."""
+    """A proposal for a size is searched with the problem of that size."""
     problem = _problem("allgather")
     proposal = taccl.suggest_sketches(problem.topology, "allgather", problem.size_bytes, most=1)[0]
     result = taccl.synthesize(problem, sketch=proposal, time_limit_s=2)
@@ -207,7 +209,7 @@ def test_the_bound_of_an_open_problem_holds_for_every_number():
 
 @pytest.mark.slow
 def test_clauses_of_a_sketch_hold_for_every_number():
-    """Links that the sketch takes away stay away; what merges by default is worked out anew."""
+    """Links that the sketch excludes stay excluded; default merging is derived again."""
     machine = taccl.topologies.ndv2(nodes=2)
     sketch = taccl.Sketch.from_dict({"schema": 1, "internode": {"connections": {"0": [1]}}})
     problem = sketch.apply(machine, "allgather", size="1MB")
@@ -225,7 +227,7 @@ def test_a_large_machine_is_cut_as_on_the_command_line():
 
 @pytest.mark.slow
 def test_the_number_of_chunks_does_not_hang_on_the_time():
-    """1 GB on four nodes of 8 takes several chunks a rank, whether there are five seconds to look or a minute."""
+    """1 GB on four nodes of 8 takes several chunks per rank, with five seconds to look or a minute."""
     topology = taccl.topologies.dgx_h100(4)
     problem = taccl.make_problem(topology, "allgather", size_bytes=10**9)
     found = {
@@ -251,7 +253,9 @@ def test_a_ring_competes_with_chunks():
     [("allgather", Fraction("1.33")), ("allreduce", 2), ("alltoall", Fraction("1.47"))],
 )
 def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
-    """Of 16 KB on a DGX-2 every send holds a port 0.3 us for its latency, and one chunk 0.008 us: four steps."""
+    """16 KB on a DGX-2: every send holds a port 0.3 us for its latency, and one chunk 0.008 us: four
+    steps.
+    """
     problem = make_problem(taccl.topologies.dgx2(), collective, size_bytes=16_000)
     result = taccl.synthesize(problem, time_limit_s=3)
     found = result.schedule.problem
@@ -264,7 +268,7 @@ def test_small_chunks_merge_in_a_node_where_that_is_sooner(collective, most_us):
 
 
 def test_large_chunks_do_not_merge_in_a_node():
-    """What takes longer than its latency gains little by waiting for others."""
+    """Chunks that take longer than their latency gain little from merging."""
     problem = make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000_000)
     assert merged(replace(problem, chunks_open=False)) is None
 

@@ -33,7 +33,7 @@ def problem():
 
 @pytest.fixture(scope="module")
 def result(problem):
-    """What synthesis makes of it, with time to spare for suggestions."""
+    """Result of its synthesis, with time to spare for suggestions."""
     return taccl.synthesize(problem, time_limit_s=60, parameters=BRIEF)
 
 
@@ -86,7 +86,7 @@ def test_progress_never_gets_worse(result):
 
 
 def test_a_proposal_may_be_given():
-    """What `suggest_sketches` returned is used in place of the best."""
+    """A proposal of `suggest_sketches` is used in place of the best."""
     topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
@@ -95,7 +95,7 @@ def test_a_proposal_may_be_given():
 
 
 def test_a_proposal_for_other_chunks_is_refused():
-    """A sketch for two chunks a rank cannot guide a problem of one."""
+    """A sketch for two chunks per rank cannot guide a problem of one."""
     topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
     proposal = taccl.suggest_sketches(
         topology, "allgather", "16MB", chunks_per_rank=2, most=1, time_limit_s=0.1

@@ -48,7 +48,7 @@ def test_no_proposal_promises_less_than_its_bound(proposals):
 
 @pytest.mark.slow
 def test_every_proposal_survives_being_written(a100, proposals, tmp_path):
-    """What is written as TOML is read as the same sketch, which makes the same problem."""
+    """A proposal written as TOML is read as the same sketch, which makes the same problem."""
     for each in proposals:
         path = tmp_path / f"{each.sketch.name}.toml"
         path.write_text(each.to_toml())
@@ -107,7 +107,7 @@ def test_a_chunk_size_fixes_the_chunks(a100):
 
 @pytest.mark.slow
 def test_no_chunk_is_smaller_than_a_byte():
-    """Of 24 bytes for 24 ranks none is cut."""
+    """24 bytes for 24 ranks are not cut."""
     topology = taccl.topologies.dgx_a100(nodes=3, profile="nominal")
     (best,) = taccl.suggest_sketches(topology, "allgather", 24, most=1, time_limit_s=0.1)
     assert best.problem.collective.chunks_per_rank == 1
@@ -208,7 +208,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
 
 
 def test_only_partitions_that_are_tried_are_made(monkeypatch) -> None:
-    """Of one chunk a rank, to read off what a byte allows, and those with which there was the time to begin."""
+    """One chunk per rank is made, for the limit of a byte, and those that there was time to begin."""
     cut = []
     make_problem = suggest.make_problem
     monkeypatch.setattr(
