@@ -84,7 +84,7 @@ def run(payload: dict[str, Any], control: Control) -> dict[str, Any]:
 
 
 def _executable() -> str:
-    """Where CBC is.
+    """Path of CBC.
 
     Raises `FileNotFoundError` if neither PuLP nor the PATH has one.
     """
@@ -116,7 +116,7 @@ def _start(hint: np.ndarray) -> str:
 
 
 def _run_command(command: list[str], folder: Path, control: Control, *, echo: bool) -> tuple[str, bool]:
-    """What CBC printed, and whether it ended as time was up."""
+    """Output of CBC, and True if the time limit ended it."""
     null, pipe, same = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     process = subprocess.Popen(command, cwd=folder, stdin=null, stdout=pipe, stderr=same, text=True)
     interrupted = threading.Event()
@@ -170,7 +170,7 @@ def _follow(process: subprocess.Popen[str], control: Control, *, echo: bool) -> 
 
 
 def _read(folder: Path, log: str, model: LinearModel) -> dict[str, Any]:
-    """What CBC found; status first, because without an incumbent it still writes a point and an objective."""
+    """Solution of CBC; status first, as CBC also writes a point without an incumbent."""
     try:
         with (folder / "solution.txt").open() as file:
             status = file.readline()

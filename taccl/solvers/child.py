@@ -1,4 +1,4 @@
-"""What runs inside a worker process: one task after another, answered over a channel.
+"""Code inside a worker process: one task after another, answered over a channel.
 
 Started by `taccl.solvers.process` as ``python -m taccl.solvers.child FAMILY CHANNEL LOG``, the last two being
 descriptors. Descriptors 1 and 2 are the parent's quiet file. The process ignores Ctrl-C (its parent decides)
@@ -37,9 +37,9 @@ _NOTHING = 1e40  # what engines write where they have no solution, or no bound, 
 
 
 class Control:
-    """What a running task may ask of its worker.
+    """Services of the worker for a running task.
 
-    - `version` (str): Of the engine that works on it, once the task knows.
+    - `version` (str): Version of the engine that works on it, once the task knows it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Control:
         self._bound_news_s = 0.0
 
     def progress(self, news: dict[str, Any]) -> None:
-        """Send news (JSON values and arrays) to whoever started the task."""
+        """Send news (JSON values and arrays) to the parent process."""
         self._send({"kind": "progress", "progress": news})
 
     def tell(self, objective: float | None, bound: float | None, values: np.ndarray | None = None) -> None:
@@ -66,13 +66,13 @@ class Control:
         self.progress({"seconds": self.seconds(), **numbers, **point})
 
     def tell_now_and_then(self, objective: float, bound: float) -> None:
-        """The same, unless that was done a moment ago."""
+        """The same, unless it was done shortly before."""
         if self.seconds() - self._bound_news_s >= _BOUND_NEWS_S:
             self._bound_news_s = self.seconds()
             self.tell(objective, bound)
 
     def stop_requested(self) -> bool:
-        """Whether the task should end soon and return its best."""
+        """True if the task should end soon and return its best."""
         return self._stop.is_set()
 
     @contextlib.contextmanager

@@ -93,7 +93,7 @@ def _build(cp_model: Any, whole: WholeModel) -> tuple[Any, list[Any]]:
 
 
 def _read(status: str, whole: WholeModel, steps: np.ndarray | None) -> dict[str, Any]:
-    """What an answer about the scaled model says of the linear one: no more than its grid allows."""
+    """The answer for the linear model from that for the scaled one: no more than its grid allows."""
     kind = "an exact" if whole.exact else "a rounded"
     grid = f"{kind} grid of 1/{whole.grid} for continuous variables"
     region = grid if whole.grid > 1 or not whole.exact else ""

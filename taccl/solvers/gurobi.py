@@ -17,7 +17,7 @@ _TOO_LARGE = 10010  # raised by optimize(), not by building the model
 _LIMITED = 2000  # variables, and rows, under the bundled licence
 _NO_EXPIRATION = 99999999
 
-#: By the name of a status code, and what a limit is called; any other without a point is a crash.
+#: {name of a status code: its meaning}; any other without a point is a crash.
 _STATUSES = {
     "OPTIMAL": ("optimal", ""),
     "INFEASIBLE": ("infeasible", ""),

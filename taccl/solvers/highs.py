@@ -11,7 +11,7 @@ from taccl.solvers.model import RELATIVE_GAP, LinearModel
 
 LIBRARIES = ("highspy",)
 
-#: By the name of a `HighsModelStatus`; any other is a crash.
+#: {name of a `HighsModelStatus`: its meaning}; any other is a crash.
 _STATUSES = {
     "kOptimal": "optimal",
     "kModelEmpty": "optimal",

@@ -44,17 +44,17 @@ class LinearModel:
 
     @property
     def num_variables(self) -> int:
-        """How many variables there are."""
+        """Number of variables."""
         return len(self.cost)
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.row_lower)
 
     @property
     def num_nonzeros(self) -> int:
-        """How many coefficients are not zero."""
+        """Number of nonzero coefficients."""
         return len(self.column)
 
     def objective(self, values: np.ndarray) -> float:
@@ -67,7 +67,7 @@ class LinearModel:
         return np.repeat(np.arange(self.num_rows), np.diff(self.row_start))
 
     def violations(self, values: np.ndarray, tolerance: float = 1e-6) -> list[str]:
-        """What a point breaks, one sentence each; empty if it is feasible.
+        """Violations of a point, one sentence each; empty if it is feasible.
 
         - `values`: (V,) float64.
         - `tolerance`: Allowed on bounds and integrality, and on rows relative to the larger of 1 and their
@@ -159,7 +159,7 @@ class MilpModel:
 
     @property
     def num_variables(self) -> int:
-        """How many variables there are so far."""
+        """Number of variables so far."""
         return len(self._variables)
 
     def arrays(self) -> LinearModel:

@@ -33,7 +33,7 @@ class Process:
     def __init__(self, family: str, folder: str | None) -> None:
         self.family = family
         self._folder = tempfile.mkdtemp(prefix=f"taccl-{family}-", dir=folder)  # the worker's TMPDIR
-        # What native code prints, and Python's last words: read if the process dies.
+        # Output of native code, and Python's last words: read if the process dies.
         self._quiet = open(os.path.join(self._folder, "output"), "a+b", buffering=0)  # noqa: SIM115
         self._channel, theirs = Pipe()
         try:
@@ -45,7 +45,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until it has ended."""
         return self._popen.poll() is None
 
     def begin(self, task: bytes) -> bool:
@@ -63,7 +63,7 @@ class Process:
             self._channel.send_bytes(encode({"kind": "stop", "task": number}))
 
     def next_message(self, timeout_s: float) -> dict[str, Any] | None:
-        """What it sends next; None if nothing comes in time. Raises `EOFError` once it has ended."""
+        """Its next message; None if there is none in time. Raises `EOFError` once it has ended."""
         there = False
         try:
             there = self._channel.poll(timeout_s)

@@ -1,4 +1,4 @@
-"""Which solvers there are, which worker runs each, and what this machine has of them."""
+"""Known solvers, their workers, and their availability on this machine."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _THROUGH_PULP = ("pulp", "pulp_solver")
 
 @dataclass(frozen=True, slots=True)
 class SolverInfo:
-    """One solver, as this machine has it.
+    """One solver, as installed on this machine.
 
-    - `name`: What `taccl.solvers.solver.solve` takes.
+    - `name`: Name for `taccl.solvers.solver.solve`.
     - `licence`: A few words on the licence it would run under.
     - `licence_ends`: ISO date, where the licence has an end.
     - `why_not`: Why it is not available.
@@ -52,10 +52,10 @@ def known_solvers() -> tuple[str, ...]:
 def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver") -> None:
     """Raise InputError, with the nearest name, unless `name` is known, here or not.
 
-    What comes after ``pulp:`` is looked up in PuLP's own list, which a worker reads once. Without PuLP any
-    name passes: the solver is then unavailable.
+    A name after ``pulp:`` is looked up in PuLP's own list, which a worker reads once. Without PuLP any name
+    passes: the solver is then unavailable.
 
-    - `others`: What the caller admits besides, to be listed with the solvers.
+    - `others`: Further names that the caller admits, listed with the solvers.
     - `where`: The argument that the name came from.
     """
     if name.lower() in (PULP_PREFIX, PULP_PREFIX[:-1]) and (here := _names_of_pulp("availability")):
@@ -75,7 +75,7 @@ def require_known(name: str, *, others: Sequence[str] = (), where: str = "solver
 
 @functools.cache
 def _names_of_pulp(which: Literal["known", "availability"]) -> tuple[str, ...]:
-    """Every ``pulp:NAME`` that PuLP knows, or that is there; none if PuLP is not installed."""
+    """Every ``pulp:NAME`` that PuLP knows, or that is available; none if PuLP is not installed."""
     outcome = run_task("pulp", f"taccl.solvers.pulp_solver:{which}", {}, time_limit_s=_INFO_TIME_S)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt

@@ -20,7 +20,7 @@ LIBRARIES = (
     "ortools.linear_solver.pywraplp",
 )
 
-#: By the name of a `TerminationReason`; any other is a crash.
+#: {name of a `TerminationReason`: its meaning}; any other is a crash.
 _STATUSES = {
     "OPTIMAL": "optimal",
     "INFEASIBLE": "infeasible",

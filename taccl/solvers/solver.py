@@ -31,7 +31,7 @@ _VET_TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Solution:
-    """What a solver made of a model.
+    """Result of a solver on a model.
 
     - `solver`, `version`: Which solver; its version, empty if it never said.
     - `status`: One of `STATUSES`.
@@ -105,7 +105,7 @@ class _Call:
 
     def solution(self) -> Solution:
         model = self.model
-        # What can be told without a solver; some engines refuse such bounds with an error.
+        # Faults found without a solver; some engines refuse such bounds with an error.
         for crossed, name in (
             (np.flatnonzero(model.lower > model.upper), "variable {}"),
             (np.flatnonzero(model.row_lower > model.row_upper), "row {} ({})"),

@@ -39,7 +39,7 @@ _FAILED = ("crashed", "out-of-memory", "unavailable")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a task ended.
+    """End of a task.
 
     - `status`: "done" (`result` is what the function returned), "crashed", "out-of-memory", "timed-out"
       (killed because it overran its time limit), or "interrupted" (Ctrl-C).
@@ -196,7 +196,7 @@ class _Task:
 
 
 def warm_up(family: str) -> None:
-    """Start a worker in the background, unless an idle one is there, so that the next task begins at once."""
+    """Start a worker in the background, unless an idle one exists, so that the next task begins at once."""
     with contextlib.suppress(OSError):
         WORKERS.release(WORKERS.acquire(family))
 
