@@ -1,4 +1,4 @@
-"""What every topology must satisfy; checked whenever one is made."""
+"""Invariants of every topology; checked when it is made."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def _faults_of_hold(hold: Hold, topology: Topology) -> Iterator[str]:
 
 
 def _exceeds(cost: Fraction, limit: Fraction) -> bool:
-    """Whether `cost` is above `limit`; most holds share the very objects of their link."""
+    """True if `cost` is above `limit`; most holds share the very objects of their link."""
     return cost is not limit and cost.numerator != 0 and cost > limit

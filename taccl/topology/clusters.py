@@ -46,13 +46,13 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
 
 
 def asymmetry(matrix: NDArray[np.float64]) -> float:
-    """How much the two directions of a pair differ, as a part of their mean: the median of all pairs."""
+    """Median over all pairs of the difference between both directions, relative to their mean."""
     differ = 2 * abs(matrix - matrix.T) / (matrix + matrix.T)
     return float(np.nanmedian(differ[~np.eye(len(matrix), dtype=bool)]))
 
 
 def _are_by_chance(distance: NDArray[np.float64]) -> bool:
-    """Whether clusters are no more than noise: a permutation test of the cophenetic correlation.
+    """True if clusters are no more than noise: a permutation test of the cophenetic correlation.
 
     References
     ----------
@@ -91,7 +91,7 @@ def nested_order(distance: NDArray[np.float64]) -> list[int]:
 def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     """The same without holes (nan): as far as the farthest step of the best way over pairs that are known.
 
-    What is the same for all hosts of a cluster is found so from a sample of pairs.
+    Values that all hosts of a cluster share follow from a sample of pairs.
     """
     unknown = np.isnan(distance)
     np.fill_diagonal(unknown, False)

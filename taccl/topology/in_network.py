@@ -1,4 +1,4 @@
-"""What a switch that adds can do at once, and known switches with their sources."""
+"""Links of a switch that reduces, and known switches with their sources."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Number
 
-#: What switches add; where it is int32, numbers are sent in fixed point.
+#: Data types that switches reduce; with int32, numbers are sent in fixed point.
 DTYPES = ("int32", "float16", "bfloat16", "float32", "float64")
 
 
 @checked_as(TopologyError)
 @dataclass(frozen=True)
 class InNetwork:
-    """What a switch can add at once.
+    """Operations that a switch can do at once.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ _FULL_MESH = dict.fromkeys(combinations(range(8), 2), 1)
 
 
 class NodeShape(NamedTuple):
-    """What a node is made of; `pairs` has the links that join two ranks, or nothing behind NVSwitch.
+    """Links of a node; `pairs` has the links that join two ranks, or is empty behind NVSwitch.
 
     `nvls` is the profile of an NVSwitch that adds, if it can.
     """
@@ -59,7 +59,7 @@ class NodeShape(NamedTuple):
 
     @property
     def has_rails(self) -> bool:
-        """Whether each rank has a NIC."""
+        """True if each rank has a NIC."""
         return self.ranks_per_nic == 1
 
 
@@ -80,7 +80,7 @@ SHAPES = {
 
 
 class _Make(Protocol):
-    """How every machine is made."""
+    """Signature of functions that make machines."""
 
     def __call__(
         self, nodes: Count = 1, *, profile: str = ..., protocol: str | None = None, rails: bool | None = None,

@@ -46,8 +46,8 @@ class Dimension:
     """One dimension of a product: `size` ranks that differ in one digit, and how they are joined.
 
     - `kind`: A ring goes both ways; a line is a ring that is cut open, as in a mesh.
-    - `bandwidth_gb_per_s`: What a rank sends, and receives, over all its links of the dimension together, in
-      10**9 bytes a second; of a line, over one.
+    - `bandwidth_gb_per_s`: Rate at which a rank sends, and receives, over all its links of the dimension
+      together, in 10**9 bytes a second; for a line, over one.
     - `alpha_us`: Latency of a link in microseconds.
     """
 
@@ -75,7 +75,7 @@ class Dimension:
 
     @property
     def link_cost(self) -> LinkCost:
-        """What a send over one link takes."""
+        """Cost of a send over one link."""
         return LinkCost(self.alpha_us, self.beta_us_per_mb)
 
     @property
@@ -124,17 +124,17 @@ class Dimensions(Sequence[Dimension]):
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return prod(self.sizes)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """By how much ranks differ that are neighbours along each dimension."""
+        """Difference in rank between neighbours along each dimension."""
         return tuple(prod(self.sizes[:k]) for k in range(len(self.dims)))
 
     @property
     def is_regular(self) -> bool:
-        """Whether the network looks the same from every rank: no dimension is a line."""
+        """True if the network looks the same from every rank: no dimension is a line."""
         return all(each.kind != "line" for each in self.dims)
 
     def digits(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:

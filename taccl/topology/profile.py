@@ -1,4 +1,4 @@
-"""What a profile says of a machine: constants with their sources, a launch, and protocols."""
+"""Profile of a machine: constants with their sources, a launch, and protocols."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolCosts:
-    """What messages cost under a protocol: a base beside the launch, latencies, and a share of bandwidth.
+    """Costs of messages under a protocol: a base beside the launch, latencies, and a share of bandwidth.
 
-    - `base_us`: Before the first step of a collective.
+    - `base_us`: Time before the first step of a collective.
     - `node_hop_us`, `network_hop_us`: Alpha of a send in a node, and between nodes.
-    - `bandwidth_share`: Of what the profile's betas say.
-    - `node_gb_per_s`: The most that it moves in a node.
+    - `bandwidth_share`: Share of the bandwidth of the profile's betas.
+    - `node_gb_per_s`: Its largest rate in a node.
     """
 
     name: str
@@ -67,10 +67,10 @@ class ProtocolCosts:
 class Profile:
     """The constants of one machine under one name, e.g. ``"nominal"``.
 
-    - `launch`: What a collective takes before its first step, whatever the protocol.
-    - `protocols`: Those that messages can be sent by; none where constants hold for all messages.
-    - `ranges`: Which protocol a library was seen to take at which sizes.
-    - `protocol`: The one that the constants are of; empty before one was chosen.
+    - `launch`: Time of a collective before its first step, under every protocol.
+    - `protocols`: Available protocols; none if the constants hold for all messages.
+    - `ranges`: Protocols that a library used, by size.
+    - `protocol`: The protocol of the constants; empty before one was chosen.
     """
 
     machine: str
@@ -86,7 +86,7 @@ class Profile:
         return {constant.name: constant.value for constant in self.constants}[name]
 
     def overhead_us(self, *, between: bool) -> Fraction | None:
-        """What of alpha keeps a link busy, in nodes or between them; None where all of it does."""
+        """Part of alpha that keeps a link busy, in nodes or between them; None if all of it does."""
         inside = next((each.value for each in self.constants if each.name.endswith("_overhead_us")), None)
         return self["nic_alpha_us"] if between and inside is not None else inside
 
@@ -102,7 +102,7 @@ class Profile:
 
     @property
     def launch_us(self) -> Fraction:
-        """What a collective takes before its first step, with the base of the protocol."""
+        """Time of a collective before its first step, with the base of the protocol."""
         bases = [each.base_us.value for each in self.protocols if each.name == self.protocol]
         return sum(bases, Fraction(0) if self.launch is None else self.launch.value)
 

@@ -1,6 +1,6 @@
 """Profiles in files, as `taccl fit` writes them: constants of a machine, each with its source and interval.
 
-Beside them are what a launch and each protocol cost, and which protocol was taken at which sizes.
+They also hold the costs of a launch and of each protocol, and the protocols used by size.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Share(Measured):
 
 
 class LaunchTable(Table):
-    """What every collective takes before its first step."""
+    """Time of every collective before its first step."""
 
     latency_us: Measured
 
 
 class ProtocolTable(Table):
-    """What a protocol takes: a scale of tabled latencies, what they come to, and its share of bandwidth."""
+    """Costs of a protocol: a scale of tabled latencies, the resulting values, and its share of bandwidth."""
 
     latency_scale: Measured
     base_us: Measured
@@ -62,7 +62,7 @@ class ProtocolTable(Table):
 
 
 class Range(Table):
-    """Which protocol was taken at which sizes."""
+    """Protocol used in a range of sizes."""
 
     collective: str
     ranks: Positive
@@ -72,7 +72,7 @@ class Range(Table):
     up_to_bytes: Positive
 
     def told(self) -> str:
-        """What was done where, and how."""
+        """Text of the range: its collective, ranks, protocol and sizes."""
         where = (
             f"{self.collective} on {format_count(self.ranks, 'rank')} in {format_count(self.nodes, 'node')}"
         )

@@ -1,4 +1,4 @@
-"""Which products topologies are: their dimensions, read off their links, or why they have none."""
+"""Recognition of products: the dimensions of topologies from their links, or the reason for none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from taccl.topology.products import Kind
     from taccl.topology.topology import Topology
 
-#: What a send costs: alpha and beta of its link, and of every hold.
+#: Cost of a send: alpha and beta of its link, and of every hold.
 Cost = tuple[tuple[object, ...], ...]
 
 
@@ -65,7 +65,7 @@ def _found(topology: Topology) -> Dimensions | TopologyError:
 
 @cached
 def links_along(topology: Topology, dims: Dimensions) -> list[NDArray[np.int64]]:
-    """Of every dimension (num_ranks, size): the link from a rank to that with another digit, or -1."""
+    """(num_ranks, size) per dimension: the link from a rank to that with another digit, or -1."""
     index = _fastest_links(topology)
     ends = np.array(list(index), np.int64).reshape(-1, 2).T
     links = np.array(list(index.values()), np.int64)
@@ -115,7 +115,7 @@ def _cost(topology: Topology, link: int) -> Cost:
 
 
 def _kind(cost: dict[tuple[int, int], Cost], first: int, stride: int, size: int) -> Kind | None:
-    """How ranks so far apart are joined, all at one cost; None where they are not."""
+    """Kind of links between ranks at a stride, all at one cost; None if they differ or are missing."""
     ranks = [first + i * stride for i in range(size)]
     both = [pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a))]
     if len({cost.get(pair) for pair in both}) > 1 or both[0] not in cost:
@@ -137,7 +137,7 @@ def _along(
     stride: int,
     size: int,
 ) -> Dimension:
-    """The dimension of so many ranks so far apart, which is alike everywhere."""
+    """The dimension of `size` ranks at a stride, if it is alike everywhere."""
     kind = _kind(cost, 0, stride, size)
     assert kind is not None, "it was looked at from rank 0"
     for first in range(topology.num_ranks):

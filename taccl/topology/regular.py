@@ -27,11 +27,11 @@ class CyclicProduct:
 
     @property
     def order(self) -> int:
-        """How many translations there are."""
+        """Number of translations."""
         return math.prod(self.moduli)
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        """Images of places under elements; both are integers or arrays that broadcast."""
         return self._added(place, element, 1)
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ class PermutationGroup:
 
     @property
     def order(self) -> int:
-        """How many translations there are."""
+        """Number of translations."""
         return len(self.generators[0])
 
     @cached_property
@@ -125,7 +125,7 @@ class PermutationGroup:
         return taking
 
     def translate(self, element: Any, place: Any) -> NDArray[np.int64]:
-        """Where elements take places; both are whole numbers or arrays that broadcast."""
+        """Images of places under elements; both are integers or arrays that broadcast."""
         return np.asarray(self.table[element, place])
 
     def taking(self, src: Any, dst: Any) -> NDArray[np.int64]:

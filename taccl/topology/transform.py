@@ -43,7 +43,7 @@ def without(
     ranks: Collection[int] = (),
     resources: Iterable[str] = (),
 ) -> Topology:
-    """What is left of a topology when some links, ranks or resources have failed.
+    """The topology without failed links, ranks or resources.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def under(topology: Topology, protocol: str) -> Topology:
         raise TopologyError(said, where="protocol")
     profile = find_profile(topology.machine, topology.profile)
     old, new = profile.under(topology.protocol), profile.under(protocol)
-    # What a user gave in place of a constant stays.
+    # Constants that a user replaced stay.
     kept = {o.name: n for o, n in zip(old.constants, now.constants, strict=True) if o.value != n.value}
     new = replace(new, constants=tuple(kept.get(each.name, each) for each in new.constants))
     factors: dict[tuple[bool, str], Fraction] = {}
@@ -163,7 +163,7 @@ def rescaled(
 ) -> Topology:
     """The topology with costs of links times factors: ``"alpha"`` and ``"beta"``, in nodes and between them.
 
-    What a send holds it holds by the same beta, and for no more of alpha than the link has then.
+    A send holds each resource by the same beta, and for at most the link's new alpha.
     """
     from taccl.topology.topology import Hold, Link
 

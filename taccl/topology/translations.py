@@ -66,7 +66,7 @@ class Translations:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.host.num_ranks
 
     def rank_at(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -74,7 +74,7 @@ class Translations:
         return place if self.ranks is None else np.asarray(self.ranks[place])
 
     def reversed(self) -> tuple[LinkClass, ...]:
-        """The classes of the fabric with every link turned round, in the same order."""
+        """The classes of the fabric with every link reversed, in the same order."""
         return tuple(
             LinkClass(
                 int(self.group.taking(each.dst, 0)),

@@ -1,4 +1,4 @@
-"""What NCCL's tuning tables say of protocols and links, which holds until a measurement says otherwise."""
+"""NCCL's tuning tables for protocols and links, used until a measurement replaces them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAUNCH = "our choice: from the call to the first step of a kernel"
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a message is sent: microseconds of a collective's begin and of a hop, and the share of bandwidth.
+    """Costs of a protocol: microseconds of a collective's start and of a hop, and the share of bandwidth.
 
     Hops are over NVLink and over the network, each for rings and for trees.
     """
@@ -38,5 +38,5 @@ NVLINK_GB_PER_S = {"Ampere": "20", "Hopper": "20.6", "Blackwell": "40.1"}
 LL_GB_PER_S = {"Ampere": "87.7", "Hopper": "141", "Blackwell": "282"}
 #: The part of a ring's bandwidth that sums over trees come to; and what sums in a switch take beside bytes.
 TREE_SHARE, NVLS_US = 0.92, 25
-#: What one threadblock moves over its channel (our choice: GPUs come to 20 to 40 GB/s), and channels at most.
+#: Rate of one threadblock over its channel (our choice: GPUs reach 20 to 40 GB/s), and most channels.
 CHANNEL_GB_PER_S, MAX_CHANNELS = 30, 32
