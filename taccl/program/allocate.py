@@ -1,4 +1,4 @@
-"""Which slot every value is kept in: the user's buffers where they are free, else as little scratch as goes.
+"""Slot of every value: the user's buffers where they are free, else as little scratch as possible.
 
 A *value* is what a rank holds of a chunk from one arrival to the next. It needs its slot from the end of the
 send that brings it to the last send that reads it, or to the end where it is the rank's output. Values are
@@ -24,7 +24,7 @@ START, FOREVER = -1, 2**63
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """What one rank holds of one chunk for a while; times are ticks.
+    """Content of one rank for one chunk during an interval; times are ticks.
 
     - `chunk`: -1: a block in which a merged send is packed.
     - `born`: When it is there whole.
@@ -49,7 +49,7 @@ class Value:
         return self.slot
 
     def makes_room(self, successor: Value) -> bool:
-        """Whether another value may have its slot, which the one it turns into gets more easily."""
+        """True if another value may have its slot, given more easily to its successor."""
         if self.final:
             return False
         if successor.added_to is self:
@@ -110,7 +110,7 @@ class Allocator:
         self.scratch[index] = value
 
     def _may_go_home(self, value: Value, slot: Slot) -> bool:
-        """Whether the output slot of a value's chunk is free, and is again when the output itself comes."""
+        """True if the output slot of a value's chunk is free now, and again when the output arrives."""
         occupant = self.user.get(slot)
         if occupant is not None and not occupant.makes_room(value):
             return False

@@ -1,4 +1,4 @@
-"""What can be said of a program without running it: faults of steps and queues, and what comes from where."""
+"""Static checks of a program: faults of steps and queues, and sources of messages."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _fits(
 
 
 def _as_one(first: Draft, others: set[Draft]) -> Draft:
-    """Both in one; a sum that nobody else looks at is not even kept."""
+    """Both in one; a sum that no other step reads is not even kept."""
     kept = first.dst is None or first.dst.buffer != "scratch"
     kept = kept or any(first.dst == (each.dst if each.operation == "reduce" else each.src) for each in others)
     operation = _FUSED[first.operation]

@@ -1,4 +1,4 @@
-"""Where a collective's chunks are in the user's buffers, as nccl-tests lays them out.
+"""Positions of a collective's chunks in the user's buffers, as nccl-tests lays them out.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
 it must end with, both in order of chunk. In place, the smaller of the two lies inside the larger at the place
@@ -45,7 +45,7 @@ class RankLayout:
         return Slot(larger, place - begin) if begin <= place < begin + length else slot
 
     def place(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Where a slot is: in its buffer, or, in place, in the one that holds both of the user's."""
+        """Place of a slot: in its buffer, or, in place, in the one that holds both of the user's."""
         if not in_place or slot.buffer == "scratch":
             return slot
         begin = self.input_offset if slot.buffer == "input" else self.output_offset
@@ -77,7 +77,7 @@ def layouts_of(program: Program) -> tuple[RankLayout, ...]:
 
 
 def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
-    """Of every chunk, the (rank, chunk) that contribute to it; where nothing is added up, one origin."""
+    """The (rank, chunk) contributions of every chunk; one origin if it is not a sum."""
     derived = {each.chunk: each for each in collective.derivations}
     made = []
     for chunk in range(collective.num_chunks):
@@ -98,7 +98,7 @@ def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayo
 
 
 def _position(part: Sequence[int], whole: Sequence[int]) -> int | None:
-    """Where `part` stands in `whole` as neighbours; None where it does not, or is empty."""
+    """Index of `part` in `whole` as neighbours; None if it is not there, or is empty."""
     if not part or part[0] not in whole:
         return None
     begin = whole.index(part[0])

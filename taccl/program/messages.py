@@ -1,4 +1,4 @@
-"""What a schedule moves between two ranks, and the values that each rank holds on the way."""
+"""Messages of a schedule between two ranks, and the values that each rank holds meanwhile."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class MessagePart:
 
     @property
     def place(self) -> Slot:
-        """Where it is read."""
+        """Slot where it is read."""
         assert self.taken is not None, "a part is placed once it was followed"
         return self.taken.place
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """What goes from one rank to another in one send, `number` in order of end."""
+    """Message from one rank to another in one send, `number` in order of end."""
 
     src: int
     dst: int
@@ -52,7 +52,7 @@ class Message:
 
 
 def messages_of(schedule: Schedule) -> list[Message]:
-    """What goes between two ranks, in order of end; of a switch that multicasts, once to each.
+    """Messages between ranks, in order of end; one to each destination of a multicast.
 
     A switch that reduces becomes messages that are added up where they arrive; where nothing is to be summed,
     one of its sources is enough.
@@ -72,7 +72,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
                     known.append(link)
                 parts = [MessagePart(t.chunk, bits=bits_of(t.contributions or ())) for t in members]
                 message = Message(src, dst, known.index(link), parts, start, end, reduce or i > 0)
-                # At one moment sums come first, as the verifier has it.
+                # Sums come first among equal times, as in the verifier.
                 keyed.append(((end, not reduce, start), message))
     messages = [message for _, message in sorted(keyed, key=lambda each: each[0])]
     for number, message in enumerate(messages):
@@ -81,7 +81,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
 
 
 def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
-    """Every message twice, (time, whether it starts, message): at one moment what arrives comes first."""
+    """Every message twice, (time, True if it starts, message); arrivals come first among equal times."""
     events = [(m.end, False, m) for m in messages] + [(m.start, True, m) for m in messages]
     return sorted(events, key=lambda event: (event[0], event[1], event[2].number))
 
@@ -150,7 +150,7 @@ def follow(
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """What a rank keeps of a chunk in one value: the arrivals that are summed in it."""
+    """Arrivals of a chunk at a rank that are summed in one value."""
 
     arrivals: set[int]
     value: Value
@@ -170,7 +170,7 @@ _OWN, _COPY = -1, -2
 
 @dataclass(eq=False, slots=True)
 class NamedSums:
-    """What ranks start with, and sum up at the end, where a schedule names the contributions it carries.
+    """Inputs of ranks, and their sums at the end, if a schedule names the contributions it carries.
 
     - `own` (list of dict of int to Value): What each rank contributes to each chunk.
     - `copies`: Copies of these where results are to be, which arrivals are added to.
@@ -234,7 +234,7 @@ def follow_named(
 
 
 class _SumPlan:
-    """Who reads which arrivals: parts that are sent on, by id, and results.
+    """Readers of arrivals: parts that are sent on, by id, and results.
 
     - `readers`: dict of (rank, chunk) to list of _Reader.
     - `results`: dict of (rank, chunk) to _Reader.

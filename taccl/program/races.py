@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
-    """Of every two that race, in order of the run, the first place and both events.
+    """(place, event, event) of every two events that race, in order of the run.
 
     Every access must come after the last write before it, and every write after the reads since then: if
     neighbours are in order, all are.

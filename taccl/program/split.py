@@ -1,4 +1,4 @@
-"""Long threadblocks cut into shorter ones that take turns, for runtimes that hold so many steps and no more.
+"""Long threadblocks cut into shorter ones that take turns, for runtimes with a limit on steps.
 
 Threadblocks that talk to each other are cut at the same moments, when nothing is under way between them: what
 comes after a cut goes over channels of its own, so that every queue still has one threadblock at each end.
@@ -23,7 +23,7 @@ def weight(step: Step) -> int:
 
 
 def split_threadblocks(program: Program, *, max_steps: int) -> Program:
-    """The program with at most so many steps a threadblock, by `weight`; itself, if it has no more."""
+    """The program with at most `max_steps` steps per threadblock, by `weight`; itself if it fits."""
     weights = {block: sum(map(weight, threadblock.steps)) for block, threadblock in program.threadblocks()}
     if max(weights.values(), default=0) <= max_steps:
         return program
@@ -57,7 +57,7 @@ def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, 
 def _cuts(
     program: Program, addresses: Sequence[StepAddress], parcels: Sequence[Parcel], limit: int
 ) -> list[int]:
-    """Where to cut a group's steps, in their order, so that no threadblock gets more than the limit."""
+    """Places to cut a group's steps, in their order, so that no threadblock exceeds the limit."""
     inside = set(addresses)
     sends: dict[StepAddress, int] = defaultdict(int)
     receives: dict[StepAddress, int] = defaultdict(int)

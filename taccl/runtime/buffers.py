@@ -1,4 +1,4 @@
-"""One rank's buffers: inputs that any rank can work out, and everything else as nobody expects it."""
+"""Buffers of one rank: inputs that any rank can compute, and poison values elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = 2**30
 
 
 class Data:
-    """What every rank contributes to every chunk, from a seed.
+    """Contributions of every rank to every chunk, from a seed.
 
     Whole numbers are so small that no sum of all ranks' runs over; real ones are in [-1, 1), and in fixed
     point at the largest power of two that no sum of theirs overflows at.
@@ -30,7 +30,7 @@ class Data:
         assert job.program.collective is not None
         self.collective: Collective = job.program.collective
         self.dtype, self.elements, self.seed = job.wire, job.elements, job.seed
-        #: What 1 is in the numbers that travel.
+        #: Representation of 1 in the numbers that travel.
         self.is_fixed, self.scale = job.dtype == "fixed32", 1.0
         if self.is_fixed:
             from taccl.aggregation.fixed_point import largest_scale
@@ -39,7 +39,7 @@ class Data:
         self._contributions = contributions(self.collective)
 
     def contribution(self, rank: int, chunk: int) -> NDArray[Any]:
-        """What a rank starts with of a chunk, (elements,); of a sum its own part."""
+        """Initial content of a chunk at a rank, (elements,); its own part of a sum."""
         if self.is_fixed:
             from taccl.aggregation.fixed_point import quantise
 
@@ -58,7 +58,7 @@ class Data:
         return self._random(rank, chunk).uniform(-1, 1, self.elements)
 
     def result(self, chunk: int) -> NDArray[Any]:
-        """What the chunk must become: the sum of all contributions to it, where it is one.
+        """Final content of the chunk: the sum of all contributions, if it is a sum.
 
         In fixed point that is the sum of the real numbers, in its unit.
         """
@@ -70,7 +70,7 @@ class Data:
 
     @property
     def tolerance(self) -> float:
-        """How far two sums of the same contributions may differ, element for element.
+        """Largest difference between two sums of the same contributions, element for element.
 
         Either is off by at most (n - 1) u n, for n numbers of at most 1 and a unit roundoff u = eps / 2
         (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2). In fixed point each of n
@@ -119,12 +119,12 @@ class Buffers:
                 self.given[index] = data.contribution(rank, chunk)
 
     def restore(self) -> None:
-        """The inputs as they were, and everything else as nobody expects it."""
+        """Restore the inputs, and put poison values elsewhere."""
         for buffer in self.memory:
             buffer.fill(unwritten(buffer.dtype))
         self.memory.input[: len(self.given)] = self.given
 
 
 def unwritten(dtype: np.dtype[Any]) -> float | int:
-    """What is in memory that nobody has written: not a number, or one that is no sum of inputs."""
+    """Poison value of unwritten memory: not a number, or one that is no sum of inputs."""
     return float("nan") if dtype.kind == "f" else int(np.iinfo(dtype).min // 2 - 1)

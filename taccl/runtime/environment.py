@@ -1,4 +1,4 @@
-"""What is there of MPI: the extra's packages, the launcher beside them, and whether a launcher started us."""
+"""Availability of MPI: the extra's packages, the launcher beside them, and the launcher of this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from importlib.metadata import PackagePath
 
 INSTALL = "pip install 'taccl[mpi]'"
-#: What a process that Ctrl-C ended says to its shell.
+#: Exit code of a process that Ctrl-C ended.
 _INTERRUPTED = 130
 
 
@@ -112,7 +112,7 @@ def _candidates() -> list[Path]:
 
 
 def _mpich_files() -> Iterable[PackagePath]:
-    """What MPICH's package installed; nothing where it is not there."""
+    """Files of MPICH's package; none if it is not installed."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

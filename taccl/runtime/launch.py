@@ -26,7 +26,7 @@ _TERMINATE_S = 1.0
 _KILL_S = 5.0
 _POLL_S = 0.02
 _NUM_STDERR_LINES = 8
-#: What mpiexec and the ranks write, in the folder of the job.
+#: Output of mpiexec and the ranks, in the folder of the job.
 _SAID, _COMPLAINED = "said", "complained"
 
 
@@ -40,7 +40,7 @@ def launched(
     launcher: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What rank 0 of ranks on this machine reports, each of which runs a module with a request in a file.
+    """Report of rank 0 of ranks on this machine, each of which runs a module with a request in a file.
 
     - `timeout_s`: Seconds for which rank 0 may be silent.
     - `launcher`: Words that start a program's ranks, instead of so many by this environment's ``mpiexec``.
@@ -93,7 +93,7 @@ def _start(
 def _attend(
     process: subprocess.Popen[bytes], folder: Path, timeout_s: float, note: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What rank 0 reports in the end."""
+    """Final report of rank 0."""
     patience_s, heard_at = _START_S, time.monotonic()
     with open(folder / _SAID, "rb") as stream:
         part = b""

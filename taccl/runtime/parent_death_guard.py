@@ -1,4 +1,4 @@
-"""What ties ranks to whoever started them, so that nothing outlives it: neither processes nor shared memory.
+"""Ends ranks together with their parent, including their shared memory.
 
 The guard is a process that reads a pipe from whoever starts the ranks. The pipe's end, which comes however
 the starter ends, is the end of all processes that have a mark in their environment. No thread of theirs could
@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: The variable whose value, a folder, marks what the guard ends.
 MARK = "TACCL_GUARDED"
-#: For so long nothing may be started any more, once the starter has died, before the guard goes.
+#: Seconds without a new process, after the parent's death, before the guard ends; and the polling interval.
 _QUIET_S, _POLL_S = 2.0, 0.02
 #: Files that MPICH shares memory by, and leaves behind where its processes are ended.
 _SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")

@@ -1,4 +1,4 @@
-"""What outputs are judged by: MPI's own collective where there is one, else sums of what was put in."""
+"""References for outputs: MPI's own collective if it exists, else sums of the inputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     Collect = Callable[[Any, NDArray[Any], NDArray[Any], int], None]
 
-#: What outputs are compared with where MPI has no such collective.
+#: Name of the reference if MPI has no such collective.
 COMPUTED = "what the collective asks for, computed from all inputs (MPI has no such collective)"
-#: What fixed point is compared with.
+#: Name of the reference for fixed point.
 REAL_SUMS = "the sums of the real numbers"
 
 
@@ -54,7 +54,7 @@ def counterpart(collective: Collective) -> Counterpart | None:
 
 
 def expected_output(job: RunJob, rank: int) -> NDArray[Any]:
-    """What the output of a rank must hold, worked out from the inputs of all ranks."""
+    """Required output of a rank, computed from the inputs of all ranks."""
     data, chunks = Data(job), layouts_of(job.program)[rank].outputs
     output = np.empty((len(chunks), job.elements), np.float64 if data.is_fixed else job.wire)
     for index, chunk in enumerate(chunks):
@@ -80,7 +80,7 @@ def find_wrong(
 
 
 def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
-    """Where two arrays differ by more than the tolerance; without one, in any bit."""
+    """True where two arrays differ by more than the tolerance; without one, in any bit."""
     if tolerance:
         return np.asarray(~(np.abs(found - expected) <= tolerance))  # so that what is no number differs
     bits = np.dtype(f"u{found.dtype.itemsize}")
@@ -91,7 +91,7 @@ def _differs(found: NDArray[Any], expected: NDArray[Any], tolerance: float) -> N
 def _describe(
     found: NDArray[Any], expected: NDArray[Any], slot: int, chunks: tuple[int, ...], tolerance: float, by: str
 ) -> str:
-    """What is there instead: nothing, another chunk, or numbers."""
+    """Text of a wrong content: nothing, another chunk, or numbers."""
     nothing = unwritten(found.dtype)
     if np.isnan(found).all() if found.dtype.kind == "f" else (found == nothing).all():
         return "it was never written"
@@ -107,7 +107,7 @@ def _describe(
 
 
 def _ends(collective: Collective) -> tuple[object, ...]:
-    """Where every chunk starts and where it must end, whatever their order."""
+    """Starts and ends of every chunk, without their order."""
     return (
         collective.num_ranks,
         collective.combining,

@@ -1,6 +1,6 @@
 """One rank that taccl started: ``python -m taccl.runtime.worker JOB.json`` under mpiexec.
 
-Rank 0 says what there is to say on stdout, in lines of JSON. The pipe that guards it is in the job's folder.
+Rank 0 reports on stdout, in lines of JSON. The pipe that guards it is in the job's folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Task = Callable[[Any, Callable[[], dict[str, Any]], "Watchdog", Callable[[str], None]], dict[str, Any]]
 
-#: What anything may take beside its time limit: start, clean up, and report.
+#: Seconds beyond a time limit for start, cleanup and report.
 GRACE_S = 30.0
 _LOOK_EVERY_S = 1.0
 _EXIT_CODE = 1
