@@ -1,4 +1,4 @@
-"""Schedules from schedules: reversed, concatenated, and rid of what nobody needs."""
+"""Transformations of schedules: reversed, concatenated, and without unused transfers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spreading_half(problem: Problem) -> Problem:
 
 @cached
 def reduction_half(problem: Problem) -> Problem:
-    """The part of a combining problem that gathers each chunk at its root, with time turned round.
+    """The part of a combining problem that gathers each chunk at its root, under reversed time.
 
     It spreads each chunk from its root to all that contribute, over reversed links; `reverse` turns its
     schedules into reductions. The sketch's clauses for reducing become its clauses for spreading.
@@ -71,7 +71,7 @@ def contributions_apart(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """What a schedule of ``contributions_apart(problem)`` is of `problem`: ranks add up what arrives."""
+    """The schedule of `problem` from one of ``contributions_apart(problem)``: ranks add up arrivals."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -102,7 +102,7 @@ def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
     start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))
     of_chunk, link = schedule.chunk.tolist(), schedule.link.tolist()
     carried = [frozenset[int]()] * len(start)
-    # At one moment sums arrive before copies, and both before anything starts.
+    # Among equal times sums arrive before copies, and both before any start.
     arrivals = [(end[t], 0 if reduce[t] else 1, t) for t in range(len(start))]
     for _, phase, t in sorted(arrivals + [(start[t], 2, t) for t in range(len(start))]):
         ends, c = links[link[t]], of_chunk[t]
@@ -175,7 +175,7 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
 def prune(schedule: Schedule) -> Schedule:
     """The schedule without transfers that no destination needs, re-timed.
 
-    Of several arrivals of a chunk at a rank the first is kept. A schedule that reduces, or whose chunks
+    The first of several arrivals of a chunk at a rank is kept. A schedule that reduces, or whose chunks
     derive from one another, is returned as it is.
     """
     problem = schedule.problem

@@ -99,7 +99,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the fabric has."""
+        """Number of ranks of the fabric."""
         return self.translations.num_ranks
 
     @property
@@ -109,7 +109,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_transfers(self) -> int:
-        """How many transfers all ranks make together."""
+        """Number of transfers of all ranks together."""
         return self.num_rows * self.num_ranks
 
     @property
@@ -141,7 +141,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def launch(self) -> Fraction:
-        """What the machine takes before the first send, in exact microseconds; no part of the finish."""
+        """Launch time of the machine before the first send, in exact microseconds; not part of the finish."""
         return Fraction(0) if isinstance(self.host, NamedFabric) else self.host.launch_us
 
     @property
@@ -178,18 +178,18 @@ class ImplicitSchedule(Figures):
 
     @checked
     def blocks(self, num_transfers: int = _BLOCK) -> Iterator[TransferBlock]:
-        """All transfers in order of start, so many at a time."""
+        """All transfers in order of start, in blocks of `num_transfers`."""
         for begin in range(0, self.num_transfers, num_transfers):
             yield self[begin : begin + num_transfers]
 
     @checked
     def sends_of(self, rank: int) -> TransferBlock:
-        """What one rank sends, in order of start; no other rank's transfers are made."""
+        """Sends of one rank, in order of start; no other rank's transfers are made."""
         return self._of_rank(rank, self.pattern.src)
 
     @checked
     def receives_of(self, rank: int) -> TransferBlock:
-        """What one rank receives, in order of start; no other rank's transfers are made."""
+        """Receives of one rank, in order of start; no other rank's transfers are made."""
         return self._of_rank(rank, self.pattern.dst)
 
     def _of_rank(self, rank: int, places: NDArray[np.int32]) -> TransferBlock:
@@ -275,7 +275,7 @@ class ImplicitSchedule(Figures):
         return hash(self.digest())
 
     def summary(self) -> dict[str, Any]:
-        """What the schedule amounts to, as plain values; it can be saved as JSON, but not loaded again."""
+        """Figures of the schedule, as plain values; they can be saved as JSON, but not loaded again."""
         return {
             "topology": self.host.to_dict() if isinstance(self.host, NamedFabric) else self.host.name,
             **{name: getattr(self, name) for name in _SUMMARY},

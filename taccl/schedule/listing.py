@@ -1,6 +1,6 @@
 """Tasks that hold resources, each started as soon as what it waits for is over and its resources are free.
 
-Of tasks that could start, the most urgent goes first (list scheduling: Graham, "Bounds on multiprocessing
+The most urgent of the tasks that can start goes first (list scheduling: Graham, "Bounds on multiprocessing
 timing anomalies", SIAM Journal on Applied Mathematics 17, 1969). Sends and tiles of computations are tasks.
 """
 
@@ -108,8 +108,8 @@ class Tasks:
     def heads(self) -> list[int]:
         """When each would start if no resource kept it waiting.
 
-        Two ranks that exchange partial sums bound each other. That is no contradiction as long as going round
-        such a cycle delays nobody; else `ValueError` is raised.
+        Two ranks that exchange partial sums bound each other. Such a cycle is feasible as long as it delays
+        no send; else `ValueError` is raised.
         """
         head = [0] * len(self.after)
 
@@ -186,7 +186,7 @@ class Tasks:
 
 
 def released(problem: Problem, schedule: Schedule) -> Schedule:
-    """A schedule with releases and due times heeded: the same sends, started anew, urgent ones first.
+    """Re-time a schedule under release and due dates: the same sends, urgent ones first.
 
     - `problem`: That of the schedule, but for when things are there and due.
     - `schedule`: Whose sends and what each of them carries are kept.
@@ -210,7 +210,7 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
-    """The same sends, started anew in their order, or those first that most time must follow.
+    """Re-time the same sends in their order, or by the longest remaining path first.
 
     Raises `ValueError` if some wait for each other, as where ranks exchange partial sums.
     """

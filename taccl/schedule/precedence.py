@@ -317,7 +317,7 @@ class Precedence:
         moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
             ends, chunk = links[self.link[s]], self.chunk[transfer]
-            # At one moment come first arrivals that are added, then copies, then starts.
+            # Among equal times: arrivals that are added, then copies, then starts.
             for rank in ends.dsts:
                 moments[rank, chunk].append((self.end[s], 0 if self.reduce[transfer] else 1, s))
             for rank in ends.srcs:
@@ -366,7 +366,7 @@ class Precedence:
         return ceil(us * problem.costs.ticks_per_us)
 
     def _of_own_first(self) -> None:
-        """Where own chunks go before relayed ones, they start (of a reduction: end) a latency apart.
+        """Local-first priority: own chunks start (in a reduction: end) a latency before relayed ones.
 
         An order that has the gap keeps it; where it is imposed, one that has own chunks first gets it.
         """
@@ -396,7 +396,7 @@ class Precedence:
                     self._wait(joined, s, CLAUSE)
 
     def _of_releases(self) -> None:
-        """What a rank starts with is neither sent nor added to before the rank has it."""
+        """Initial data of a rank is neither sent nor added to before its release date."""
         released = self.problem.release_ticks
         if not released:
             return
@@ -411,7 +411,7 @@ class Precedence:
                     self._wait(zero, s, CLAUSE, released[chunk, rank], lead=self.duration[s])
 
     def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-        """By send, the latency of the largest chunk among some transfers of it."""
+        """{send: latency of its largest chunk among some transfers}."""
         found: dict[int, int] = {}
         for t in transfers:
             s, units = self.send[t], int(costs.chunk_units[self.chunk[t]])
@@ -419,7 +419,7 @@ class Precedence:
         return found
 
     def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
-        """Where a chunk starts to spread, or the root that it is reduced to."""
+        """Ranks where a chunk starts to spread, or the root that it is reduced to."""
         collective = self.own.collective
         root = collective.chunks[chunk].root
         if reducing or (collective.combining and root is not None):

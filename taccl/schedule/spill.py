@@ -34,7 +34,7 @@ _MAX_INDEX_BYTES = 10**9
 
 
 def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
-    """Raise `InputError` where a schedule of so many bytes could not be spilled, before any work."""
+    """Raise `InputError` if a schedule of `num_bytes` bytes could not be spilled, before any work."""
     where, path = os.fspath(folder), Path(folder)
     try:
         path.lstat()

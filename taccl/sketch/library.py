@@ -54,7 +54,7 @@ def _find(name_or_path: str | os.PathLike[str]) -> tuple[Path, str]:
 
 
 def _folder() -> Path | None:
-    """Where the shipped sketches are: in the package, or beside it in a source tree."""
+    """Folder of the shipped sketches: in the package, or beside it in a source tree."""
     package = Path(__file__).resolve().parent.parent
     folders = (package / "_sketches", package.parent / "sketches")
     return next((folder for folder in folders if folder.is_dir()), None)

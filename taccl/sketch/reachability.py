@@ -1,4 +1,4 @@
-"""Whether every chunk can reach its destinations at all, asked before any solver.
+"""Reachability of every chunk's destinations, checked before any solver.
 
 Chunks that the clauses treat alike are searched once: an alltoall of 1,024 chunks on 32 ranks in two
 nodes takes 64 searches.
@@ -44,9 +44,9 @@ class Need:
 def check_reachable(problem: Problem) -> None:
     """Raise an error if a chunk has no path to a destination over links that may carry it.
 
-    Of a combining collective, every contribution needs a path to the chunk's root, and the sum needs one
-    from there to every destination. A `SketchError` names the clause that forbids it; a `TopologyError` says
-    that there is no such path even without the sketch.
+    Every contribution to a sum needs a path to the chunk's root, and the sum needs one from there to every
+    destination. A `SketchError` names the clause that forbids it; a `TopologyError` says that no such path
+    exists even without the sketch.
     """
     for demand in () if _joins_everything(problem) else unmet(problem):
         raise _explained(problem, demand)
@@ -65,12 +65,12 @@ def check_possible(problem: Problem) -> None:
 
 
 def is_possible(problem: Problem) -> bool:
-    """Whether all that `check_reachable` misses is a root that some sums can do without."""
+    """True if all that `check_reachable` misses is a root that some sums can do without."""
     return problem.collective.sums_up and all(_may_be_summed(problem, each.chunk) for each in unmet(problem))
 
 
 def _may_be_summed(problem: Problem, chunk: int) -> bool:
-    """Whether each destination gets the sum from some rank that gets all contributions.
+    """True if each destination gets the sum from some rank that gets all contributions.
 
     Over a link of several sources comes what any of them has. A sum that its root alone wants is reduced on
     all of its way.
@@ -128,7 +128,7 @@ def rooted_anew(problem: Problem) -> Problem | None:
 
 
 def _alike(problem: Problem, chunk: int) -> Hashable:
-    """What chunks have in common whose demands are the same."""
+    """Key that chunks with the same demands share."""
     return problem.collective.chunks[chunk], problem.holders(chunk)
 
 
@@ -145,7 +145,7 @@ def unmet(problem: Problem) -> Iterator[Need]:
 
 
 def demands(problem: Problem) -> Iterator[Need]:
-    """What has to arrive where, once for all chunks that clauses treat alike."""
+    """Required deliveries, once for all chunks that clauses treat alike."""
     collective = problem.collective
     seen = set()
     for c, data in enumerate(collective.chunks):
@@ -165,7 +165,7 @@ def demands(problem: Problem) -> Iterator[Need]:
 
 
 def kind_of(problem: Problem, demand: Need) -> Hashable:
-    """What `Problem.may_carry` looks at: demands of one kind are let on the same links."""
+    """Key of `Problem.may_carry`: demands of one kind are admitted on the same links."""
     data, node = problem.collective.chunks[demand.chunk], problem.topology.node_of_rank
     crossing = problem.clauses.direct_crossing
     nodes = [frozenset(node[r] for r in ranks) for ranks in (data.origins, data.destinations) if crossing]
@@ -185,7 +185,7 @@ def reached(problem: Problem, demand: Need) -> dict[int, int]:
 
 
 def _joins_everything(problem: Problem) -> bool:
-    """Whether in each process group every rank reaches every rank, whatever the chunk.
+    """True if in each process group every rank reaches every rank, for every chunk.
 
     False where a link has several sources.
     """
@@ -208,7 +208,7 @@ def _joins_everything(problem: Problem) -> bool:
 
 
 def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Of every rank the number of the part in which each gets to each over links, those of one source."""
+    """Number of the strongly connected part of every rank, over links of one source."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

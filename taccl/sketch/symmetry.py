@@ -51,7 +51,7 @@ def power(permutation: Sequence[int], exponent: int) -> Permutation:
 
 
 def order(permutation: Sequence[int]) -> int:
-    """How often the permutation must be applied to move nothing: at least once."""
+    """Order of the permutation: the number of its applications that move nothing, at least 1."""
     lengths = np.bincount(smallest_of_orbits([permutation], len(permutation)), minlength=1)
     return math.lcm(*np.maximum(lengths, 1).tolist())
 
@@ -75,7 +75,7 @@ def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[
 
 @cached
 def link_permutation(topology: Topology, ranks: Permutation) -> Permutation | None:
-    """Where every link goes when ranks are permuted; None where the topology lacks the symmetry.
+    """Image of every link when ranks are permuted; None if the topology lacks the symmetry.
 
     Parallel links are matched so that the resources they hold map consistently too (`resource_permutation`).
     """
@@ -120,7 +120,7 @@ def _arrow(ends: tuple[Permutation, Permutation]) -> str:
 
 @cached
 def resource_permutation(topology: Topology, links: Permutation) -> Permutation | None:
-    """Where every resource goes when links are permuted; None where they do not map consistently.
+    """Image of every resource when links are permuted; None if they do not map consistently.
 
     A resource is known by the holds on it. Resources that nothing holds, or that the same holds hold
     alike, keep their order.
@@ -138,7 +138,7 @@ def _alike(names: Iterable[Hashable]) -> dict[Hashable, list[int]]:
 
 
 def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> Permutation | None:
-    """Where all that is wanted is: of several alike the k-th goes to the k-th; None where one is missing."""
+    """Matches wanted keys: the k-th of several equal ones goes to the k-th; None if one is missing."""
     if len(alike) == len(wanted):  # each is there once
         found = [indices[0] for indices in map(alike.get, wanted) if indices]
         return tuple(found) if len(found) == len(wanted) == len(set(found)) else None
@@ -148,7 +148,7 @@ def _taken(alike: Mapping[Hashable, list[int]], wanted: Sequence[Hashable]) -> P
 
 
 def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | None:
-    """Where every chunk goes when ranks are permuted; None where the collective lacks the symmetry.
+    """Image of every chunk when ranks are permuted; None if the collective lacks the symmetry.
 
     A chunk goes to the chunk with the mapped origins, destinations and root and the same size; among
     several of those, the k-th goes to the k-th.
@@ -174,7 +174,7 @@ def chunk_permutation(problem: Problem, ranks: Sequence[int]) -> Permutation | N
 
 
 def _keeps_holders(problem: Problem, ranks: Sequence[int], chunks: Sequence[int]) -> bool:
-    """Whether ranks that may hold a chunk go to those that may hold its image."""
+    """True if ranks that may hold a chunk map to those that may hold its image."""
     pairs = {(problem.holders(c), problem.holders(image)) for c, image in enumerate(chunks)}
     return all(frozenset(ranks[r] for r in mine or ()) == theirs for mine, theirs in pairs)
 
@@ -231,7 +231,7 @@ def narrow(problem: Problem, ranks: Sequence[int]) -> tuple[int, Permutation | N
 
 
 class _Looks:
-    """What a permutation must keep: costs as small numbers, which are quicker to compare than fractions.
+    """Invariants of permutations: costs as small numbers, which are quicker to compare than fractions.
 
     Where each link has one source, one destination and no other like it (`tells_links`), links are found by
     their `ends` at once.
@@ -263,7 +263,7 @@ class _Looks:
         return codes
 
     def held_by(self, links: NDArray[np.int64]) -> list[bytes]:
-        """What each resource is known by where links are permuted: those that hold it, at what cost."""
+        """Key of each resource under permuted links: its links, and their costs."""
         resource = self._columns.resource
         code = links[self._columns.link] * (self._of_hold.max(initial=0) + 1) + self._of_hold
         order = np.lexsort((code, resource))
@@ -281,7 +281,7 @@ class _Looks:
 
     @cached_property
     def of_resource(self) -> list[tuple[int, ...]]:
-        """What each looks like, whichever links hold it."""
+        """Key of each resource, without the links that hold it."""
         looks: list[list[int]] = [[] for _ in self._topology.resources]
         for hold, code in zip(self._topology.holds, self._of_hold.tolist(), strict=True):
             looks[hold.resource].append(code)
@@ -296,7 +296,7 @@ def _looks(topology: Topology) -> _Looks:
 def _match_holds(
     looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:
-    """Where the resources of one link go if it maps to another; None if what is settled forbids it."""
+    """Images of the resources of one link if it maps to another; None if earlier choices forbid it."""
     holds, left = looks.holds[link], list(looks.holds[image_link])
     if len(holds) != len(left):
         return None
