@@ -16,7 +16,7 @@ from importlib import import_module
 from pkgutil import get_data
 from typing import Any
 
-#: Of every name the module that has it, as the stub beside this file lists them.
+#: {public name: its module}, as the stub beside this file lists them.
 _MODULE_OF_NAME = {
     alias.name: str(node.module)
     for node in ast.parse(get_data(__name__, "__init__.pyi") or b"").body

@@ -1,4 +1,4 @@
-"""What is worked out once of a thing, and kept in its `cache`: a topology, a problem, or what reads these."""
+"""Derived data, computed once and kept in the `cache` of its topology or problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Keeps(Protocol):
     def cache(self) -> dict[Any, Any]: ...
 
 
-#: Under which a topology that was turned round remembers the other, whose columns are its own, turned.
+#: Key under which a reversed topology keeps the original, whose columns it shares.
 TURNED = "turned round from"
 
 Thing = TypeVar("Thing", bound=_Keeps)

@@ -44,7 +44,7 @@ Values = Literal["links", "ranks", "ranks-of-link", "policies", "permutations", 
 @checked
 @dataclass(frozen=True, slots=True)
 class SwitchPolicy:
-    """How many of a switch's connections a routing should use: a term of the routing objective.
+    """Number of a switch's connections that a routing should use: a term of the routing objective.
 
     `policy` is ``"min-connections"``, ``"max-connections"`` or ``"free"``; `links` are the switch's.
     """
@@ -64,7 +64,7 @@ class Transit(NamedTuple):
 
     @property
     def starts(self) -> frozenset[int]:
-        """Where the chunk starts, or is made from another."""
+        """Ranks at which the chunk starts, or is made from another."""
         return frozenset(self.collective.starts[self.chunk])
 
     @property
@@ -74,7 +74,7 @@ class Transit(NamedTuple):
 
     @property
     def is_rooted(self) -> bool:
-        """Whether the chunk is reduced to a root first."""
+        """True if the chunk is reduced to a root first."""
         return self.collective.combining and self.data.root is not None
 
 
@@ -114,7 +114,7 @@ class Clause(NamedTuple):
 
     @property
     def is_scalar(self) -> bool:
-        """Whether its values name no links and no ranks."""
+        """True if its values name no links and no ranks."""
         return self.shape in ("plain", "fraction")
 
     def plain(self, value: Any) -> Any:
@@ -126,7 +126,7 @@ class Clause(NamedTuple):
         return None if plain is None else _PLAIN[self.shape][1](plain)
 
     def image(self, value: Any, ranks: Sequence[int], links: Mapping[int, int] | Sequence[int]) -> Any:
-        """What a value becomes where ranks and links get other names."""
+        """The value after a renaming of ranks and links."""
         if value is None or self.shape not in ("links", "ranks", "ranks-of-link"):
             return value
         if self.shape == "ranks-of-link":
@@ -134,7 +134,7 @@ class Clause(NamedTuple):
         return frozenset((links if self.shape == "links" else ranks)[each] for each in value)
 
     def at_link(self, value: Any, link: int, ranks: Sequence[int]) -> Hashable:
-        """What a value says of one link, where ranks get other names."""
+        """The part of a value about one link, after a renaming of ranks."""
         if self.shape == "links":
             return value is None or link in value
         if self.shape == "ranks-of-link":
@@ -203,7 +203,7 @@ def _clause(default: Any, scope: Scope, shape: Values, said: Sequence[str], /, *
 @checked
 @dataclass(frozen=True)
 class Clauses:
-    """What a sketch allows and asks for, in terms of links and ranks; the default asks for nothing.
+    """Permissions and demands of a sketch, in terms of links and ranks; the default has none.
 
     Parameters
     ----------
@@ -328,7 +328,7 @@ class Clauses:
 
     @property
     def path_limit(self) -> int | None:
-        """How many links a chunk, or a contribution to its sum, may pass at most; None for any number."""
+        """Most links that a chunk, or a contribution to its sum, may pass; None for any number."""
         return min((getattr(self, each.field) for each in self.said("path")), default=None)
 
     def said(self, *scopes: Scope) -> tuple[Clause, ...]:
@@ -348,7 +348,7 @@ class Clauses:
         return Clauses(**{each.field: getattr(self, each.field) for each in self.said(*scopes)})
 
     def same(self, other: Clauses, *scopes: Scope) -> bool:
-        """Whether others say the same of some scopes."""
+        """True if others have the same values in some scopes."""
         return self.values(*scopes) == other.values(*scopes)
 
     def values(self, *scopes: Scope) -> dict[str, Any]:
@@ -356,7 +356,7 @@ class Clauses:
         return {each.field: getattr(self, each.field) for each in CLAUSES.values() if each.scope in scopes}
 
     def reversed(self) -> Clauses:
-        """The clauses where time is turned round: what is said of reductions is said of what spreads."""
+        """The clauses under reversed time: those on reductions hold for broadcasts."""
         turned = {each.in_reverse: getattr(self, each.field) for each in CLAUSES.values() if each.in_reverse}
         return replace(self.without(*(each.field for each in CLAUSES.values() if each.in_reverse)), **turned)
 
@@ -395,7 +395,7 @@ CLAUSES: dict[str, Clause] = {
     for each in dataclasses.fields(Clauses)
     if "clause" in each.metadata
 }
-#: What asks for nothing.
+#: Values of clauses without any demand.
 _NOTHING: dict[str, Any] = {name: getattr(Clauses(), name) for name in CLAUSES}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
 UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
-#: What else stands in a path and is no field: a key itself, and branches of unions of plain types.
+#: Other parts of a path that are no fields: a key itself, and branches of unions of plain types.
 _NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,7 +51,7 @@ def validated(
     """An instance of `model`; an `error` names all fields that do not fit, or the first and a `remedy`.
 
     - `source`: The file, for messages.
-    - `rename` (mapping): What the file calls a field, where it is of another format.
+    - `rename` (mapping): {field: its name in a file of another format}.
     """
     try:
         return model.model_validate(data)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: A full schedule of more transfers than this is refused.
 _MOST_LISTED = 5_000_000
-#: Up to so many are merged, which takes longer.
+#: Most transfers that are merged, which takes longer.
 _MOST_MERGED = 40_000
 
 
@@ -218,7 +218,7 @@ def listed_along(
 
 
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
-    """The schedule of a plan whose pieces merge where they go over one link in one step, timed anew."""
+    """The schedule of a plan whose pieces merge where they go over one link in one step, re-timed."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)

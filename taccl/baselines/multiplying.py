@@ -268,7 +268,7 @@ class _Steps:
         return [np.array(links, dtype=np.int64) for _, links in sorted(hops.items())]
 
     def is_direct(self, plan: StepPlan) -> bool:
-        """Whether no message is relayed."""
+        """True if no message is relayed."""
         return all(len(self._hops(digit)) == 1 for part in plan.parts for digit in part.scattered)
 
     @cached
@@ -370,7 +370,7 @@ class _Steps:
         return steps.schedule(producer=producer)
 
     def _node_by_node(self, plan: StepPlan, problem: Problem, *, producer: str) -> Schedule:
-        """What starts in a node is gathered there while it crosses, and elsewhere while more crosses."""
+        """Gather data of a node there while it crosses, and elsewhere while more crosses."""
         steps, starts = Steps(problem), chunks_of_starts(problem)
         held = [starts] * len(plan.parts)
         for verb, digit, (part,) in self._timeline(plan)[1]:

@@ -49,7 +49,7 @@ class Digit(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """What becomes of a part of the chunks: digits along which sums are scattered, and then added up.
+    """Part of the chunks: digits along which its sums are scattered, and then added up.
 
     At last they are gathered along the first again, the last first; as is what spreads.
     """
@@ -63,7 +63,7 @@ class PlanPart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """What becomes of every part, of as many chunks each; `how` they differ, for a person.
+    """Parts of equal numbers of chunks, with a plan for each; `how` they differ, as text.
 
     What parts send in the same step goes together, unless they go one behind another, or node by node.
     """

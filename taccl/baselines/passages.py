@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from taccl.topology.products import Dimension, Dimensions
 
-#: Into how many parts a rank's data is cut where nobody says: our choice.
+#: Default number of parts of a rank's data: our choice.
 NUM_CHUNKS = 64
 #: Steps are scheduled one by one where these are no more runs than this.
 _MOST_RUNS = 20_000

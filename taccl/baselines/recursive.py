@@ -186,7 +186,7 @@ def _both_orders(problem: Problem, *, steps: Partners, name: str) -> Schedule:
 
 
 def _sums_everywhere(problem: Problem) -> bool:
-    """Whether every rank contributes to every chunk and wants its sum."""
+    """True if every rank contributes to every chunk and wants its sum."""
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     return collective.sums_up and all(
         len(c.origins) == len(c.destinations) == num_ranks for c in collective.chunks

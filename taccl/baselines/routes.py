@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ShortestRoutes:
-    """Shortest routes over a topology, each of whose links takes so many `ticks`.
+    """Shortest routes over a topology, whose links take `ticks` each.
 
     Links that multicast or reduce are left aside, and so are a problem's clauses.
     """
 
     def __init__(self, topology: Topology, ticks: tuple[int, ...]) -> None:
         self._topology, self.ticks = topology, ticks
-        #: Of every rank, the fastest link from each rank that has one into it, and its ticks.
+        #: {rank: (fastest link from it, its ticks)}, for every destination.
         self._into: list[dict[int, tuple[int, int]]] = [{} for _ in topology.node_of_rank]
         self._least_out: dict[int, int] = {}
         for index, link in enumerate(topology.links):
@@ -93,7 +93,7 @@ class ShortestRoutes:
 
     @cached
     def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
-        """How far each rank is from one, or it from each."""
+        """Distance of each rank from one, or of it from each."""
         from scipy.sparse.csgraph import dijkstra
 
         lengths: list[float] = dijkstra(self.graph.T if backwards else self.graph, indices=rank).tolist()

@@ -297,9 +297,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
             promised = {each: promise(problem.topology.under(each)) for each in protocols}
     except OutOfTime:
         taken = problem.topology.protocol
-        say(
-            f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one"
-        )
+        say(f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one")
         return problem
     chosen = min(promised, key=promised.__getitem__)
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())

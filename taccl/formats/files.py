@@ -11,7 +11,7 @@ from pathlib import Path
 
 from taccl.errors import InputError
 
-#: What the operating system's errors mean to whoever gave a path.
+#: Meanings of the operating system's errors, for the caller who gave a path.
 _REASONS: dict[type[OSError], str] = {
     FileExistsError: (
         "the file exists; pass --overwrite (overwrite=True) to replace it, or give another path"
@@ -25,7 +25,7 @@ _UNWRITABLE = "the file cannot be written ({reason}); give another path"
 def write_whole(
     path: str | os.PathLike[str], content: str | bytes, *, overwrite: bool = False, keep_mode: bool = True
 ) -> None:
-    """Write a file so that it is there whole or not at all, even if the write is cut short.
+    """Write a file whole or not at all, even if the write is interrupted.
 
     - `keep_mode`: Whether a file that replaces another has its permissions; else it has those of a new file.
 

@@ -71,7 +71,7 @@ def trace(schedule: Schedule) -> dict[str, Any]:
 
 
 def _sends(schedule: Schedule) -> dict[int, dict[str, Any]]:
-    """What an event says of each send, by group."""
+    """{send: fields of its event}, by group."""
     problem, members = schedule.problem, dict[int, list[Any]]()
     for transfer in schedule:
         members.setdefault(transfer.group, []).append(transfer)
@@ -95,7 +95,7 @@ def _sends(schedule: Schedule) -> dict[int, dict[str, Any]]:
 
 
 def _named(kind: str, name: str, pid: int, tid: int, place: int) -> list[dict[str, Any]]:
-    """What a process or thread is called, and its place among others."""
+    """Events that name a process or thread, and give its place among others."""
     return [
         {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": args}
         for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place}))

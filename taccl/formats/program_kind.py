@@ -1,4 +1,4 @@
-"""What a runtime is told of a program: its collective, the chunks of its buffers, and its sizes."""
+"""Facts about a program for a runtime: its collective, the chunks of its buffers, and its sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProgramKind(NamedTuple):
 
 
 def kind_of(program: Program, format_name: str) -> ProgramKind:
-    """What a runtime takes a program for; ``custom`` where it has no name for it."""
+    """Collective of a program in a runtime; ``custom`` if the runtime has no name for it."""
     collective = program.collective
     if not any(rank.input_chunks or rank.output_chunks for rank in program.ranks):
         raise ExportError(f"{format_name} has no algorithms without data, and {program.name} has no chunks")
@@ -86,6 +86,6 @@ def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise
 
 
 def warn_of_split(limit: str) -> None:
-    """Warn that threadblocks were split though nobody asked for it, because of a runtime's limit."""
+    """Warn that threadblocks were split by default, because of a runtime's limit."""
     text = f"{limit}: longer ones were split into several that take turns, which takes more threadblocks"
     warn(text, FallbackWarning)

@@ -1,7 +1,7 @@
 """The verbs, one module each: ``add(verb)`` declares its options, ``run(options)`` answers.
 
-What `run` says of itself is the help of the verb, which ends with its lines of ``EXAMPLES``. Everything heavy
-is imported inside it.
+The docstring of `run` is the help of the verb, which ends with its lines of ``EXAMPLES``. Heavy modules are
+imported inside it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class PlanGpu:
         self.waits, self.releases, self.num_semaphores = self._semaphores()
 
     def plan(self, buffers: tuple[int, int], split: bool, max_threadblocks: int) -> dict[str, Any]:
-        """What the plan's JSON has of this rank."""
+        """Entry of this rank in the plan's JSON."""
         threadblocks: list[dict[str, Any]] = []
         for t in range(len(self.threadblocks)):
             own = self._threadblock(t)
@@ -161,7 +161,7 @@ class PlanGpu:
         ops.signal(channel, kind)
 
     def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
-        """What a step does within its rank; returns where the result is."""
+        """Add the operations of a step within its rank; returns the slot of the result."""
         src, dst = self._own(step.src), self._own(step.dst)
         landing = self.messages.landing.get(address)
         if landing is None and not OPERATIONS[step.operation].writes:

@@ -1,4 +1,4 @@
-"""Where every message of a program lands under MSCCL++, and which sends must first hear that there is room.
+"""Places of a program's messages under MSCCL++, and the sends that must wait for room.
 
 In MSCCL++ a rank writes into another's memory, and nothing waits there for room. So
 
@@ -104,7 +104,7 @@ def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
 
 
 def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
-    """Whether what comes may lie in the step's destination before it is added to its source."""
+    """True if the arrival may lie in the step's destination before it is added to its source."""
     if step.dst is None:
         return False
     if step.operation in ("receive", "receive-send"):

@@ -49,7 +49,7 @@ class PlanThreadblock:
         return _place(self._buffers[kind], number)
 
     def references(self) -> dict[str, Any]:
-        """What it uses of its rank's channels and remote buffers, as it stands in the plan."""
+        """Entries of the plan for its rank's channels and remote buffers."""
         channels, buffers = sorted(self._channels.items()), sorted(self._buffers.items())
         return {
             "channels": [{"channel_type": kind, "channel_ids": ids} for kind, ids in channels],
@@ -59,7 +59,7 @@ class PlanThreadblock:
         }
 
     def begin_step(self) -> None:
-        """What follows belongs to the next step."""
+        """Start the next step; later operations belong to it."""
         self.steps.append([])
 
     def wait(self, channel: int, kind: str) -> None:

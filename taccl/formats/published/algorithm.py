@@ -122,7 +122,7 @@ def retimed(schedule: Schedule) -> Schedule | None:
     columns: dict[str, Any] = {
         name: getattr(schedule, name) for name in ("chunk", "link", "group", "reduce", "producer")
     }
-    # Of a sum every rank has something from the start.
+    # Every rank holds a part of a sum from the start.
     if not problem.collective.sums_up:
         one_by_one = make_schedule(problem, start=sequence, end=sequence + 1, **columns)
         if any(each.kind in ("index", "presence") for each in verify(one_by_one).violations):
@@ -134,7 +134,7 @@ def retimed(schedule: Schedule) -> Schedule | None:
 
 
 def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) -> dict[str, Any]:
-    """What each send carries, and where; those over one link between nodes that start together are merged."""
+    """Columns of the sends; those over one link between nodes that start together are merged."""
     topology = problem.topology
     parallel: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index, link in enumerate(topology.links):

@@ -40,7 +40,7 @@ _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}
 _MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}
 #: Readers take no whole numbers beyond this.
 _LARGEST = 10**15
-#: Of a microsecond: ticks are no finer.
+#: Most decimals of a microsecond: ticks are no finer.
 _MOST_DIGITS = 6
 _SHOWN = 3
 
@@ -55,7 +55,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
     _check(schedule)
     problem, used = schedule.problem, set(schedule.link.tolist())
     refused: list[str] = []
-    # What keeps most comes first: nodes as they are, idle links, and switches.
+    # The most complete variants come first: nodes as they are, idle links, and switches.
     ways = product(
         sorted({problem.topology.num_nodes, 1}, reverse=True),
         dict.fromkeys((tuple(sorted(used.union(problem.links_allowed))), tuple(sorted(used)))),
@@ -110,7 +110,7 @@ def _check(schedule: Schedule) -> None:
 
 
 def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
-    """What a reader makes of the file; `ExportError` where that is another schedule, or not right."""
+    """The schedule that a reader makes of the file; `ExportError` if it is another one, or invalid."""
     data = parse_json(text, source="the file", exact=True)
     back = read_algorithm(data, "the file", max(schedule.problem.chunk_bytes, default=1), unit_us)
     ours, theirs = _transfers(schedule, back), _transfers(back, schedule)
@@ -126,7 +126,7 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
 
 
 def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
-    """What is sent when, in ticks that are finer by those of another schedule."""
+    """Transfers with their times, in ticks that are finer by those of another schedule."""
     links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
@@ -136,7 +136,7 @@ def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
 
 @dataclass(eq=False)
 class _Writing:
-    """A way to write a schedule: as so many nodes, with some of its links, and with or without switches."""
+    """A way to write a schedule: a number of nodes, some of its links, and with or without switches."""
 
     schedule: Schedule
     num_nodes: int
@@ -152,7 +152,7 @@ class _Writing:
         units = int(costs.chunk_units[0]) if len(costs.chunk_units) else 1
         #: The place of every link among those between its ranks; and of local ranks, how many there are.
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
-        #: What a chunk costs in ticks between local ranks; and alpha and beta between nodes.
+        #: Cost of a chunk in ticks between local ranks; and alpha and beta between nodes.
         self.inside: dict[tuple[int, int], int] = {}
         self.across: set[tuple[int, int]] = set()
         self.receivers: dict[int, set[int]] = defaultdict(set)
@@ -181,7 +181,7 @@ class _Writing:
         self.costs = {*self.inside.values(), *(cost for both in self.across for cost in both)}
 
     def lost(self, back: Schedule) -> Iterator[str]:
-        """What has no place in the file, as it was read back."""
+        """Properties without a place in the file, as it was read back."""
         problem = self.schedule.problem
         topology = problem.topology
         if self.num_nodes != topology.num_nodes:

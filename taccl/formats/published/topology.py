@@ -72,7 +72,7 @@ def build_topology(
 
 
 def _turned_round(edges: list[Edge]) -> list[Edge]:
-    """The links turned round, as far as there are fewer of them in the other direction."""
+    """The reversed links, as far as fewer exist in the other direction."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
     turned = []
