@@ -73,8 +73,8 @@ def list_schedule(
 ) -> ListSchedule | None:
     """A schedule on the quotient by event-driven list scheduling; None if it cannot finish before the limit.
 
-    A chunk that is in a node, or on its way there, is left to spread inside it, and not sent there again
-    over links between nodes, which are slow, unless nothing else is under way.
+    A chunk that is in a node, or on its way there, spreads inside it. It is not sent there again over links
+    between nodes, which are slow, unless nothing else is under way.
 
     - `priorities` (sequence of float, per hop): Higher goes first.
 
@@ -190,7 +190,7 @@ class _Machine:
         )
 
     def _may_go(self, m: int, force: bool) -> bool:
-        """Whether it is useful, and the chunk has not come, nor is coming, to the node by another way."""
+        """True if it is useful, and the chunk is neither at the node nor on its way there by another path."""
         entry = self.quotient.hops[m].enters
         return self._useful(m) and (force or not (self.enter_once and entry >= 0 and self.entered[entry]))
 
@@ -246,7 +246,7 @@ class _Machine:
         return [m for m in candidates if not hops[m].is_own]
 
     def _is_free(self, link: int, chosen: Sequence[int], time: int) -> bool:
-        """Whether every resource is free; of one that is not, its release wakes the link."""
+        """True if every resource is free; the release of a busy one wakes the link."""
         units = sum(self.quotient.hops[m].units for m in chosen)
         duration = self.alpha[link] + units * self.beta[link]
         for held in self.quotient.holds[link]:
@@ -291,7 +291,7 @@ class _Machine:
 
 
 def _stays(quotient: Quotient, m: int) -> bool:
-    """Whether the hop would take a chunk with one destination away from there, where it came to stay."""
+    """True if the hop would take a chunk with one destination away from that destination."""
     hop = quotient.hops[m]
     # A derived chunk shares its state with the one that it is made from, and goes on from there.
     shared = bool(quotient.problem.collective.derivations)

@@ -1,8 +1,7 @@
 """Reductions: split into halves that only spread, and joined again, whatever searches the halves.
 
-A collective that combines is a reduction, which is a spread read backwards over reversed links, and the
-spreading of its sums. What is found for each half is turned the right way round, and put one behind the
-other.
+A combining collective is a reduction, which is a broadcast read backwards over reversed links, and the
+broadcast of its sums. The schedule of the first phase is reversed, and both are concatenated.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def split(problem: Problem) -> tuple[Half, ...]:
 def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[str] | None = None) -> S:
     """The schedule of a problem, of those of its halves in the order of `split`.
 
-    Each half is asked for once the one before has been turned round, and is let go then. The columns of
+    Each phase is requested once the one before has been reversed, and is released then. The columns of
     compact schedules may go to a folder.
     """
     schedules: Iterator[Any] = iter(found)
@@ -133,7 +132,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
 
 
 def may_keep_apart(problem: Problem, *, most_hops: int) -> bool:
-    """Whether contributions of a problem may be searched as chunks that spread apart: there are few."""
+    """True if a problem has few enough contributions to search them as unreduced chunks."""
     if not problem.collective.sums_up:
         return False
     contributions = sum(len(chunk.origins) for chunk in problem.collective.chunks)

@@ -20,7 +20,7 @@ from taccl.synthesis.search import Search
 
 @dataclass(frozen=True, slots=True)
 class Isomorphism:
-    """What ranks, chunks, and links that may be used, of one problem are called in another."""
+    """Ranks, chunks and allowed links of one problem, renamed to those of another."""
 
     ranks: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -28,7 +28,7 @@ class Isomorphism:
 
 
 def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
-    """How `one` is renamed to become `other`: by the identity, or by a shift inside blocks of ranks.
+    """Renaming of `one` to `other`: the identity, or a shift inside blocks of ranks.
 
     None also where it is another problem for reasons that no renaming mends, such as derived chunks.
     """
@@ -73,7 +73,7 @@ def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
 
 
 def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
-    """Where every old index goes: to the new index of its name; of several, the k-th to the k-th."""
+    """{old index: new index of the same name}; the k-th of several goes to the k-th."""
     named: dict[Hashable, list[int]] = defaultdict(list)
     for index, name in new:
         named[name].append(index)
@@ -83,7 +83,7 @@ def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashab
 
 
 def _scalars(problem: Problem) -> tuple[Hashable, ...]:
-    """What no renaming changes."""
+    """Facts that no renaming changes."""
     clauses, collective = problem.clauses, problem.collective
     return (
         problem.topology.num_ranks,

@@ -50,7 +50,7 @@ class Replan:
     changed : tuple of int
         Chunks, as the new problem numbers them, that go another way than before.
     from_scratch : bool
-        Whether nothing was kept, and all was synthesized anew.
+        True if no part was kept, and all was synthesized again.
     seconds : float
     """
 
@@ -114,7 +114,7 @@ def replan(
     seed : int
         Of the search.
     memory_limit_mb : int, optional
-        Of what is made anew, as of `synthesize`.
+        Parameters of `synthesize` for parts that are searched again.
     parameters : SearchParameters
         Constants of the search.
 
@@ -153,7 +153,7 @@ def replan(
             if search.run(turns=constants.least_sends // max(1, old.num_transfers) if cut_off else 0) >= 0:
                 schedule = search.schedule("replan")
     if schedule is not None and cut_off:
-        # What finishes no later than before leaves alone what did not fail.
+        # If the finish is no later than before, parts without a failure stay.
         chunks = cut_off if schedule.finish <= old.finish else None
         limits = replace(limits, deadline=Deadline.after(left_s))
         schedule, _ = improve_schedule(schedule, limits, chunks=chunks)
@@ -283,7 +283,7 @@ def _unchanged(
     new_link: Mapping[int, int],
     new_rank: Mapping[int, int],
 ) -> Schedule:
-    """All transfers in their old order, timed anew; `KeyError` where one is lost, else `ValueError`."""
+    """All transfers in their old order, re-timed; `KeyError` if one is lost, else `ValueError`."""
     named = old.contributions
     return exact_times(
         problem,

@@ -57,7 +57,7 @@ def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedul
             raise
         return None
     found = [alone, *(_shared(problem, limit) if use == "auto" and problem.collective.sums_up else ())]
-    # What clauses forbid is no schedule of the problem.
+    # A schedule that clauses forbid is none of the problem.
     found = [replace(each, problem=replace(each.problem, clauses=problem.clauses)) for each in found]
     return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
 
@@ -75,7 +75,7 @@ def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
         if ring.num_transfers > _MOST_TRANSFERS:
             return
         loads = _loads(switch), _loads(ring)
-        # What is busiest falls and then rises with the share; a 256th is finer than chunks are.
+        # The maximum load falls and then rises with the share; a 256th is finer than chunks are.
         share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
         if 0 < share < 1:
             yield _together(cut, float(share))

@@ -1,4 +1,4 @@
-"""Which clauses of a sketch clash, and the fewest edits that end it.
+"""Conflicts between clauses of a sketch, and the fewest edits that resolve them.
 
 A chunk can be brought from its origins to a destination if links that may carry it lead there: spreading
 needs no solver. (Chunks do not keep each other from arriving, only delay each other, but for one case: own
@@ -36,7 +36,7 @@ _Cut: TypeAlias = frozenset[frozenset[Edit]]
 
 #: Demands whose conflicts are compared, and sets of clauses that are tried for each.
 _MAX_DEMANDS, _MAX_SETS = 64, 500
-#: Of two edits that count the same, the one of an earlier clause is proposed.
+#: Of two edits of equal cost, that of the earlier clause is proposed.
 _GENTLE = (RELAYS, INSIDE, CONNECTIONS)
 
 
@@ -61,7 +61,7 @@ def reached_despite(barriers: Barriers, demand: Need, clauses: Collection[str]) 
 
 
 def clashing(barriers: Barriers, missed: Sequence[Need]) -> tuple[Need, tuple[str, ...]]:
-    """Of unmet demands, which clauses alone keep from being met, the one that the fewest do; and those."""
+    """The unmet demand that the fewest clauses alone prevent, and those clauses."""
     found: list[tuple[Need, tuple[str, ...]]] = []
     for demand in missed[:_MAX_DEMANDS]:
         found.append(_clash_of(barriers, demand))
@@ -169,7 +169,7 @@ def longer_paths(barriers: Barriers, change: Change) -> Change:
 
 
 def _price(edit: Edit) -> int:
-    """What an edit counts, in hundredths; clauses that open no new link come first among equals."""
+    """Cost of an edit, in hundredths; clauses that open no new link come first among equals."""
     return 100 * edit.cost + (_GENTLE.index(edit.clause) if edit.clause in _GENTLE else len(_GENTLE))
 
 
@@ -195,7 +195,7 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 
 
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
-    """Whether own chunks that go first wait for each other in a circle: then the routing model has no point.
+    """True if own chunks with priority wait for each other in a cycle: the routing model is infeasible.
 
     Of a sum it is that of its reduction, backwards over reversed links, and of what follows it. Raises
     `SolverUnavailableError` if the solver is not installed, or not licensed for the model. `NoSolutionError`

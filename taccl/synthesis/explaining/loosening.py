@@ -1,4 +1,4 @@
-"""What keeps a chunk off a link, clause by clause, and the edits of a sketch that would let it on.
+"""Clauses that keep a chunk off a link, and the edits of a sketch that would admit it.
 
 A sketch speaks of local ranks, its clauses of links. Where a problem's clauses are alike in every node,
 edits are told in local ranks, as its file would have them; otherwise link by link. Edits that the sketch's
@@ -22,7 +22,7 @@ from taccl.sketch.apply import carried
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"
 CROSSING, OWN_FIRST, SWITCH = "internode.crossing", "internode.own_before_relayed", "switch"
 
-#: What an edit counts: naming one more pair or rank is the smallest change, giving up a clause the largest.
+#: Cost of an edit: naming one more pair or rank is the smallest change, giving up a clause the largest.
 _ADD, _SET, _REMOVE_ENTRY, _REMOVE_CLAUSE = 1, 1, 2, 4
 
 
@@ -39,7 +39,7 @@ class Edit:
 
 
 class Barriers:
-    """What the clauses of a problem keep off which link, as it is (not reversed)."""
+    """Exclusions of chunks from links by the clauses of a problem, as it is (not reversed)."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -107,7 +107,7 @@ class Barriers:
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether the clauses can be told in local ranks: alike in every node, as a sketch's are."""
+        """True if the clauses can be written in local ranks: equal in every node, as a sketch's are."""
         clauses = self.clauses
         if set(clauses.carries_from) != set(clauses.carries_to):
             return False

@@ -21,7 +21,7 @@ from taccl.synthesis.heuristic.router import Routes, find_trees
 
 
 def has_chunk_masks(problem: Problem) -> bool:
-    """Whether a sketch says of single chunks which links may carry them, or when."""
+    """True if a sketch restricts the links, or the times, of single chunks."""
     return bool(problem.clauses.said("chunk", "group", "path", "order"))
 
 

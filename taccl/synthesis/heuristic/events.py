@@ -1,7 +1,7 @@
-"""What event-driven kernels share: a binary heap, and sends that hold what they need until something happens.
+"""Common part of event-driven kernels: a binary heap, and sends that hold their resources until an event.
 
-Time jumps from event to event: a chunk arrives, a link is free again, or a group of links is to be looked at
-as a resource that they share is let go.
+Time advances from event to event: a chunk arrives, a link becomes free, or a group of links is examined
+because a resource that they share is released.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from taccl.synthesis.heuristic.limits import Limits, Sends, counting
 if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Fabric, Floats, Int32s, Ints
 
-#: What a kernel returns for a finish when it found none.
+#: Values that a kernel returns for a finish when it found none.
 STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
 
 #: Places in `Timeline.scalar`; the last one counts what is to be looked at now.
@@ -97,7 +97,7 @@ def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
 
 @inner
 def is_free(fabric: Fabric, s: Timeline, e: int, size: int, time: int) -> bool:
-    """Whether the shared resources of a link are free for a send that starts now."""
+    """True if the shared resources of a link are free for a send that starts now."""
     took = fabric.alpha[e] + size * fabric.beta[e]
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
@@ -160,7 +160,7 @@ def _post(s: Timeline, at: int, what: int) -> None:
 
 @inner
 def next_event(s: Timeline, time: int) -> int:
-    """What else happens at a time, taken off the events; -1 for nothing."""
+    """Next event at a time, removed from the queue; -1 if there is none."""
     if not s.scalar[NUM_EVENTS] or s.event_time[0] != time:
         return -1
     what = pop(s.event_time, s.event_what, s.scalar[NUM_EVENTS])

@@ -1,4 +1,4 @@
-"""What a compiled kernel needs to know of a topology: arrays, no object per link or per chunk.
+"""Arrays of a topology for compiled kernels, without an object per link or per chunk.
 
 Links are put in the order of their *slots*: by destination, then by speed class (fastest first), then by
 how far the source is ahead of the destination in number. A destination's links are thus neighbours in
@@ -78,7 +78,7 @@ class Fabric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Which chunks there are, where each starts, and which ranks may receive it.
+    """Chunks, their origins, and the ranks that may receive them.
 
     Sets of chunks are bits: ``c & 7`` of byte ``c >> 3`` says whether chunk c is in a rank's.
     """
@@ -159,7 +159,7 @@ def make_fabric(problem: Problem) -> Fabric:
 
 
 def most_merged(problem: Problem, least_share: float) -> Ints:
-    """How many chunks a send over each link may carry; 1 where one by one takes about as long.
+    """Number of chunks that a send over each link may carry; 1 where single sends take about as long.
 
     - `least_share`: Of a chunk's time on what it holds, the part that is saved at least.
     """
@@ -283,7 +283,7 @@ def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Int
 
 
 def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
-    """Where each number's rows begin once sorted by number; one more entry for the end."""
+    """First row of each number once rows are sorted by number; one more entry for the end."""
     return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
 
 
@@ -319,7 +319,7 @@ def _speed_classes(duration: Ints) -> Ints:
 
 
 def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
-    """By class and rank, who can reach one another over links of faster classes."""
+    """Component of each rank over links of faster classes, by class."""
     component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
     for k in range(1, len(component)):
         from scipy.sparse import csr_array

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
-    """Whether the loop knows all that the problem asks, and it is small enough."""
+    """True if the loop supports all clauses of the problem, and the problem is small enough."""
     collective, clauses = problem.collective, problem.clauses
     routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
     return (
@@ -51,7 +51,7 @@ def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most
 
 
 def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
-    """Whether the kernels are there, or time enough to compile them."""
+    """True if the kernels are compiled, or time suffices to compile them."""
     choice = parameters.choice
     return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
 
@@ -102,7 +102,7 @@ class Improvement:
             for rank, e in tree.link_to.items():
                 if e not in made:
                     transfer = tree.read_from[rank]
-                    # What comes together and what spreads may have shared a send: it is parted.
+                    # A send shared by the reduce phase and the broadcast phase is split.
                     key = transfer.group, e, tree.reducing
                     m = send_of.get(key, -1)
                     if m < 0 or now.carries[m] == arcs.most_merged:

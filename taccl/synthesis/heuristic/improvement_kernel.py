@@ -133,7 +133,7 @@ def _copy_part(a: Ints, b: Ints, first: int, last: int) -> None:
 
 @inner
 def _value(now: SearchState, rules: Rules) -> float:
-    """What to compare schedules by: the finish, and then how late sends end on the whole."""
+    """Value of a schedule: the finish, and then the lateness of its sends."""
     finish = max(1.0, float(now.size[2]))
     late = 0.0  # mostly of the last few: schedules that finish alike differ in how much is left to be mended
     for i in range(now.size[0]):

@@ -1,4 +1,4 @@
-"""What ruin and recreate works on: a problem as trees of arcs, its routes and sends, and room for working.
+"""State of ruin and recreate: a problem as trees of arcs, its routes and sends, and work arrays.
 
 Time runs forwards for chunks that spread and backwards for contributions that come together, so that both
 grow from their roots: a tree of either kind is a tree of *arcs*, and the time at which one reaches a rank
@@ -47,7 +47,7 @@ class Arcs(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """What every tree has to reach, and over which links."""
+    """Targets of every tree, and its links."""
 
     units: Ints
     kind: Ints
@@ -124,7 +124,7 @@ class Work(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How to search; see `RuinParameters`."""
+    """Rules of the search; see `RuinParameters`."""
 
     target_ticks: int  # a finish that is good enough
     turns: int  # at most
@@ -162,6 +162,6 @@ def mark(room: Room, t: int) -> None:
 
 @inner
 def reaches(w: Work, now: SearchState, t: int, r: int, d: int) -> bool:
-    """Whether a tree goes straight from rank r to rank d."""
+    """True if a tree goes directly from rank r to rank d."""
     e = now.way[t, d]
     return bool(e >= 0 and w.arcs.tail[w.trees.kind[t] * w.arcs.num_links + e] == r)

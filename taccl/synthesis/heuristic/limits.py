@@ -1,4 +1,4 @@
-"""How a compiled search is run, and what it finds: the best of several runs."""
+"""Runs of a compiled search, and the best result of several."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """What was found: a row for every send, in order of start."""
+    """The sends found: a row for every send, in order of start."""
 
     chunk: NDArray[Any]  # uint16 or int32
     link: Int32s  # by index of the topology

@@ -1,8 +1,8 @@
 """The compiled scheduler of chunks whose routes are given: every link has a queue of those that wait for it.
 
-Whenever links or shared resources are let go, or chunks arrive, the links concerned are asked in order of
-urgency: by what is left to be sent over the resources they share, so that the busiest never idles for the
-sake of others, and by what lies before the first chunk in their queue.
+When links or shared resources are released, or chunks arrive, the affected links are asked in order of
+urgency. Urgency is the remaining load of their shared resources, so that the busiest is never idle for the
+sake of others, and then the path ahead of the first chunk in their queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Hops(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """What waits; all of it is used up."""
+    """Waiting hops; a run uses up all of them."""
 
     queue_of: Ints  # hops that wait for slot e, a heap, are `queue_of[e]:queue_of[e] + queue_size[e]`
     queue_size: Ints

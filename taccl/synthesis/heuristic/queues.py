@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
     """The best schedule of several seeds along routes to the one rank that each chunk goes to.
 
-    By default there are more runs the fewer sends there are.
+    The default number of runs grows as the number of sends falls.
 
     - `demand`: With a target for every chunk.
 
@@ -51,7 +51,7 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
 
 
 def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
-    """What takes one look at every hop: each in step, as in a pairwise exchange, as soon as it can start."""
+    """Single-pass scheduling in pairwise-exchange order, each hop at its earliest start."""
     hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64))
     start = np.zeros(len(hops.slot), np.int64)
     order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
@@ -238,7 +238,7 @@ def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
 
 
 def _steps(fabric: Fabric, demand: Demand) -> Ints:
-    """How far every chunk's target is ahead of where it starts.
+    """Distance from each chunk's origin to its target, in steps.
 
     As in a pairwise exchange, every rank serves first the one after it, then the next: no two serve the same.
     """

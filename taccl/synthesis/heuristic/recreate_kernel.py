@@ -28,7 +28,7 @@ def recreate(w: Work, now: SearchState) -> bool:
     steepness = (0.0, 1.0, 2.0, 4.0)[draw(room, 4)]
     for q in range(len(now.load)):
         room.price[q] = weight * (now.load[q] / most) ** steepness
-    # Numbers of sends that were taken out may be given anew: they leave the order first.
+    # Numbers of removed sends may be reused, so they leave the order first.
     size = 0
     for i in range(now.size[0]):
         if now.carries[now.order[i]]:
@@ -157,7 +157,7 @@ def _grow(w: Work, now: SearchState, t: int, noise: int) -> bool:
 
 @inner
 def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
-    """What it costs to reach the heads of an arc: time, and a price for what it holds.
+    """Cost of reaching the heads of an arc: time, and a price for its resources.
 
     When they are reached is written to `reach`, and the send that is joined for it, -1 for one of its own.
     """
@@ -192,7 +192,7 @@ def _cost(w: Work, now: SearchState, t: int, a: int, noise: int) -> float:
         alpha = arcs.hold_alpha[h] if joined < 0 else 0
         price += (alpha + units * arcs.hold_beta[h]) * room.price[arcs.resource[h]]
     if noise:
-        # The same for an arc and a tree in this turn, or ways would seem dearer each time they are looked at.
+        # Equal noise for an arc and a tree within this turn, or paths would seem more costly at each visit.
         mixed = (np.uint64(a) * np.uint64(2654435761) + np.uint64(t) * np.uint64(40503)) ^ room.random[1]
         part = ((mixed * np.uint64(2685821657736338717)) >> np.uint64(40)) / 16777216.0
         price += 0.5 * noise * part * took

@@ -165,24 +165,24 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
 
 
 def search_steps(fabric: Fabric, demand: Demand) -> int:
-    """How many links a pass of the search for trees looks at, about."""
+    """Approximate number of links that a pass of the search for trees visits."""
     return demand.num_chunks * fabric.num_slots
 
 
 def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
-    """Nanoseconds that it takes to send along so many hops, about."""
+    """Approximate nanoseconds to send along `num_hops` hops."""
     return limits.parameters.router.queue_ns * num_hops * _rows_per_hop(fabric)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
-    """Where each chunk's hops begin, (num_chunks + 1,), and how many there are in all."""
+    """First hop of each chunk, (num_chunks + 1,), with the total at the end."""
     hop_of = np.zeros(len(paths.units) + 1, np.int64)
     list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
     return np.cumsum(hop_of)
 
 
 def _rows_per_hop(fabric: Fabric) -> float:
-    """How many times a hop takes something: its link, and what that shares."""
+    """Resources of a hop on average: its link, and those that it shares."""
     return 1 + len(fabric.hold_resource) / max(1, fabric.num_slots)
 
 
@@ -246,7 +246,7 @@ def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths
 
 
 def _routing(fabric: Fabric, way: Int32s) -> RoutingState:
-    """Nothing loaded, and room for a search of so many nets."""
+    """State without load, and room for a search over the nets."""
     num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
     return RoutingState(
         way=way,

@@ -1,12 +1,12 @@
 """The compiled router: trees of chunks over links whose prices rise with their load.
 
-Net by net, again and again: what a net's tree loads is taken off, and the tree is found anew at the prices
-that the others make (rip-up and reroute). A tree grows from where the net starts: it reaches the nearest
-target first and goes on from all it has reached.
+Rip-up and reroute: net by net, repeatedly, the load of a net's tree is removed, and the tree is searched
+again at the prices of the others. A tree grows from the start of its net: it reaches the nearest target first
+and continues from all ranks reached.
 
-Chunks that go to one rank each may be too many for a tree each. Then nets are groups of chunks that start
-alike and are led to all ranks, several times at different prices, and every chunk takes the cheapest of the
-paths that these trees have for it, its own load taken off first.
+Chunks that go to one rank each may be too many for a tree each. Then nets are groups of chunks with equal
+starts, which are routed to all ranks, several times at different prices. Every chunk takes the cheapest of
+the paths in these trees, with its own load removed first.
 
 Sources: McMurchie and Ebeling, "PathFinder: a negotiation-based performance-driven router for FPGAs", FPGA
 1995, for rerouting at congestion prices; Takahashi and Matsuyama, "An approximate solution for the Steiner
@@ -34,7 +34,7 @@ STOP, DONE, LOST = range(3)
 
 
 class Nets(NamedTuple):
-    """What is to be routed: where each net starts, and the ranks that it is to reach."""
+    """Nets to route: the start of each, and the ranks that it must reach."""
 
     units: Ints  # sizes
     origin_of: Ints  # net c starts at `origin[origin_of[c]:origin_of[c + 1]]`
@@ -44,7 +44,7 @@ class Nets(NamedTuple):
 
 
 class CongestionPrices(NamedTuple):
-    """What a send costs: its time, and a price for what it takes, the more the more that is loaded."""
+    """Cost of a send: its time, and a price for its resources, which rises with their load."""
 
     exponent: int  # the price rises by the 2 ** exponent-th power of the load
     weight: float  # what a tick of the most loaded resource costs beyond its time
@@ -87,7 +87,7 @@ class Paths(NamedTuple):
 def route(
     fabric: Fabric, nets: Nets, s: RoutingState, prices: CongestionPrices, order: Ints, signal: Ints
 ) -> bool:
-    """Route nets anew, in the order given; whether all were. What is left keeps the trees that it has."""
+    """Route nets again, in the order given; True if all were. The others keep their trees."""
     most = max(prices.most, 1.0)
     _price_all(s, prices, most)
     for i in range(len(order)):
@@ -123,7 +123,7 @@ def choose(
 ) -> bool:
     """Let every chunk, in the order given, take the cheapest of its paths; whether all have.
 
-    What is left keeps the paths that it has.
+    The others keep their paths.
     """
     most = max(prices.most, 1.0)
     for i in range(len(order)):
@@ -200,7 +200,7 @@ def list_trees(fabric: Fabric, nets: Nets, way: Int32s, hop_of: Ints, slot: Int3
 
 @inner
 def _price(prices: CongestionPrices, load: float, most: float) -> float:
-    """What a tick costs beyond its time."""
+    """Cost of a tick beyond its time."""
     x = load / most
     for _ in range(prices.exponent):
         x *= x
@@ -268,7 +268,7 @@ def _path_cost(
     k: int,
     most: float,
 ) -> float:
-    """What the path of a chunk by a tree costs, its own load on it counted in; never, if there is none."""
+    """Cost of a chunk's path by a tree, with its own load; `never` if there is none."""
     g, r, size = paths.group[c], paths.target[c], paths.units[c]
     cost = 0.0
     e = int(np.int64(paths.way[k, g, r]))

@@ -21,15 +21,15 @@ _ALONE = -(1 << 40)
 
 @dataclass(slots=True)
 class Tree:
-    """How one chunk spreads from its origins, or (`reducing`) how its contributions come together."""
+    """Broadcast of one chunk from its origins, or (`reducing`) the reduction of its contributions."""
 
     chunk: int
     reducing: bool  # links are walked against their direction
     origins: set[int]
     targets: set[int]  # ranks that it must reach
-    #: By which link it reaches each rank; of a rank that sends its contribution, the link it sends over.
+    #: Link by which it reaches each rank; for a rank that sends its contribution, the link it sends over.
     link_to: dict[int, int] = field(default_factory=dict)
-    #: What brought it there in the schedule that it was read from, or took the contribution.
+    #: Send of the original schedule that delivered it, or took the contribution.
     read_from: dict[int, Transfer] = field(default_factory=dict)
 
     def feeders(self, problem: Problem, rank: int) -> tuple[int, ...]:
@@ -63,9 +63,9 @@ class Tree:
 def read_trees(schedule: Schedule) -> list[Tree]:
     """The trees of all chunks in a schedule without derived ones, in order of chunk, the reducing one first.
 
-    Of several arrivals of a chunk the first counts. Where two ranks complete a sum at once, each by what the
-    other sends, one is taken for its root, and the other waits for it. Where partial sums come in along no
-    tree in any other way, the chunk's trees have no links.
+    The first of several arrivals of a chunk counts. If two ranks complete a sum at once by exchanging partial
+    sums, one is used as its root, and the other waits for it. If partial sums arrive along no tree in any
+    other way, the chunk's trees have no links.
     """
     problem = schedule.problem
     by_chunk: dict[int, list[Transfer]] = defaultdict(list)
@@ -109,7 +109,7 @@ def _spread(problem: Problem, tree: Tree, transfers: Iterable[Transfer]) -> None
 
 
 def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[Tree]:
-    """How a sum comes together at one rank, and spreads from there."""
+    """Reduction of a sum at one rank, and its broadcast from there."""
     data, links = problem.collective.chunks[c], problem.topology.links
     assert data.root is not None, "a combining chunk has a root"
     everyone = frozenset(data.origins)
@@ -154,7 +154,7 @@ def _sum_trees(problem: Problem, c: int, transfers: Sequence[Transfer]) -> list[
 def _exchange(
     inwards: Mapping[int, Transfer], links: Sequence[Link], complete: Sequence[int]
 ) -> Transfer | None:
-    """What the first of two ranks that complete a sum at once sends the other, if both send."""
+    """Send of the first of two ranks that complete a sum at once to the other, if both send."""
     if len(complete) != 2 or not inwards.keys() >= set(complete):
         return None
     out, back = (inwards[rank] for rank in complete)

@@ -153,7 +153,7 @@ def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
 
 @inner
 def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
-    """How many ranks a tree reaches straight from a rank."""
+    """Number of ranks that a tree reaches directly from a rank."""
     found = 0
     for d in range(w.arcs.num_ranks):
         found += reaches(w, now, t, r, d)

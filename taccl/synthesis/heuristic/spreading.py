@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the kernel chooses."""
+    """Rule by which the kernel chooses."""
 
     order: str = "fewest-first"  # which link into a rank chooses first; or "in-turn"
     #: How many slow sends' time a rank is behind its fast component when a slow link repeats what that has.

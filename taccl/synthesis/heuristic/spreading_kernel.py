@@ -1,17 +1,17 @@
 """The compiled core of open spreading: routes and times of chunks at once, event by event.
 
-Time jumps from event to event: a chunk arrives, a link or a shared resource is free again. After each jump
-the ranks concerned look for links into them that can start a send. What makes it fast:
+Time advances from event to event: a chunk arrives, a link or a shared resource becomes free. After each step
+the affected ranks look for links into them that can start a send. Two things make it fast:
 
 - every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log,
   which only moves on: what the destination has or expects by then, it will not need later;
 - only links whose source, link or resource changed are looked at.
 
-A chunk is in a log only once it is there, so a send never starts before its chunk has arrived.
+A chunk is in a log only after its arrival, so a send never starts before its chunk has arrived.
 
-Where some links are slow, two rules keep them from doing what fast links do better. First they bring what no
-rank of the destination's fast component has or expects. What the component has already, they bring only to
-ranks that are far behind it.
+If some links are slow, two rules keep them from work that fast links do better. First they carry chunks that
+no rank of the destination's fast component has or expects. Other chunks go only to ranks that are far behind
+their component.
 
 Chunks may also go rarest first: those that the fewest components have, and that few ranks beside the sender
 could send; and to ranks that miss the most. Few sources are then not asked twice for what others can pass on.
@@ -36,7 +36,7 @@ _NONE = -1
 
 
 class SpreadingState(NamedTuple):
-    """What changes while chunks spread; all of it is used up.
+    """State while chunks spread; a run uses up all of it.
 
     Sets of chunks are bits, by rank, or by class and component. An empty first axis of `held` switches the
     rules for slow links off; one of `copies` has chunks go in order of arrival.
@@ -216,7 +216,7 @@ def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
 
 @inner
 def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
-    """Whether a slow link may bring a rank what its component has: fast links would take too long for it.
+    """True if a slow link may bring a rank a chunk of its component: fast links would take too long for it.
 
     Until something has come over slow links, fast ones have little to bring.
     """
@@ -314,7 +314,7 @@ def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int,
 
 @inner
 def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
-    """Whether no shared resource of a link is surely held; if one is, its release will wake the link."""
+    """True if no shared resource of a link is known to be held; the release of a held one wakes the link."""
     for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
         if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:
             return False

@@ -181,7 +181,7 @@ class _Lane:
         return [(1.0, self.released[held][m])], 0.0
 
     def _own_first(self, is_own: Mapping[int, bool]) -> None:
-        """Where own chunks go first, relayed ones may start a latency after each of them."""
+        """Local-first priority: relayed chunks may start a latency after each own one."""
         free = self.whole.model.add_variable(0, self.upper)
         for m, own in is_own.items():
             start = self.whole.start[m]

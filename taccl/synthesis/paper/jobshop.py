@@ -21,7 +21,7 @@ from taccl.synthesis.paper.quotient import Quotient
 
 @dataclass(frozen=True, slots=True)
 class JobShopAnswer:
-    """What the job shop found: a status of `Solution`, a schedule on the quotient, and its bound."""
+    """Result of the job shop: a status of `Solution`, a schedule on the quotient, and its bound."""
 
     status: str
     schedule: ListSchedule | None

@@ -83,7 +83,7 @@ class _Shop:
         return self.arrival[state]
 
     def _route(self) -> None:
-        """Which hops are made: one into each destination, none out of a state that nothing enters."""
+        """Choice of hops: one into each destination, none out of a state that no hop enters."""
         payload, model = self.payload, self.model
         into: dict[int, list[int]] = defaultdict(list)
         out: dict[int, list[int]] = defaultdict(list)
@@ -115,7 +115,7 @@ class _Shop:
                         model.add_bool_or([*entering, each.negated()])
 
     def _limit_hops(self) -> None:
-        """How many links a chunk has passed at every state: one more than before the hop that brings it."""
+        """Number of links passed at every state: one more than before the hop that delivers the chunk."""
         payload, model = self.payload, self.model
         passed = [
             0 if is_origin else model.new_int_var(min(least, most), max(least, most), "")

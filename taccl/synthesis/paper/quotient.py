@@ -43,7 +43,7 @@ class Held:
 class ChunkState:
     """An orbit of chunks at ranks.
 
-    - `chunk`, `rank`: Of the representative.
+    - `chunk`, `rank`: Those of the representative.
     - `head_ticks`: Earliest possible arrival; 0 at an origin.
     """
 
@@ -88,7 +88,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class HopLimit:
-    """How many links a chunk may pass; of each state the fewest to it, and from it to a destination."""
+    """Most links that a chunk may pass; for each state the fewest to it, and from it to a destination."""
 
     limit: int
     least: list[int]
@@ -96,20 +96,20 @@ class HopLimit:
     starts_anew: frozenset[int]
 
     def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
-        """How many links the chunk has passed after a hop, from how many it had at every state."""
+        """Number of links that the chunk has passed after a hop, from the numbers at every state."""
         return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
 
     def leads_on(self, after: int, p: int) -> bool:
-        """Whether a chunk that comes to a state after so many links may still get to a destination."""
+        """True if a chunk that reaches a state after `after` links may still reach a destination."""
         return after + self.left[p] <= self.limit
 
     def is_near(self, m: int, hop: Hop) -> bool:
-        """Whether a chunk that passes as few links as it can may still get to a destination after a hop."""
+        """True if a chunk on a path of the fewest links may still reach a destination after a hop."""
         after = self.after(m, hop, self.least)
         return any(self.leads_on(after, p) for p in hop.dsts)
 
     def is_shortest(self, m: int, hop: Hop, *, alone: bool) -> bool:
-        """Whether a hop is on a path of the fewest links; `alone`: of a chunk with one destination.
+        """True if a hop is on a path of the fewest links; `alone`: for a chunk with one destination.
 
         Following such hops alone a chunk never comes too far to go on.
         """
@@ -143,7 +143,7 @@ class Quotient:
 
     @cached_property
     def merging(self) -> tuple[bool, ...]:
-        """Whether sends over each orbit of links may merge."""
+        """True, for each orbit of links, if its sends may merge."""
         clauses = self.problem.clauses
         return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
 
@@ -162,7 +162,7 @@ class Quotient:
 
     @cached_property
     def hop_limit(self) -> HopLimit | None:
-        """How many links chunks may pass where the problem limits that; else None."""
+        """Most links that chunks may pass, if the problem limits it; else None."""
         limit = self.problem.clauses.path_limit
         if limit is None:
             return None
@@ -198,7 +198,7 @@ class Quotient:
         return tuple(tuple(dict.fromkeys(each)) for each in links)
 
     def earliest_start(self, hop: Hop) -> int:
-        """The first moment at which all sources may have the chunk, in ticks."""
+        """Earliest tick at which all sources may have the chunk."""
         return max(self.states[p].head_ticks for p in hop.srcs)
 
     def members(self, hop: int) -> list[tuple[int, int]]:
@@ -206,7 +206,7 @@ class Quotient:
         return [pair for (pair,) in self.group.sends([(self.hops[hop].chunk, self.hops[hop].link)])]
 
     def num_members(self, hop: int) -> int:
-        """How many members a hop has."""
+        """Number of members of a hop."""
         size = self._chunk_orbit_size[int(self.group.chunks[self.hops[hop].chunk])]
         return size * len(self.hops[hop].links)
 
@@ -344,7 +344,7 @@ def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
 def _held_by_links(
     problem: Problem, resource_orbit: NDArray[np.int64], links: NDArray[np.int64]
 ) -> list[tuple[Held, ...]]:
-    """What a send over each of some links holds."""
+    """Resources held by a send over each of some links."""
     costs, columns = problem.costs, hold_columns(problem.topology)
     counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
     at, hold = columns.of_sends(links)

@@ -194,7 +194,7 @@ class RoutingModel:
                 self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
 
     def _hops(self) -> None:
-        """Where paths are limited: u_r >= u_a + 1 - M (1 - y), u at most the limit less the links ahead."""
+        """Limited paths: u_r >= u_a + 1 - M (1 - y), u at most the limit less the links ahead."""
         limits, model = self.quotient.hop_limit, self.model
         if limits is None:
             return
@@ -213,7 +213,7 @@ class RoutingModel:
                     model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
 
     def _own_first(self) -> None:
-        """Where own chunks go first: s_relayed >= s_own + its own duration, where both use the link.
+        """Local-first priority: s_relayed >= s_own + its own duration, if both use the link.
 
         The relayed chunk leaves no earlier than an own one that leaves when it must would arrive alone, and
         so not before the arrival that the model knows of.
@@ -330,7 +330,7 @@ class RoutingModel:
 
 
 def wants_more(problem: Problem) -> bool:
-    """Whether the routing model of a problem minimises more than the finish."""
+    """True if the routing model of a problem minimises more than the finish."""
     clauses = problem.clauses
     return clauses.link_use != "free" or any(each.policy != "free" for each in clauses.switch_policies)
 

@@ -1,4 +1,4 @@
-"""Who goes first on a resource, decided in the routing model: a binary for two hops that might meet there.
+"""Order on a resource, decided in the routing model: a binary for two hops that might meet there.
 
 Routing alone counts what each resource carries and leaves the order to the next stage. Of its many optima
 most cannot be sequenced in the time that they promise. Rows tagged ``routing.sequence`` keep hops apart that
@@ -61,7 +61,7 @@ class Windows:
 
 
 def num_pairs(quotient: Quotient, windows: Windows, resource: int) -> int:
-    """How many pairs of hops may meet on a resource: those that may merge never do."""
+    """Number of pairs of hops that may meet on a resource: those that may merge never do."""
     counts = Counter(quotient.hops[m].link_orbit for m in _holders(quotient, windows, resource))
     total = sum(counts.values())
     merging = sum(count * (count - 1) for link, count in counts.items() if quotient.merging[link])
@@ -104,7 +104,7 @@ def _holders(quotient: Quotient, windows: Windows, resource: int) -> list[int]:
 
 
 def _may_meet(quotient: Quotient, a: int, b: int) -> bool:
-    """Whether both may be made unmerged, in an order that neither the chunk's way nor a clause sets."""
+    """True if both may be made unmerged, in an order that neither the chunk's path nor a clause fixes."""
     one, other = quotient.hops[a], quotient.hops[b]
     if one.link_orbit == other.link_orbit:
         own_first = quotient.link_rep[one.link_orbit] in quotient.problem.clauses.own_first

@@ -1,4 +1,4 @@
-"""Which part of a problem's symmetries a schedule may have.
+"""Symmetries of a problem that a schedule may have.
 
 Several ranks behind one NIC take turns, so what one does the others cannot do at the same time.
 """

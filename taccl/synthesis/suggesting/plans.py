@@ -1,4 +1,4 @@
-"""Who talks across nodes, and for whom: plans, made of what a topology looks like to a person.
+"""Plans of ranks that talk across nodes, from features of the topology that a person sees.
 
 All is said in local ranks, so it must be alike in every node; where nodes differ, there is less to say. Plans
 that name one sender for a NIC that ranks share, or for ranks that are not linked across, came first nowhere.
@@ -18,7 +18,7 @@ from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permuta
 from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB
 
-#: Beyond so many links a shift takes too long to check.
+#: Most links for which a shift is checked, for the time it takes.
 _MOST_LINKS = 200_000
 
 Ranks = tuple[int, ...]
@@ -32,24 +32,24 @@ class Shift:
     offset: int
 
     def ranks(self, num_ranks: int) -> tuple[int, ...]:
-        """Where every rank goes."""
+        """Image of every rank."""
         return offset_permutation(num_ranks, self.offset, self.group)
 
     def repeats_one_of(self, known: Iterable[Shift]) -> bool:
-        """Whether it is another shift applied several times."""
+        """True if it is another shift applied several times."""
         return any(each.group == self.group and self.offset % each.offset == 0 for each in known)
 
 
 @dataclass(frozen=True)
 class SketchShape:
-    """What of a topology matters for a sketch, in local ranks, alike in every node."""
+    """Features of a topology that matter for a sketch, in local ranks, equal in every node."""
 
     topology: Topology
     ranks_per_node: int
     shifts: tuple[Shift, ...]
 
     def is_small(self, chunk_bytes: int) -> bool:
-        """Whether a chunk's latency between nodes (of one node, inside) is at least as long as its bytes."""
+        """True if a chunk's latency between nodes (inside, for one node) is at least as long as its bytes."""
         topology = self.topology
         quickest = min(
             (topology.links[e] for e in topology.internode_links or range(len(topology.links))),
@@ -101,7 +101,7 @@ class SketchShape:
 
 @dataclass(frozen=True, slots=True)
 class InternodePlan:
-    """Who talks across nodes, what speaks for it, and fields of ``[internode]`` with a comment on each."""
+    """Ranks that talk across nodes, the reason, and fields of ``[internode]`` with a comment on each."""
 
     name: str
     why: str
@@ -109,7 +109,7 @@ class InternodePlan:
 
 
 def find_shape(topology: Topology, *, deadline: Deadline = NEVER) -> SketchShape:
-    """What a topology looks like to a person who writes a sketch.
+    """Features of a topology for a sketch's author.
 
     Raises `TopologyError` if nodes differ in their number of ranks, a link has several ends, or there is only
     one rank. `OutOfTime` once the deadline has passed.

@@ -39,7 +39,7 @@ class SketchProposal:
     bound : Certificate
         A proven lower bound on the finish of any schedule that obeys the sketch.
     schedule : Schedule or CompactSchedule
-        What the list scheduler found in a moment, verified.
+        Quick schedule of the list scheduler, verified.
     why : str
         What speaks for the sketch, as a sentence.
     comments : mapping of str to str
@@ -69,7 +69,7 @@ class SketchProposal:
 
     @property
     def limits(self) -> str:
-        """What limits the bound."""
+        """Limit of the bound."""
         return self.bound.limits
 
     def to_toml(self) -> str:
@@ -90,7 +90,7 @@ class SketchProposal:
                 name = table = line.strip("[]")
             elif table:
                 name = f"{table}.{name}"
-            # Of several tables of one name the first is commented.
+            # The first of several tables of one name is commented.
             comment = left.pop(name, None) if line else None
             lines += [*_wrapped(comment), line] if comment else [line]
         return "\n".join(lines) + "\n"
@@ -148,7 +148,7 @@ def fitting_shifts(
 
 
 def _folds(problem: Problem, permutations: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether the last of some symmetries is the problem's, and all move every rank and used resource."""
+    """True if the last of some symmetries is the problem's, and all move every rank and used resource."""
     topology, clauses, ranks = problem.topology, problem.clauses, permutations[-1]
     links, renamed = link_permutation(topology, ranks), problem.with_clauses(symmetry=permutations)
     if links is None or chunk_permutation(problem, ranks) is None:

@@ -1,7 +1,7 @@
 """Synthesis for those who gave no sketch: with the best that is suggested, and without; the better is kept.
 
-Whatever obeys a sketch is a schedule of the problem without it, so the two are compared on the problem that
-was given, and the bound is that problem's. Its chunks stay as they are.
+Every schedule under a sketch is a schedule of the problem without it. So the two are compared on the problem
+that was given, and the bound is that problem's. Its chunks stay as they are.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from taccl.synthesis.suggesting.suggest import suggest_for
 
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:
-    """Whether a problem has no sketch, and as many hops that one may help; and anything to send."""
+    """True if a problem has no sketch, sends to make, and enough hops that a sketch may help."""
     suggesting = parameters.suggesting
     is_between = suggesting.few_hops < effort(problem) <= suggesting.most_hops
     return is_between and _is_plain(problem) and not problem.collective.is_met
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether a problem has no clause but what merges."""
+    """True if a problem has no clause but merging."""
     return problem.clauses == problem.clauses.only("merge")
 
 
@@ -57,8 +57,8 @@ def search_guided(
 ) -> None:
     """Search under the best suggested sketches, or proposals, and without.
 
-    What is large, and has no proposals, is first searched without, for some of the time. `search_plain` is
-    the search of a problem as it is, by a backend.
+    A large problem without proposals is first searched plainly, for some of the time. `search_plain` is the
+    search of a problem as it is, by a backend.
     """
     suggesting, problem = search.parameters.suggesting, search.problem
     is_searched = is_large and not proposals
@@ -112,7 +112,7 @@ def search_guided(
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, limit_s, bound=sketch.bound)
     if search.best is None:
-        # What the compiled one had no time for takes the other longer.
+        # The list scheduler takes longer than the compiled one, so it is skipped if that ran out of time.
         search.gives_up |= search.deadline.has_passed and suits(problem)
         search_plain(search, "auto")
     elif not is_searched and not search.done:
@@ -133,7 +133,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
     since, suggesting = time.monotonic(), search.parameters.suggesting
     give_up = search.deadline.sooner(suggesting.give_up_share * limit_s)
     found: list[SketchProposal] = []
-    # What a sketch cannot speak of, such as nodes of several sizes, is an InputError.
+    # A topology beyond sketches, such as nodes of several sizes, is an InputError.
     with contextlib.suppress(InputError, OutOfTime):
         found = suggest_for(
             [search.problem.collective.chunks_per_rank], lambda _: search.problem, search.options,
@@ -150,7 +150,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
 
 
 def _told(search: Search, tried: Sequence[SketchProposal]) -> str:
-    """Which sketches were tried, what for, and how to do without."""
+    """Text: the sketches tried, their purpose, and the option to disable them."""
     producer = "" if search.best is None else search.best.producer
     ahead = [each for each in tried if producer.endswith(f"sketch {each.sketch.name}")]
     parts = [f"the suggested {each.sketch.name} led to this schedule ({each.why})" for each in ahead]

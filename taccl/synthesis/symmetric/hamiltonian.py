@@ -1,7 +1,8 @@
 """A ring through a mesh: with an even side, a way that visits every rank once and comes back to the first.
 
 A rank in the corner of a mesh of two axes has two links in, so an allgather takes (R - 1) / 2 rounds at
-least. A ring that goes both ways round takes just so many, of any size, and its schedule stays implicit.
+least. A ring that goes both ways round takes exactly this number, for any size, and its schedule stays
+implicit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from taccl.errors import TopologyError
 
 
 def has_hamiltonian_ring(dims: Sequence[int]) -> bool:
-    """Whether a mesh has a ring through all ranks: two axes or more that have two ranks, one of them even."""
+    """True if a mesh has a ring through all ranks: two axes or more that have two ranks, one of them even."""
     real = [dim for dim in dims if dim > 1]
     return len(real) > 1 and any(dim % 2 == 0 for dim in real)
 

@@ -1,6 +1,6 @@
 """The compiled core of translation-symmetric synthesis: one place's chunks, seen from that place.
 
-What one place does, all do at the same time. So a class of links is one server: the sends of a row under all
+All places do the same at the same time. So a class of links is one server: the sends of a row under all
 translations go over all links of its class, each once. Two loops, both from event to event:
 
 - `spread_offsets` makes a tree over all offsets: a free class takes the first arrival in the log whose step
@@ -171,7 +171,7 @@ def spread_offsets(
                     entered[other, base + first_in[other, found - base]] = True
         if sent == num_items * (num_places - 1):
             return OffsetTree(finish, sequence, parent, taken, start)
-        # The next moment at which anything can change: an arrival, or a class with offers that is free again.
+        # Next event: an arrival, or the release of a class with offers.
         later = -1
         for g in range(num_classes):
             if head[g] >= 0:
