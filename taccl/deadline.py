@@ -40,7 +40,7 @@ _AGAIN_S = 1.0
 
 
 class OutOfTime(NoSolutionError):
-    """Something was given up as its time was up. Whoever has an earlier answer returns that."""
+    """Work was stopped as its time was up. A caller with an earlier answer returns that."""
 
 
 @dataclass(slots=True)
@@ -129,15 +129,15 @@ class Deadline:
         return cls(time.monotonic() + seconds)
 
     def sooner(self, seconds: float) -> Deadline:
-        """The same, or so many seconds from now, whichever comes first."""
+        """The earlier of the deadline and the time in `seconds` seconds."""
         return replace(self, at_s=min(self.at_s, time.monotonic() + seconds))
 
     def at_least(self, seconds: float) -> Deadline:
-        """The same, or so many seconds from now, whichever comes last."""
+        """The later of the deadline and the time in `seconds` seconds."""
         return replace(self, at_s=max(self.at_s, time.monotonic() + seconds))
 
     def later(self, seconds: float) -> Deadline:
-        """The same, put off by so many seconds."""
+        """The deadline postponed by `seconds`."""
         return replace(self, at_s=self.at_s + seconds)
 
     @property
@@ -147,7 +147,7 @@ class Deadline:
 
     @property
     def has_passed(self) -> bool:
-        """Whether work is to end."""
+        """True if work must end."""
         return bool(self.cancellation.why) or time.monotonic() >= self.at_s
 
     def check(self) -> None:

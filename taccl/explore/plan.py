@@ -100,10 +100,10 @@ def plan(
     backend, threads, seed
         As of `taccl.synthesize`.
     time_limit_s : float
-        Of everything. Baselines, syntheses, programs and bounds have shares of it; what one synthesis leaves
-        over is for those after it. A plan that runs out of time has fewer ranges.
+        Seconds for everything. Baselines, syntheses, programs and bounds have shares of it; unused time of
+        one synthesis goes to the later ones. A plan that runs out of time has fewer ranges.
     max_ranges : int
-        At most so many; the MSCCL runtime loads four files. What is lost by the limit is noted.
+        Most ranges; the MSCCL runtime loads four files. A note states the cost of the limit.
     protocol : str
         By which messages are sent, of those that the topology has; ``"auto"`` compares all of them, and takes
         at every size the one whose launch and finish come to least.
@@ -224,7 +224,7 @@ class _TimedSchedule:
 
     @cached_property
     def shape(self) -> tuple[object, ...]:
-        """What it does but for times: two of one shape have the same finish at every size."""
+        """Content of its columns without times: two of one shape have the same finish at every size."""
         s = self.schedule
         columns = (column.tobytes() for column in (s.chunk, s.link, s.group, s.reduce))
         carried = str(s.contributions) if s.carries is not None else ""
@@ -248,11 +248,11 @@ class _TimedSchedule:
         return self._finish[key]
 
     def at_least(self, size: int) -> Fraction | float:
-        """What its finish cannot be less than, as far as that is known."""
+        """Known lower limit of its finish."""
         return self._range(self._chunk_bytes(size))[0]
 
     def _range(self, key: int) -> tuple[Fraction | float, Fraction | float]:
-        """What its finish is at least and at most: on a straight line through three sizes both are one."""
+        """Lower and upper limit of its finish: equal on a straight line through three sizes."""
         if key in self._finish:
             return (self._finish[key],) * 2
         known = sorted((x, Fraction(y)) for x, y in self._finish.items() if y < math.inf)
@@ -318,7 +318,7 @@ class PlanSearch:
     def add_baselines(self, cases: Sequence[tuple[str, Sequence[Problem]]], until: Deadline) -> None:
         """Add every baseline that applies, for small, middle and large sizes, and each cut of the data.
 
-        The quickest to build come first. What is left when time is up is noted.
+        The quickest to build come first. A note lists those left when time is up.
         """
         cuts = {problems[0].collective.chunks_per_rank: problems for _, problems in cases}
         places = sorted({0, len(self.grid) // 2, len(self.grid) - 1})
@@ -483,14 +483,14 @@ def _tiles(candidates: Sequence[_TimedSchedule], grid: Sequence[int]) -> list[Ti
     """(first size, last size, winner), one after the other from the first size of the grid to its last."""
 
     def best(size: int, *preferred: _TimedSchedule) -> _TimedSchedule:
-        """What wins at a size: of equals the one that wins beside it, so that nothing changes for nothing."""
+        """Best schedule at a size; among equals a preferred one, so that ranges do not change needlessly."""
         found = _winner(candidates, size)
         return next((each for each in preferred if each.finish(size) <= found.finish(size)), found)
 
     def starts(
         first: int, before: _TimedSchedule, last: int, after: _TimedSchedule
     ) -> list[tuple[int, _TimedSchedule]]:
-        """Where tiles begin behind `first` and up to `last`, and their winners."""
+        """Starts of tiles behind `first` and up to `last`, and their winners."""
         if before is after or last - first == 1:
             return [] if before is after else [(last, after)]
         middle = (first + last) // 2
@@ -515,7 +515,7 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
 
 
 def _ratio(finish: Fraction | float, best: Fraction | float) -> Fraction | float:
-    """How many times the best finish another is; where nothing is sent, both are 0, and alike."""
+    """Ratio of a finish to the best one; 1 if both are 0, as no send is necessary."""
     return finish / best if best else 1
 
 
@@ -536,7 +536,7 @@ def _without_one(tiles: Sequence[Tile], grid: Sequence[int]) -> list[_TimedSched
 
 
 def _range(first: int, last: int, winner: _TimedSchedule, program: Program, bound_s: float) -> PlanRange:
-    """A range with its schedule, times and bounds; each bound takes so many seconds at most."""
+    """A range with its schedule, times and bounds; each bound takes at most `bound_s` seconds."""
     own = min(max(winner.schedule.problem.size_bytes or first, first), last)
     schedules = [winner.at(size) for size in (first, own, last)]
     with warnings.catch_warnings():

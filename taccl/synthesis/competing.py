@@ -24,7 +24,7 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
 
-#: Baselines that switches and servers are searched by, and nobody else.
+#: Baselines for searches by switches and servers only.
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
@@ -39,7 +39,7 @@ _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether latency counts most.
+    """True if the problem is latency-bound.
 
     All chunks may merge, in nodes, too; or there are sums, and some link takes longer to pass than to fill.
     """
@@ -118,9 +118,9 @@ def share_baselines(problem: Problem, other: Problem) -> None:
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:
-    """Offer well-known algorithms that obey the same sketch, where they take a moment and finish sooner.
+    """Propose well-known algorithms that obey the same sketch, where they are quick and finish sooner.
 
-    - `share`: Of the time that is left, which they may take.
+    - `share`: Largest share of the time left for them.
     """
     problem, since, parameters = search.problem, time.monotonic(), search.parameters
     portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
@@ -139,7 +139,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
         begun, made = time.monotonic(), name in _made(problem)
         takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
         left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
-        # What takes very little has its moment even where the search took all of the time.
+        # A very quick baseline is tried even if the search used up the time.
         if search.is_met or takes_s > max(left_s, portfolio.baseline_least_s):
             continue
         limit = search.deadline.at_least(2 * portfolio.baseline_least_s)

@@ -97,9 +97,9 @@ def synthesize(
         How ``"dimension-balanced"`` deals chunks out to orders of dimensions: by the optimal shares, or each
         in turn so that the dimensions' loads are level.
     time_limit_s : float
-        Of the whole synthesis, with what is compiled at the first use. Baselines come first, in a fifth of
-        the time, so that there is a schedule; whatever is under way at the end is broken off. Without any
-        schedule by then the search goes on for up to ten seconds more.
+        Seconds for the whole synthesis, including the compilation of kernels. Baselines come first, in a
+        fifth of the time, so that a schedule exists; work under way at the end is stopped. Without any
+        schedule by then the search continues for up to ten seconds.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
@@ -159,7 +159,7 @@ def synthesize(
 
 
 def _search_anything(problem: Problem, in_network: InNetworkUse, options: Options, limit: Deadline) -> Result:
-    """What is found where all is there from the start: by switches, servers or ranks."""
+    """Result of a problem without release dates: by switches, servers or ranks."""
     if options.backend == BALANCED:
         problem = cut_balanced(problem, policy=options.policy)
     if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
@@ -198,7 +198,7 @@ def _search_with_switches(problem: Problem, use: InNetworkUse, options: Options,
 
 
 def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
-    """What servers do that update sums: no other search knows when they may be sent on."""
+    """Schedule of the servers that update sums: no other search knows when they may be sent on."""
     since, found = time.monotonic(), servers(problem, cut=problem.chunks_open)
     found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
     search = Search(found.problem, options, limit, best=found)
@@ -316,7 +316,7 @@ def _search_and_improve(
     """Baselines, the search itself, and what improves schedules once they are found, each in its time."""
     problem, options, parameters = search.problem, search.options, search.parameters
     backend, budget, share = options.backend, parameters.budget, parameters.portfolio.baseline_share
-    # Beside what else was asked for nothing is suggested, and nothing improved.
+    # Sketch suggestions and improvement run only with backend "auto" and keep="schedule".
     is_free, is_long = backend == "auto" and options.keeps_sends, left_s >= parameters.choice.compiling_s
     may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
     is_guided = bool(proposals) or (may_suggest and is_unguided(problem, parameters))
@@ -350,7 +350,7 @@ def _search_and_improve(
 
 
 def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
-    """A schedule in which all is there from the start, its sends begun once it is.
+    """Re-time a release-free schedule under the problem's release dates.
 
     Raises `NoSolutionError` if something comes later than it is due.
     """
@@ -379,7 +379,7 @@ def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
 def choose(
     problem: Problem, backend: str, time_limit_s: float, parameters: SearchParameters = DEFAULTS
 ) -> tuple[bool, str]:
-    """Whether only the compiled search would end in time; and what runs, with the figures why.
+    """True if only the compiled search would end in time; and the choice, with its reasons in figures.
 
     Effort is counted in hops, chunks times links, of which a symmetry leaves one of each orbit.
     """
