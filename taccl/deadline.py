@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import signal as signals
+import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -37,6 +38,13 @@ _PATIENCE_S = 0.75
 _MOST_LOOKS = 1000
 #: Seconds between two interrupts of a thread that does not end when its time is up.
 _AGAIN_S = 1.0
+#: Seconds between two looks at a thread that must not be interrupted where it is.
+_APART_S = 0.01
+#: Begin of the names of modules that must not be interrupted: what they import or compile, and the processes
+#: that they start, are kept, and would be kept half done.
+_APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
+#: And functions of modules that are interrupted elsewhere.
+_APART_IN = {"taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"})}
 
 
 class OutOfTime(NoSolutionError):
@@ -168,8 +176,9 @@ class Deadline:
         """Raise `OutOfTime` in this thread, wherever it is, once time is up.
 
         For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
-        compiled function ends first, and files must be written outside. Handlers of `Exception` do not see
-        it. Python implementations without such interrupts run the code to its end.
+        compiled function ends first, and files must be written outside. It waits for the end of an import, a
+        compilation and the start of a process. Handlers of `Exception` do not see it. Python implementations
+        without such interrupts run the code to its end.
 
         - `ready`: The interrupt waits until this is true; called in another thread.
         """
@@ -269,6 +278,7 @@ class _Interrupt:
     def __init__(self, at_s: float, ready: Callable[[], bool] | None) -> None:
         self._at_s, self._ready, self._thread = at_s, ready, threading.get_ident()
         self._left, self._lock = threading.Event(), threading.Lock()
+        self._apart = _frames_apart(self._thread)  # a script may be imported itself
         self._is_sent = False  # an exception that has not arrived
 
         def arrived(_: BaseException, *__: object) -> None:
@@ -297,11 +307,12 @@ class _Interrupt:
             if self._ready is not None and not self._ready():
                 self._at_s = time.monotonic() + _TICK_S
                 continue
+            again_s = _APART_S
             with _STARTS, self._lock:
-                if not self._left.is_set():
-                    self._is_sent = True
+                if not self._left.is_set() and _frames_apart(self._thread) <= self._apart:
+                    self._is_sent, again_s = True, _AGAIN_S
                     _raise_in(self._thread, self.kind)
-            self._at_s = time.monotonic() + _AGAIN_S
+            self._at_s = time.monotonic() + again_s
 
 
 def _start(thread: threading.Thread) -> None:
@@ -312,6 +323,16 @@ def _start(thread: threading.Thread) -> None:
     """
     with _STARTS:
         thread.start()
+
+
+def _frames_apart(thread: int) -> int:
+    """Number of calls under way in a thread that must not be interrupted."""
+    count, frame = 0, sys._current_frames().get(thread)
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        is_apart = module.startswith(_APART) or frame.f_code.co_name in _APART_IN.get(module, ())
+        count, frame = count + is_apart, frame.f_back
+    return count
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import os
+import random
 import signal
+import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -304,3 +308,55 @@ class TestScopes:
     def test_nothing_is_known_before_the_first_scope(self):
         """Neither what is done, nor how much of it."""
         assert (Deadline().cancellation.doing, Deadline().cancellation.done) == ("", None)
+
+
+@pytest.mark.slow
+def test_no_interrupt_while_a_module_is_imported(tmp_path, monkeypatch):
+    """The interrupt waits until a module is whole."""
+    name = "imported_beyond_a_deadline"
+    (tmp_path / f"{name}.py").write_text(
+        "import time\nuntil = time.monotonic() + 0.2\nwhile time.monotonic() < until:\n    pass\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutOfTime), Deadline.after(0.05).enforced():
+        importlib.import_module(name)
+        while True:
+            pass
+    assert sys.modules[name].whole
+
+
+def test_imports_around_a_deadline_do_not_put_it_off(tmp_path, monkeypatch):
+    """A script that is imported itself is interrupted."""
+    name = "interrupted_as_it_is_imported"
+    (tmp_path / f"{name}.py").write_text(
+        "from taccl.deadline import Deadline\n"
+        "with Deadline.after(0.05).enforced():\n    while True:\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutOfTime):
+        importlib.import_module(name)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_leaves_nothing_behind():
+    """Interrupted at any moment, a search of the same problem finds the same schedule afterwards."""
+    brief = SearchParameters()
+    brief = replace(brief, list=replace(brief.list, alone_share=0.001, least_alone_s=0.02))
+
+    def found(problem):
+        result = taccl.synthesize(
+            problem, backend="greedy", sketch="none", parameters=brief, time_limit_s=600
+        )
+        return result.schedule.digest(), result.bound_us
+
+    def made():
+        return make_problem(topologies.ndv2(), "reduce-scatter", size_bytes=10**6, chunks_per_rank=2)
+
+    began = time.monotonic()
+    first = found(made())
+    took_s, moments = time.monotonic() - began, random.Random(0)
+    for _ in range(8):
+        problem = made()
+        with contextlib.suppress(OutOfTime), Deadline.after(moments.uniform(0.0, took_s)).enforced():
+            found(problem)
+        assert found(problem) == first
