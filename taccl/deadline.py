@@ -44,7 +44,10 @@ _APART_S = 0.01
 #: that they start, are kept, and would be kept half done.
 _APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
 #: And functions of modules that are interrupted elsewhere.
-_APART_IN = {"taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"})}
+_APART_IN = {
+    "taccl.deadline": frozenset({"begin", "end", "_start"}),
+    "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
+}
 
 
 class OutOfTime(NoSolutionError):
@@ -193,7 +196,10 @@ class Deadline:
                 interrupt.begin()
                 yield
             finally:
-                interrupt.end()
+                try:
+                    interrupt.end()
+                finally:  # the interrupt of a deadline around this one may have come meanwhile
+                    interrupt.end()
         except interrupt.kind:
             interrupt.end()  # it may have come while that was under way
             raise OutOfTime("the time limit came first; give more time") from None
@@ -207,9 +213,9 @@ class Deadline:
 
         timer = threading.Timer(self.left_s if self.at_s < math.inf else 0.0, stop)
         timer.daemon = True
-        if self.at_s < math.inf:
-            _start(timer)
         try:
+            if self.at_s < math.inf:
+                _start(timer)
             with self.cancellation._over(signal):
                 yield
         finally:

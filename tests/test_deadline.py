@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl import collectives, topologies
+from taccl import collectives, deadline, topologies
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut
 from taccl.deadline import NEVER, Deadline, OutOfTime
@@ -308,6 +308,22 @@ class TestScopes:
     def test_nothing_is_known_before_the_first_scope(self):
         """Neither what is done, nor how much of it."""
         assert (Deadline().cancellation.doing, Deadline().cancellation.done) == ("", None)
+
+
+def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
+    """It sends nothing later if the interrupt of a deadline around it comes just as it ends."""
+    end, calls = deadline._Interrupt.end, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise OutOfTime("of a deadline around it")
+        end(self)
+
+    monkeypatch.setattr(deadline._Interrupt, "end", interrupted)
+    with contextlib.suppress(OutOfTime), Deadline.after(1000).enforced():
+        pass
+    assert calls[0]._left.is_set()
 
 
 @pytest.mark.slow
