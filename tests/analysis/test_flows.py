@@ -102,12 +102,12 @@ def test_distance_times_volume_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_distance_times_volume_between_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks over links of 2 + 1 us that share a NIC for 1 + 1 us.
 
-    With one price for all three each chunk pays 2, of 3 in all: 4/3 us. With a price for what links share,
-    the NIC alone: 2 us, and 1 us until the send is over whose hold is the last.
+    With one price for all three each chunk pays 5, of 3 in all: 10/3 us. With a price for what links share,
+    the NIC alone: 4 us, and 1 us until the send is over whose hold is the last.
     """
     monkeypatch.setattr(flows, "_MAX_FLOWS", 0)
     problem = problem_of(two_nodes(), custom(4, [([0], [2]), ([1], [3])]), links_allowed=frozenset({4, 5}))
-    assert flowed(problem)[0] == 3
+    assert flowed(problem)[0] == 5
 
 
 def test_a_single_program_is_within_reach() -> None:

@@ -42,6 +42,16 @@ class TestBound:
             assert words in out
         assert "in switches" not in out and "the sketch costs" not in out
 
+    @pytest.mark.slow
+    def test_show_names_the_scope_of_bound_and_gap(self, run, tmp_path):
+        """A saved schedule shows the bound and gap that the synthesis printed, with the same words."""
+        file = tmp_path / "found.json"
+        _, found, _ = run("synthesize", "ndv2/sk1", "--collective", "allgather", "-o", file)
+        _, out, _ = run("show", file)
+        assert "bound     917.4 us for 1 chunk per rank\n" in out
+        gap = next(line.split(maxsplit=1)[1] for line in found.splitlines() if line.startswith("  gap"))
+        assert f"gap       {gap}\n" in out
+
     def test_price_of_a_sketch_is_shown(self, run):
         """Under a sketch it is said what that costs."""
         _, out, _ = run("bound", "ndv2/sk1", "--collective", "scatter")

@@ -45,7 +45,7 @@ def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     pays = _pays(facts, witness.prices)
-    scale = facts.clauses.max_merge
+    scale = facts.clauses.max_merge * _joined(facts)
     whole = [int(each * scale) for each in pays]
     total, known = 0, {}
     for c, data in enumerate(facts.collective.chunks):
@@ -90,7 +90,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             begins = [first[r] for r in facts.topology.links[e].srcs if r in first]
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
-                if beta or (alpha and facts.by_chunk):
+                if beta or alpha:
                     # Sends of more than this outlast their holds by no less.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
@@ -129,16 +129,30 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
 
 def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
     """What a chunk (or, where sizes differ or data is divisible, a unit of it) pays on every link."""
-    by_chunk = facts.by_chunk
+    units, joined = facts.units[0] if facts.by_chunk else 1, _joined(facts)
     pays = []
     for e, held in enumerate(facts.holds):
         merges = facts.clauses.max_merge > 1 and e in facts.clauses.merging
-        share = Fraction(1, facts.clauses.max_merge) if merges else Fraction(1)
+        share = Fraction(1, joined * (facts.clauses.max_merge if merges else 1))
         total = Fraction(0)
         for resource, (alpha, beta, _) in held.items():
-            total += prices[resource] * (alpha * share + beta * facts.units[0] if by_chunk else beta)
+            total += prices[resource] * (alpha * share + beta * units)
         pays.append(total)
     return pays
+
+
+def _joined(facts: Facts) -> int:
+    """What one alpha sends at most: a chunk, or the units of the largest or of all that travel alike."""
+    if facts.by_chunk:
+        return 1
+    largest: int = max(facts.units)
+    if not facts.divisible:
+        return largest
+    sizes: dict[tuple[frozenset[int], frozenset[int]], int] = defaultdict(int)
+    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
+        made = {facts.made_at[c].rank} if c in facts.made_at else set()
+        sizes[frozenset(made.union(data.origins)), frozenset(data.destinations)] += units
+    return max(largest, *sizes.values())
 
 
 def _needed(facts: Facts, parts: Sequence[frozenset[int]]) -> int:

@@ -50,11 +50,10 @@ class HeadsTails:
         return idle
 
 
-def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) -> HeadsTails:
+def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
     """The heads and tails of a problem whose chunks spread, or are summed for all.
 
     - `divisible`: Whether data may be cut at will: then only alphas take time.
-    - `by_chunk`: Whether a hold's alpha counts, or its bytes alone.
     """
     problem = distances.problem
     holds, costs = hold_columns(problem.topology), problem.costs
@@ -71,7 +70,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool, by_chunk: bool) ->
             found = np.isfinite(first[link]) & np.isfinite(left[link])
             ticks = np.where(found, of_link[link], 0).astype(np.int64) + np.where(late, rest, 0)
             np.minimum(all_ticks, ticks, out=all_ticks, where=found)
-    lasts = costs.hold_beta + (costs.hold_alpha if by_chunk else 0) > 0
+    lasts = costs.hold_beta + costs.hold_alpha > 0
     return HeadsTails(link[lasts], resource[lasts], head[lasts], tail[lasts])
 
 

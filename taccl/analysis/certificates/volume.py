@@ -1,11 +1,13 @@
 """How much must cross each set of ranks, and how long each send holds what: data of throughput bounds.
 
-Where all chunks have one size a send counts as one, and pays alpha (on a merging link its share of one);
-otherwise, and where data may be cut at will, bytes count, and alpha is free.
+Where all chunks have one size a send counts as one, and pays alpha (on a merging link its share of one).
+Otherwise, and where data may be cut at will, bytes count, and each pays its share of the alpha of the largest
+piece that a send can carry of one chunk, or of all chunks that start and end alike.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -18,6 +20,9 @@ from taccl.caching import cached
 from taccl.collective import RankSets
 from taccl.costs import hold_columns, wide_links
 from taccl.problem import Problem
+
+#: Limits of `Volume.ticks_scale` times beta, for exact sums in double precision; and times alpha, for int64.
+_MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 
 
 class Volume:
@@ -37,19 +42,22 @@ class Volume:
         self.by_chunk = not divisible and len(np.unique(units)) == 1
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
-        max_merge = problem.clauses.max_merge
-        #: Holds are multiplied by this, so that a merged send's share of alpha is whole.
-        self.ticks_scale = max_merge if self.by_chunk else 1
+        #: Largest weight that one alpha sends, of one chunk if data is whole.
+        self.piece = 1 if self.by_chunk else _largest_piece(problem, divisible=divisible)
+        #: Holds are multiplied by this, so that a unit's share of alpha is whole, or nearly.
+        self.ticks_scale = problem.clauses.max_merge * self.piece
+        if not self.by_chunk:
+            of_beta = _MOST_OF_BETA // int(problem.costs.hold_beta.max(initial=1))
+            of_alpha = _MOST_OF_ALPHA // int(problem.costs.hold_alpha.max(initial=1))
+            self.ticks_scale = max(1, min(self.ticks_scale, of_beta, of_alpha))
 
     @cached_property
     def held(self) -> list[dict[int, int]]:
         """Per link: resource -> ticks times `ticks_scale` that a chunk (or a unit of data) holds it."""
         holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
-        ticks = costs.hold_beta
-        if self.by_chunk:
-            merges = np.isin(holds.link, sorted(clauses.merging))
-            ticks = clauses.max_merge * costs.chunk_units[0] * ticks
-            ticks = ticks + np.where(merges, 1, clauses.max_merge) * costs.hold_alpha
+        share = np.where(np.isin(holds.link, sorted(clauses.merging)), clauses.max_merge, 1) * self.piece
+        ticks = self.ticks_scale * costs.hold_beta * (costs.chunk_units[0] if self.by_chunk else 1)
+        ticks = ticks + self.ticks_scale * costs.hold_alpha // share
         table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
         for link, resource, held in zip(
             holds.link.tolist(), holds.resource.tolist(), ticks.tolist(), strict=True
@@ -67,7 +75,7 @@ class Volume:
     @cached_property
     def heads_tails(self) -> HeadsTails:
         """When holds that chunks need can begin, and what is left of a schedule after them."""
-        return heads_and_tails(self.distances, divisible=self.divisible, by_chunk=self.by_chunk)
+        return heads_and_tails(self.distances, divisible=self.divisible)
 
     @cached_property
     def single_ended(self) -> bool:
@@ -106,6 +114,20 @@ class Volume:
             if len(starts := self.collective.starts[c]) == 1:
                 supply[starts[0]] += self.weight[c]
         return supply
+
+
+def _largest_piece(problem: Problem, *, divisible: bool) -> int:
+    """Most units that a send can carry of one chunk, or, if divisible, of chunks that start and end alike.
+
+    Chunkings may join such chunks, sums whatever their roots.
+    """
+    units = problem.costs.chunk_units.tolist()
+    if not divisible:
+        return max(units, default=1)
+    joined: Counter[tuple[object, ...]] = Counter()
+    for starts, chunk, size in zip(problem.collective.starts, problem.collective.chunks, units, strict=True):
+        joined[frozenset(starts), frozenset(chunk.destinations)] += size
+    return max(joined.values(), default=1)
 
 
 def crossing_links(
