@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from taccl import make_problem
+from taccl import make_problem, synthesize
 from taccl.aggregation import MODELS, choose_servers, layer_bytes, place_shards
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import servers
@@ -113,6 +113,15 @@ def test_shards_make_an_exchange():
     schedule = servers(make_problem(topology, collective, chunk_bytes=shards.chunk_bytes), cut=False)
     verify(schedule).raise_if_failed()
     assert Counter(chunk.root for chunk in schedule.problem.collective.chunks) == {2: 3, 3: 3, 4: 2}
+
+
+@pytest.mark.slow
+def test_an_exchange_without_a_chunk_count_is_cut_as_pays():
+    """10 MB of 8 workers at ten cards: the bound is 805 us, and one chunk for each server takes twice that."""
+    problem = make_problem(rack(8, 10), exchange(8, 10, update_us_per_mb=2), size_bytes=10_000_000)
+    found = synthesize(problem)
+    assert found.schedule.problem.collective.chunks_per_rank > 1
+    assert found.finish_us < 1.05 * 805
 
 
 @pytest.mark.slow
