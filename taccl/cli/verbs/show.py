@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.options import add_options, option, reader, refuse
@@ -17,6 +17,8 @@ from taccl.reading import kinds_of
 from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from taccl.topology.topology import Topology
 
 
@@ -82,7 +84,7 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
         ("producer", schedule.producer or "not known"),
     ]
     if found.get("bound_us") is not None:
-        rows.append(("bound", f"{format_us(found['bound_us'])}, gap {format_gap(found.get('gap'))}"))
+        rows += [("bound", _bound_text(found)), ("gap", _gap_text(found))]
     rows.append(("digest", schedule.digest()))
     lines = [title_of(schedule.problem), table(rows, indent="  ")]
     if limit != 0:
@@ -90,6 +92,26 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
     notes = (*schedule.problem.notes, *(f"assumed: {each}" for each in schedule.problem.topology.assumed))
     values = {"kind": "schedule", **schedule_figures(schedule), "notes": list(notes), "result": found or None}
     return Answer("\n".join(lines + note_lines(notes)), values)
+
+
+def _bound_text(found: Mapping[str, Any]) -> str:
+    """The bound of the result that a file keeps, and the chunks that it holds for, if the file says."""
+    scope = found.get("bound_scope")
+    word = "over" if scope == "all chunkings" else "for"
+    return format_us(found["bound_us"]) + (f" {word} {scope}" if scope else "")
+
+
+def _gap_text(found: Mapping[str, Any]) -> str:
+    """The gap to that bound; in brackets what is proven, and the gap over all chunkings if it is another."""
+    gap, standing = format_gap(found.get("gap")), found.get("standing")
+    if found.get("gap_of_every_cut") is None:
+        said = [standing]
+    elif (every := format_gap(found["gap_of_every_cut"])) == gap:
+        gap, said = f"{gap} over all chunkings", [standing]
+    else:
+        said = [standing, f"{every} over all chunkings"]
+    words = "; ".join(filter(None, said))
+    return f"{gap} ({words})" if words else gap
 
 
 def _of_topology(topology: Topology) -> Answer:
