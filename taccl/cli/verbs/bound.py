@@ -76,7 +76,8 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
         other,
     ]
     if problem.clauses != problem.clauses.only("merge"):
-        price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}"
+        scope = f" for {prices.bound.scope}" if problem.chunks_open else ""
+        price = f"{_brief(prices.without_sketch)}; the sketch costs {prices.sketch:+.2%}{scope}"
         rows.insert(-1, ("without sketch", price))
     if problem.topology.assumed:
         rows.append(("model", problem.topology.proviso))
