@@ -210,7 +210,9 @@ class Step:
             cost = expected.pop((each.operation, each.tile, each.rank), Fraction(-1))
             if cost < 0:
                 yield f"{_place(each)}: there is no such tile, or it is there twice"
-            elif each.end_us - each.start_us < cost or each.start_us < 0:
+            elif each.start_us < 0:
+                yield f"{_place(each)}: starts at {float(each.start_us):.6g} us, before the step does"
+            elif each.end_us - each.start_us < cost:
                 took_us = float(each.end_us - each.start_us)
                 yield f"{_place(each)}: takes {took_us:.6g} us of {float(cost):.6g} us"
             busy[each.rank].append(each)

@@ -85,7 +85,7 @@ def test_the_judge_names_what_is_wrong(step, fault):
         tiles, said = step.tiles, "is released at rank"
     else:
         changed, said = {
-            "early": ((replace(one, start_us=Fraction(-1)),), "takes"),
+            "early": ((replace(one, start_us=Fraction(-1)),), "starts at -1 us, before the step does"),
             "short": ((replace(one, end_us=one.end_us - 1),), "takes"),
             "twice": ((one, one), "twice"),
             "missing": ((), "is not computed"),
