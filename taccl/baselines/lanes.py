@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from taccl.baselines.channels import Channels
     from taccl.problem import Problem
-    from taccl.topology.topology import Topology
+    from taccl.topology.topology import Hold, Topology
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -99,15 +99,7 @@ class Lanes:
 
         Hops are edges between what they hold where they start and end, and turns are an edge colouring.
         """
-        colouring = EdgeColouring()
-        us = self.busy[1] + self.busy[0]
-        for number, holds in enumerate(holds for lane in self._holds for holds in lane):
-            ends = []
-            for side in ("send", "receive"):
-                resources = [hold.resource for hold in holds if hold.side == side]
-                ends.append((side, max(resources, key=us.__getitem__) if resources else -1 - number))
-            colouring.add(number, ends[0], ends[1])
-        found = [colouring.colour_of[number] for number in range(self._alpha_us.size)]
+        found = turns_of([holds for lane in self._holds for holds in lane], self.busy[1] + self.busy[0])
         return np.array(found).reshape(self._alpha_us.shape)
 
     @property
@@ -250,6 +242,22 @@ class Lanes:
             for lane in self._holds
         ]
         return np.array(held).reshape(self._alpha_us.shape)
+
+
+def turns_of(holds: Sequence[Sequence[Hold]], busy_us: Floats) -> list[int]:
+    """A turn for each of some sends, such that no two of one turn hold the same resource.
+
+    - `holds`: What each send holds; at either end its busiest resource counts.
+    - `busy_us`: (resources,) us for which all sends keep each busy.
+    """
+    colouring = EdgeColouring()
+    for number, held in enumerate(holds):
+        ends = []
+        for side in ("send", "receive"):
+            resources = [hold.resource for hold in held if hold.side == side]
+            ends.append((side, max(resources, key=busy_us.__getitem__) if resources else -1 - number))
+        colouring.add(number, ends[0], ends[1])
+    return [colouring.colour_of[number] for number in range(len(holds))]
 
 
 class EdgeColouring:

@@ -16,7 +16,7 @@ from taccl.arguments import checked
 from taccl.baselines.channel_schedules import over_channels, predict
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.spread import cut_while_it_pays
-from taccl.baselines.straight import pairwise
+from taccl.baselines.straight import exchange_us, pairwise
 from taccl.baselines.tree import two_trees
 from taccl.errors import CollectiveError
 from taccl.measure.machine import machine_of
@@ -108,6 +108,10 @@ def _by_volume(problem: Problem, way: Way, protocol: str, on: Topology) -> Consi
     us_per_kb = max(volume / rate for volume, rate in loads if volume)
     num_channels = _num_channels(max(machine.node_gb_per_s, machine.network_gb_per_s))
     assert problem.size_bytes is not None, "checked"
+    if way.algorithm == "pairwise" and problem.size_bytes:
+        # Pairs that no link joins are relayed, and NICs are shared: what the hops of all pairs hold counts.
+        busy_us = exchange_us(replace(problem, topology=on))
+        us_per_kb = float(busy_us.max(initial=0)) * 1000 / problem.size_bytes
     time_us = latency_us + problem.size_bytes * us_per_kb / 1000
     return Considered(way.algorithm, protocol, num_channels, latency_us, 1 / us_per_kb, time_us)
 

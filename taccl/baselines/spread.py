@@ -81,6 +81,11 @@ class Steps:
                 if hop < len(route):
                     self._send(chunks, route[hop])
 
+    def send(self, chunks: Sequence[int], link: int) -> None:
+        """Pass chunks that are not summed over one link."""
+        self._send(dict.fromkeys(chunks, ()), link)
+        check_number(self.problem, self._num_transfers)
+
     def _send(self, chunks: dict[int, tuple[int, ...]], link: int) -> None:
         ends = self.problem.topology.links[link]
         new = {c: ranks for c, ranks in chunks.items() if c not in self._there[ends.dst, ranks]}

@@ -7,34 +7,47 @@ space does, so that its own contribution may still go out alone once others have
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.arguments import checked
+from taccl.baselines.lanes import turns_of
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     check_number,
     cut_while_it_pays,
+    fastest,
     require_no_derivations,
     run,
     scheduled,
 )
 from taccl.errors import CollectiveError
+from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from taccl.baselines.lanes import Floats
     from taccl.baselines.spread import Send
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
+    from taccl.topology.topology import Topology
+
+#: Max transfers of exchanges over relays that are listed anew by their release dates (about 0.1 s).
+_FEW_TRANSFERS = 2000
 
 
 @checked
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     """A schedule in which, in step s, rank r sends to rank r + s what starts at r and ends at r + s.
 
-    Where no link joins the two, the chunks are relayed over a shortest route. The sketch is left aside, but
-    for merging.
+    Between nodes of equal size, a step has a distance between nodes and one within them, so that NICs which
+    ranks share carry the same in every step. Where no link joins the two, the chunks are relayed over a
+    shortest route. The sketch is left aside, but for merging.
 
     Parameters
     ----------
@@ -91,18 +104,55 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _exchange(problem: Problem) -> Schedule:
-    spread = Steps(problem)
-    num_ranks = problem.topology.num_ranks
-    chunks_of_pair: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    topology, spread, shift = problem.topology, Steps(problem), _shifts(problem.topology)
+    chunks_of_pair: dict[tuple[tuple[int, int, int], int, int], list[int]] = defaultdict(list)
+    for c, src, dst in _pairs(problem):
+        far, near = shift(src, dst)
+        # Relayed chunks first: those that go straight fill the time of the last hops.
+        num_hops = len(spread.routes.route(src, dst))
+        chunks_of_pair[(far, -num_hops, near), src, dst].append(c)
+    # While chunks of one step are relayed, those of the next set out.
+    moves: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
+    steps = groupby(sorted(chunks_of_pair.items()), key=lambda item: item[0][0])
+    for number, (_, pairs) in enumerate(steps):
+        for (_, src, dst), chunks in pairs:
+            for hop, link in enumerate(spread.routes.route(src, dst)):
+                moves[number + hop].append((chunks, link))
+    busy_us = exchange_us(problem)
+    for _, step in sorted(moves.items()):
+        turns = turns_of([topology.holds_of_link[link] for _, link in step], busy_us)
+        for i in sorted(range(len(turns)), key=turns.__getitem__):
+            spread.send(*step[i])
+    schedule = spread.schedule(producer="pairwise")
+    is_relayed = any(num_hops < -1 for (_, num_hops, _), _, _ in chunks_of_pair)
+    if is_relayed and schedule.num_transfers <= _FEW_TRANSFERS:
+        return fastest((schedule, listed(schedule), listed(schedule, longest_first=True)))
+    return schedule
+
+
+def exchange_us(problem: Problem) -> Floats:
+    """(resources,) us for which the bytes of a pairwise exchange keep each resource busy."""
+    routes, held = ShortestRoutes.of(problem), problem.topology.holds_of_link
+    us = np.zeros(len(problem.topology.resources))
+    for c, src, dst in _pairs(problem):
+        for hold in chain.from_iterable(held[link] for link in routes.route(src, dst)):
+            us[hold.resource] += problem.chunk_bytes[c] / 1e6 * float(hold.beta_us_per_mb)
+    return us
+
+
+def _pairs(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    """Every chunk, where it starts, and each other rank where it ends."""
     for c, chunk in enumerate(problem.collective.chunks):
-        src = chunk.origins[0]
-        for dst in chunk.destinations:
-            chunks_of_pair[(dst - src) % num_ranks, src, dst].append(c)
-    by_shift = groupby(sorted(chunks_of_pair.items()), key=lambda item: item[0][0])
-    for shift, pairs in by_shift:
-        if shift:
-            spread.step([(chunks, src, dst) for (_, src, dst), chunks in pairs])
-    return spread.schedule(producer="pairwise")
+        yield from ((c, chunk.origins[0], dst) for dst in chunk.destinations if dst != chunk.origins[0])
+
+
+def _shifts(topology: Topology) -> Callable[[int, int], tuple[int, int]]:
+    """Distance of two ranks between nodes and within them, or in all where nodes differ in size."""
+    node, local, of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
+    size = len(of_node[0])
+    if any(len(ranks) != size for ranks in of_node):
+        return lambda src, dst: (0, (dst - src) % topology.num_ranks)
+    return lambda src, dst: ((node[dst] - node[src]) % len(of_node), (local[dst] - local[src]) % size)
 
 
 def _sums(problem: Problem) -> Schedule:

@@ -21,6 +21,8 @@ _MAX_DEVICES = 1024
 #: Units of 100 Mbit/s a lane, by GT/s; GB/s are lanes * units / 80.
 _PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
+#: Widest link of PCIe.
+_MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
@@ -244,8 +246,10 @@ class System:
     def _pcie_beta(self, pci: XmlElement) -> tuple[Fraction, bool]:
         """The beta by lanes and rate, and True if the file states both; else NCCL's assumption."""
         lanes = whole(pci, "link_width", 0)
-        if not 0 <= lanes <= 64:
-            raise pci.error(f"found link_width={lanes}; expected 0 to 64 lanes; correct it")
+        if lanes < 0:
+            raise pci.error(f"found link_width={lanes}; expected 0 to {_MOST_LANES} lanes; correct it")
+        if lanes > _MOST_LANES:  # virtual machines show 63 or 255 for a width that they do not know
+            lanes = 0
         match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
         units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
         rate = Fraction((lanes or _LANES_UNKNOWN) * (units or _PCIE_UNITS_UNKNOWN), 80)

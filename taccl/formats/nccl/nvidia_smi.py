@@ -47,8 +47,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
 #: The header, behind quote marks of a mail or the name of a host that a launcher puts before each line.
 _HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
 _NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
+#: Names that earlier drivers print, as people still paste them.
+_EARLIER_CELLS = {"SOC": "SYS"}
 #: One cell; cells that a terminal or a paste has glued together; and a last cell glued to the CPU affinity.
-_CELL = r"X|SYS|NODE|PHB|PXB|PIX|NV[1-9]\d*"
+_CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
 _GLUED_COLUMNS = re.compile(r"(?<=\d)(?=(?:GPU|NIC|mlx\d+_)\d|CPU Affinity)")
@@ -221,11 +223,12 @@ def _read_matrix(text: str, where: str) -> _Matrix:
     mirror = dict(zip(devices, last[1:], strict=False))
     for number, words in rows.values():
         words = _unglued(words, devices, mirror, repairs)
-        row = words[1 : 1 + len(devices)]
+        row = [_EARLIER_CELLS.get(cell, cell) for cell in words[1 : 1 + len(devices)]]
         _check_row(words[0], row, devices, f"{where}: line {number}")
         cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
         if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
-            affinity[words[0]] = words[1 + len(devices)]
+            # "N/A", as in virtual machines, says nothing about CPUs.
+            affinity |= {words[0]: cpus for cpus in words[1 + len(devices) :][:1] if cpus[0].isdigit()}
     for a in devices:
         if (a, a) not in cells:
             raise FormatError(

@@ -183,7 +183,7 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
     for (a, b), count in directed.items():
         if directed[b, a] != count:
             raise ranked[a].element.error(
-                f"found {count} NVLinks from {ranked[a].busid} to {ranked[b].busid} and {directed[b, a]} "
+                f"found {count} {fabric}s from {ranked[a].busid} to {ranked[b].busid} and {directed[b, a]} "
                 "back; expected as many; correct the counts"
             )
     assumed += [f"{count} {fabric}s to {what} are left out" for what, count in left_out.items()]

@@ -184,6 +184,38 @@ def test_nic_far_from_every_gpu_is_left_out_and_named(tmp_path):
     assert any("NICs NIC1 are left out" in each for each in topology.assumed)
 
 
+def test_unknown_affinity_joins_no_cpus(tmp_path):
+    """With N/A for CPUs, as in virtual machines, cells alone tell which of two NICs of 20 GB/s is near."""
+    rows = ["GPU0 X SYS NODE SYS N/A N/A", "GPU1 SYS X SYS NODE N/A N/A"]
+    rows += ["NIC0 NODE SYS X SYS", "NIC1 SYS NODE SYS X"]
+    topology = _load(_smi(tmp_path, *rows), nodes=2, nic_gb_per_s=20)
+    assert _counted(topology)[:2] == pytest.approx((40, 20))
+    assert any("CPUs talk to each other" in each for each in topology.assumed)
+
+
+def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
+    """Drivers before 387 print SOC for SYS."""
+    rows = ["GPU0 X PHB SOC 0-7", "GPU1 PHB X SOC 0-7", "GPU2 SOC SOC X 8-15"]
+    topology = _load(_smi(tmp_path, *rows), cpu_gb_per_s=5)
+    across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
+    assert _capacity(topology, across) == pytest.approx(5)
+
+
+@pytest.mark.parametrize("lanes", ["0", "63", "255"])
+def test_width_that_no_slot_has_is_not_known(tmp_path, lanes):
+    """Virtual machines show 63 or 255 lanes: the NIC of 25 GB/s is not limited, and the guess is told."""
+    slot = f'link_speed="8.0 GT/s PCIe" link_width="{lanes}"'
+    path = tmp_path / "dump.xml"
+    path.write_text(
+        f'<system version="1"><cpu numaid="0"><pci busid="0:1:0.0" class="0x030200" {slot}>'
+        f'<gpu dev="0" sm="80" rank="0"/></pci><pci busid="0:2:0.0" class="0x020000" {slot}>'
+        '<nic><net name="p0" dev="0" speed="200000" port="1" gdr="1"/></nic></pci></cpu></system>'
+    )
+    topology = _load(path, nodes=2)
+    assert _counted(topology)[0] == pytest.approx(25)
+    assert any("whose lanes or GT/s the file lacks" in each for each in topology.assumed)
+
+
 def test_nics_of_unequal_rates_are_used_in_proportion(tmp_path):
     """Ports of 25 and 12.5 GB/s at one GPU send 37.5 GB/s together."""
     net = '<net name="p{0}" dev="{0}" speed="{1}" port="{0}" gdr="1"/>'
