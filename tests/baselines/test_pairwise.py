@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+import taccl
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import pairwise
-from taccl.topology import fabrics
+from taccl.baselines.straight import exchange_us
+from taccl.topology import fabrics, machines
 
 
 def test_alltoall_over_direct_links(make, unit_costs):
@@ -41,3 +45,19 @@ def test_chunks_of_one_pair_merge_between_nodes(make, unit_costs):
     schedule = pairwise(make("alltoall", topology, chunks_per_rank=8))
     # 4 pairs inside nodes send 8 chunks one by one; 8 pairs across send 6 and 2.
     assert schedule.num_sends == 4 * 8 + 8 * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("machine", [machines.dgx1, machines.dgx2, machines.ndv2])
+def test_ranks_that_share_nics_wait_for_none(machine, nodes):
+    """An alltoall takes what the busiest NIC needs for its bytes, and latency."""
+    problem = taccl.make_problem(machine(nodes=nodes), "alltoall", size_bytes=256_000_000)
+    assert pairwise(problem).finish_us == pytest.approx(exchange_us(problem).max(), rel=0.01)
+
+
+@pytest.mark.slow
+def test_relays_wait_for_no_step():
+    """DGX-1, where some pairs have no NVLink: their chunks pass others that are relayed later."""
+    problem = taccl.make_problem(machines.dgx1(), "alltoall", size_bytes=256_000_000)
+    assert pairwise(problem).finish_us == pytest.approx(exchange_us(problem).max(), rel=0.1)
