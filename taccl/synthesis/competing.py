@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from taccl.caching import cached
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import BALANCED, search_balanced
 from taccl.synthesis.large import are_kept, effort, suits
@@ -33,6 +35,8 @@ _BUILD_S = {
     "one-shot": 0.5, "pairwise": 1.5, "hierarchical": 1.5, "swing": 2.5, "tree": 2.5, "multiplying": 4.0,
     "bine": 4.5, "recursive": 4.5, "ring": 5.0,
 }  # fmt: skip
+#: Finishes first, as a rule.
+_BEST = "multiplying"
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -55,22 +59,85 @@ def is_small(problem: Problem) -> bool:
 def offer_first(search: Search) -> None:
     """Offer the baselines that fit into a share of the time, the quickest to build first.
 
-    The quickest is offered even if it does not fit. Each is broken off once its time is up.
+    The quickest is offered even if it does not fit. Next comes the one that finishes first as a rule, which
+    has a larger share. Each is broken off once its time is up.
     """
+    portfolio, left_s = search.parameters.portfolio, search.deadline.left_s
+    until, until_best = (
+        search.deadline.sooner(share * left_s) for share in (portfolio.first_share, portfolio.best_share)
+    )
+    _offer_quickest(search, until, until_best)
+
+
+def offer_rest(search: Search, found: Schedule | CompactSchedule) -> None:
+    """Offer the baselines that were not made yet, in the time that a search has left; the quickest first.
+
+    - `found`: What the search found, in its own chunks.
+    """
+    if isinstance(found, Schedule):
+        share_baselines(search.problem, found.problem)
+    until = search.deadline.later(-search.parameters.budget.reserve_s)
+    if search.best is not None and not until.has_passed:
+        _offer_quickest(search, until, until, apart=(_COMPILED,))
+
+
+def offer_cut(search: Search, cut: Callable[[Problem, int], Problem]) -> Search:
+    """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
+
+    - `cut`: From a problem to the same in chunks of so many parts.
+    """
+    if search.best is None:
+        return search
+    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
+    portfolio = search.parameters.portfolio
+    until = search.deadline.sooner(portfolio.cut_share * search.deadline.left_s)
+    producer, parts = "", problem.collective.chunks_per_rank
+    for name, whole in sorted(_made(problem).items(), key=lambda each: each[1].finish):
+        if until.has_passed or whole.num_transfers > portfolio.cut_transfers:
+            continue
+        with suppress(InputError, OutOfTime), until.enforced():
+            found = baseline(name, problem)
+            finer = cut(problem, found.problem.collective.chunks_per_rank // parts)
+            if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
+                continue
+            found = replace(found, problem=finer)
+            if verify(found).ok:
+                best, finish_us, producer = (
+                    Search(finer, search.options, search.deadline),
+                    found.finish_us,
+                    found.producer,
+                )
+                best.offer_whole(found, producer=producer, verified=True)
+    if best is not search:
+        best.stages = search.stages
+        message = f"in finer chunks: {producer}"
+        best.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return best
+
+
+def _offer_quickest(
+    search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
+) -> None:
+    """Offer baselines that were not made yet, until a time; and the best as a rule until another."""
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
     if problem.collective.is_met:
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    until = search.deadline.sooner(portfolio.first_share * search.deadline.left_s)
+    order = sorted(builds_s.keys() - {*_made(problem), *apart}, key=lambda name: (builds_s[name], name))
+    if _BEST in order[1:]:
+        order.remove(_BEST)
+        order.insert(1, _BEST)
     late = search.deadline.later(parameters.budget.late_s)
-    for takes_s, name in sorted((takes_s, name) for name, takes_s in builds_s.items()):
-        if search.best is not None and takes_s > until.left_s:
-            break
+    for name in order:
+        limit = until_best if name == _BEST else until
+        is_known = search.best is not None
+        if is_known and builds_s[name] > limit.left_s:
+            continue
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=parameters.budget.late_s)
             continue
-        limit = late if search.best is None else until
+        limit = limit if is_known else late
         with suppress(InputError, OutOfTime), limit.enforced():
             other = _as_asked(name, problem)
             is_better = search.best is None or other.finish < search.best.finish
@@ -78,7 +145,8 @@ def offer_first(search: Search) -> None:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
     if best:
-        search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=f"first: {best}")
+        message = f"{'last' if apart else 'first'}: {best}"
+        search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
 def quickest_first(problem: Problem) -> list[str]:
@@ -133,7 +201,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     names = [name for name in BASELINES if name not in (*_APART, *_NAMED)]
     if is_small(problem):  # the later ones are for small messages
         names = ["one-shot", *reversed(names)]
-    names.insert(0, "multiplying")
+    names.insert(0, _BEST)
     until = search.deadline.sooner(share * search.deadline.left_s)
     for name in names:
         begun, made = time.monotonic(), name in _made(problem)

@@ -110,8 +110,13 @@ class PortfolioParameters(_Group):
     baseline_s_per_link: float = 2e-5
     named_s_per_transfer: float = 1e-5  # where what travels is named
     baseline_share: float = 0.5  # of the time, where more comes after them
-    # Share of the time for baselines before the search, and the most transfers of each.
+    # Shares of the time for baselines before the search, and for the best of them as a rule; and the most
+    # transfers of each.
     first_share: float = 0.2
+    best_share: float = 0.4
+    # Where the number of chunks is open, for those of so few transfers in finer chunks.
+    cut_share: float = 0.1
+    cut_transfers: int = 2_000
     first_transfers: int = 100_000
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too
     # Most transfers of chunks balanced over dimensions, which alone compete at more arrivals.

@@ -40,7 +40,9 @@ from taccl.synthesis.competing import (
     is_small,
     obeying,
     offer_baselines,
+    offer_cut,
     offer_first,
+    offer_rest,
     share_baselines,
 )
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
@@ -98,8 +100,9 @@ def synthesize(
         in turn so that the dimensions' loads are level.
     time_limit_s : float
         Seconds for the whole synthesis, including the compilation of kernels. Baselines come first, in a
-        fifth of the time, so that a schedule exists; work under way at the end is stopped. Without any
-        schedule by then the search continues for up to ten seconds.
+        fifth of the time (the best usually in two fifths), so that a schedule exists. The others run in the
+        time that the search leaves; work under way at the end is stopped. Without any schedule by then the
+        search continues for up to ten seconds.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
@@ -209,12 +212,14 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
 
 def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     """The best schedule without switches that add: of the baselines, or of the search after them."""
-    first = Search(replace(problem, chunks_open=False), options, limit)
+    first = whole = Search(replace(problem, chunks_open=False), options, limit)
     choice = "the first schedule, as time was up before another was found"
     try:
         if options.backend in ("auto", "greedy") and options.keeps_sends:
-            offer_first(first)
-        found = _search_in_chunks(problem, options, limit, first)
+            offer_first(whole)
+            if problem.chunks_open:
+                first = offer_cut(whole, cut)
+        found = _search_in_chunks(problem, options, limit, first, whole.problem)
     except KeyboardInterrupt:
         first.interrupt()
         if first.best is None:
@@ -227,6 +232,12 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         if not isinstance(error, OutOfTime):
             first.notes.append(f"the search found no schedule: {error}")
     else:
+        if found.stopped != "bound met" and not limit.cancellation.why:
+            whole.stages = list(found.stages)
+            offer_rest(whole, found.schedule)
+            if whole.best is not None and (first.best is None or whole.best.finish < first.best.finish):
+                first = whole
+            found = replace(found, stages=tuple(whole.stages))
         if first.best is None or found.schedule.finish <= first.best.finish:
             return found
         choice = f"{found.choice}; a baseline in other chunks finishes sooner"
@@ -235,10 +246,13 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     return first.result(choice)
 
 
-def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first: Search) -> Result:
+def _search_in_chunks(
+    problem: Problem, options: Options, limit: Deadline, first: Search, whole: Problem
+) -> Result:
     """The best schedule that the search finds, in the chunks that are chosen before it.
 
     - `first`: A search that may have a schedule. While none is known, work goes on beyond the time limit.
+    - `whole`: The problem that baselines were made of.
 
     Raises `OutOfTime` if only `first` has a schedule when time is up.
     """
@@ -252,7 +266,7 @@ def _search_in_chunks(problem: Problem, options: Options, limit: Deadline, first
 
     with limit.enforced(may_end):
         asked, proposals = _with_chunks(problem, options, limit)
-        share_baselines(asked, first.problem)
+        share_baselines(asked, whole)
         left_s = max(0.1, limit.left_s)
         is_large, choice = choose(asked, options.backend, left_s, parameters)
         _check_options(asked, options, is_large, choice)

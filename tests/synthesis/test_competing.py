@@ -12,6 +12,7 @@ from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError
 from taccl.synthesis import competing
 from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import cut
 
 synthesizing = import_module("taccl.synthesis.synthesize")
 
@@ -58,6 +59,42 @@ def test_one_that_takes_too_long_is_broken_off(monkeypatch):
     search = Search(problem_of(), Options(), Deadline.after(1.0))
     competing.offer_first(search)
     assert taccl.verify(search.best).ok
+
+
+def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
+    """It comes second, and may take twice as long as the others."""
+    problem = problem_of()
+    search = Search(problem, Options(), Deadline.after(1000))
+    builds_s = {"pairwise": 0.0, "ring": 300.0, "multiplying": 300.0}
+    monkeypatch.setattr(competing, "_build_times", lambda *_: builds_s)
+    competing.offer_first(search)
+    assert set(competing._made(problem)) == {"pairwise", "multiplying"}
+
+
+def test_baselines_that_take_long_come_last(monkeypatch):
+    """What takes more than a share of the time is built once the search has ended, where time is left."""
+    problem = problem_of()
+    search = Search(problem, Options(), Deadline.after(1000))
+    monkeypatch.setattr(
+        competing, "_build_times", lambda *_: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
+    )
+    competing.offer_first(search)
+    assert set(competing._made(problem)) == {"pairwise"}
+    competing.offer_rest(search, search.best)
+    assert set(competing._made(problem)) == {"pairwise", "ring"}
+
+
+@pytest.mark.slow
+def test_baselines_in_finer_chunks_come_last():
+    """A ring that passes on 64 pieces of a broadcast, one behind another, is offered for its own chunks."""
+    topology = taccl.topologies.ring(6)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
+    search = Search(problem, Options(), Deadline.after(1000))
+    competing.offer_first(search)
+    found = competing.offer_cut(search, cut)
+    assert found.problem.collective.chunks_per_rank > 1
+    assert found.best.finish < search.best.finish
+    assert found.best.finish == taccl.baselines.best(problem).finish
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
