@@ -41,6 +41,11 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("suggest ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
     ("explain ndv2/sk1 --collective allgather", "--time-limit"),
     ("reorder torus:4x4", "--time-limit"),
+    ("synthesize dgx2 --nodes 8 --collective allreduce --size 1MB", "--time-limit"),
+    ("synthesize dgx-h100 --nodes 16 --collective reduce --size 64MB", "--time-limit"),
+    ("plan ndv2 --nodes 2 --collective allgather --sizes 1KB,32KB,1MB,16MB,256MB", "--time-limit"),
+    ("compare ndv2/sk1 --collective allgather --backends greedy --no-cache", "--time-limit"),
+    ("sweep ndv2 --nodes 2 --collective allgather --sizes 1MB --backends greedy --no-cache", "--time-limit"),
 )
 _BUSY = "while True: pass"
 
