@@ -343,7 +343,8 @@ def _search_and_improve(
     exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
     search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
     if competes and options.keeps_sends and problem.collective.chunks_per_rank > 1:
-        offer_fused(search, partial(_search_in_chunks, first=Search(problem, options, search.deadline)))
+        first = Search(problem, options, search.deadline)
+        offer_fused(search, partial(_search_in_chunks, first=first, whole=problem))
     if competes and comes_first:
         offer_baselines(search, share)
     with search.keeping(exchanging_s):
