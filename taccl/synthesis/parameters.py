@@ -52,8 +52,8 @@ class BudgetParameters(_Group):
 
     reserve_s: float = 0.2  # kept back for expanding and verifying what the last stage finds
     least_s: float = 0.05  # of the search, however long what comes before it took
-    # Wait for a first schedule beyond the time limit, at most: a fifth of a core gets there in so long.
-    late_s: float = 30.0
+    # Wait for a first schedule beyond the time limit, at most; shorter than it takes to compile kernels.
+    late_s: float = 10.0
     # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2
     most_bound_share: float = 0.5

@@ -102,7 +102,7 @@ def synthesize(
         Seconds for the whole synthesis, including the compilation of kernels. Baselines come first, in a
         fifth of the time (the best usually in two fifths), so that a schedule exists. The others run in the
         time that the search leaves; work under way at the end is stopped. Without any schedule by then the
-        search continues for up to 30 seconds.
+        search continues for up to ten seconds.
     threads : int, optional
         Of each solver; default: the cores that this process may use.
     seed : int
