@@ -115,6 +115,7 @@ def halve_bound(monkeypatch):
         return replace(bound, bound=bound.bound / 2)
 
     monkeypatch.setattr(searching, "lower_bound", half)
+    monkeypatch.setattr(searching, "bound_of_every_cut", lambda *_, **__: None)  # may meet the optimum
 
 
 class TestRepr:
@@ -129,7 +130,7 @@ class TestRepr:
         assert facts["bound"].strip().startswith("4 us for 1 chunk per rank, limited by ")
         assert (
             facts["gap"].strip()
-            == "0.00% (optimal for 1 chunk per rank under this sketch; 100.00% over all chunkings)"
+            == "0.00% (optimal for 1 chunk per rank under this sketch; 33.33% over all chunkings)"
         )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
         assert facts["found by"].strip().startswith("greedy in ")
