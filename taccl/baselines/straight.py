@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Max transfers of exchanges over relays that are listed anew by their release dates (about 0.1 s).
-_FEW_TRANSFERS = 2000
+#: Max transfers of exchanges that are listed anew by their release dates (about 0.1 s), where they take
+#: longer than their busiest resource by this factor.
+_FEW_TRANSFERS, _LATE = 2000, 1.05
 
 
 @checked
@@ -124,8 +125,7 @@ def _exchange(problem: Problem) -> Schedule:
         for i in sorted(range(len(turns)), key=turns.__getitem__):
             spread.send(*step[i])
     schedule = spread.schedule(producer="pairwise")
-    is_relayed = any(num_hops < -1 for (_, num_hops, _), _, _ in chunks_of_pair)
-    if is_relayed and schedule.num_transfers <= _FEW_TRANSFERS:
+    if schedule.num_transfers <= _FEW_TRANSFERS and schedule.finish_us > _LATE * busy_us.max(initial=0):
         return fastest((schedule, listed(schedule), listed(schedule, longest_first=True)))
     return schedule
 

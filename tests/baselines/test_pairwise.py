@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 
 import taccl
@@ -9,6 +11,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import pairwise
 from taccl.baselines.straight import exchange_us
 from taccl.topology import fabrics, machines
+from taccl.topology.topology import TopologyBuilder
 
 
 def test_alltoall_over_direct_links(make, unit_costs):
@@ -61,3 +64,17 @@ def test_relays_wait_for_no_step():
     """DGX-1, where some pairs have no NVLink: their chunks pass others that are relayed later."""
     problem = taccl.make_problem(machines.dgx1(), "alltoall", size_bytes=256_000_000)
     assert pairwise(problem).finish_us == pytest.approx(exchange_us(problem).max(), rel=0.1)
+
+
+def test_pairs_over_one_port_leave_no_port_idle():
+    """Two bridged pairs: each rank sends two chunks of 10 us by its slot, side by side with its bridge."""
+    builder = TopologyBuilder("pairs", [0] * 4)
+    slots = [(builder.add_resource(f"out {r}"), builder.add_resource(f"in {r}")) for r in range(4)]
+    for src, dst in permutations(range(4), 2):
+        near = src // 2 == dst // 2
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1 if near else 10)
+        if not near:
+            builder.add_hold(link, slots[src][0], alpha_us=0, beta_us_per_mb=10)
+            builder.add_hold(link, slots[dst][1], alpha_us=0, beta_us_per_mb=10, side="receive")
+    problem = taccl.make_problem(builder.build(), "alltoall", size_bytes=4_000_000)
+    assert pairwise(problem).finish_us == 20
