@@ -6,8 +6,10 @@ each ring. From or to one rank, pieces follow one another along each ring, or up
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -103,10 +105,13 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
         return run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
     columns = (_rounds if lanes.goes_round else _pieces)(problem, lanes, roots)
     check_number(problem, len(columns.chunk))
-    # Channels run side by side: where a hop is late, others may go first (by start), or wait (by step).
-    orders: list[tuple[Ints | Floats, ...]] = [(columns.lane, columns.turn, columns.start)]
-    if lanes.goes_round and len(columns.chunk) <= _FEW_TRANSFERS:
-        orders.append((columns.lane, columns.turn, columns.step))
+    # Channels run side by side: where a hop is late, others go first, or wait (by start, by step).
+    orders: list[tuple[Ints | Floats, ...]] = [
+        (columns.lane, columns.turn, columns.step, _first_come_us(problem, columns))
+    ]
+    if len(columns.chunk) <= _FEW_TRANSFERS:
+        orders.append((columns.lane, columns.turn, columns.start))
+        orders += [(columns.lane, columns.turn, columns.step)] * lanes.goes_round
     return fastest(_scheduled(problem, columns, order, name) for order in orders)
 
 
@@ -117,6 +122,78 @@ def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Float
     return exact_times(
         problem, chunk=columns.chunk, link=columns.link, sequence=place, reduce=columns.adds, producer=name
     )
+
+
+def _first_come_us(problem: Problem, columns: _Columns) -> Floats:
+    """(sends,) start of each send where resources serve sends as these become ready, by step and turn.
+
+    A send waits for its chunk, or for all that it adds up, to reach its source.
+    """
+    links, held = problem.topology.links, problem.topology.holds_of_link
+    chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
+    arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+    for send, over in enumerate(link):
+        arrivals[chunk[send], links[over].dst, adds[send]].append(send)
+    num_awaited: list[int] = []
+    followers: list[list[int]] = [[] for _ in link]
+    for send, over in enumerate(link):
+        sums = arrivals.get((chunk[send], links[over].src, True), [])
+        copies = [] if adds[send] else arrivals.get((chunk[send], links[over].src, False), [])
+        awaited = copies or sums
+        num_awaited.append(len(awaited))
+        for earlier in awaited:
+            followers[earlier].append(send)
+    mb = max(problem.chunk_bytes) / 1e6
+    us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in links]
+    # Of each link, its resources, and from when until when after its start a send holds them.
+    holds: list[list[tuple[int, float, float]]] = []
+    for over, each in enumerate(held):
+        lasts = [(hold, float(hold.alpha_us) + mb * float(hold.beta_us_per_mb)) for hold in each]
+        holds.append(
+            [
+                (hold.resource, us[over] - last, us[over])
+                if hold.side == "receive"
+                else (hold.resource, 0.0, last)
+                for hold, last in lasts
+            ]
+        )
+    order = np.lexsort((columns.lane, columns.turn, columns.step)).tolist()
+    place = [0] * len(order)
+    for number, send in enumerate(order):
+        place[send] = number
+    # Messages of one lane pass a link in order, so that no more than one of them asks for its resources.
+    last_of: dict[tuple[int, int], int] = {}
+    next_of: dict[int, int] = {}
+    lane = columns.lane.tolist()
+    for send in order:
+        before = last_of.get((link[send], lane[send]), -1)
+        if before >= 0:
+            next_of[before] = send
+            num_awaited[send] += 1
+        last_of[link[send], lane[send]] = send
+    free, ready = [0.0] * len(problem.topology.resources), [0.0] * len(order)
+    starts = np.zeros(len(order))
+    pending = [(0.0, place[send]) for send in order if not num_awaited[send]]
+    while pending:
+        now, number = heappop(pending)
+        send = order[number]
+        over = link[send]
+        start = max((free[resource] - begin for resource, begin, _ in holds[over]), default=now)
+        if start > now:
+            heappush(pending, (start, number))
+            continue
+        starts[send] = now
+        for resource, _, until in holds[over]:
+            free[resource] = max(free[resource], now + until)
+        reached = [(later, now + us[over]) for later in followers[send]]
+        if send in next_of:
+            reached.append((next_of[send], now))
+        for later, at in reached:
+            ready[later] = max(ready[later], at)
+            num_awaited[later] -= 1
+            if not num_awaited[later]:
+                heappush(pending, (ready[later], place[later]))
+    return starts
 
 
 class _Columns(NamedTuple):

@@ -57,6 +57,12 @@ def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
 
 
 @pytest.mark.slow
+def test_rings_whose_hops_are_late_hold_up_no_others():
+    """Two racks of 72: twelve rings share every NVLink port, and messages between racks come late."""
+    assert agrees(problem_of(parse("gb200-nvl72", nodes=2), "allgather"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"])
 @pytest.mark.parametrize("path", foreign_files("nvidia-smi/*.txt") + foreign_files("nccl-topo/*.xml"))
 def test_imported_servers_take_what_the_model_says(path, collective):
