@@ -42,6 +42,8 @@ USUAL_GB_PER_S = 12.5
 USUAL_OVERSUBSCRIPTION = 4.0
 #: Links of a GPU are of different kinds, as NVLink and PCIe, where their rates differ by this factor.
 _KINDS_APART = 1.5
+#: GB/s of 16 lanes of PCIe 5: links that are no faster may share one slot, within a socket and across.
+_SLOT_GB_PER_S = 64.0
 _GPU = re.compile(r"(GPU|CUDA|Device)[ :_-]?\d+", re.IGNORECASE)
 #: Each further level of clusters passes such a part of what the level within passes; our choice.
 _FURTHER = 2.0
@@ -266,8 +268,9 @@ class Probe:
             if ports == "shared":
                 of_each = format_count(int(kinds.max()) + 1, "kind")
                 assumed.append(
-                    f"links of a GPU share a port, one for each of {of_each} of links by rate, as pairs were "
-                    "measured one at a time (ports='none' gives each link wires of its own)"
+                    f"links of a GPU share a port, one for each of {of_each} of links by rate (up to "
+                    f"{_SLOT_GB_PER_S:g} GB/s one PCIe slot), as pairs were measured one at a time "
+                    "(ports='none' gives each link wires of its own)"
                 )
         else:
             notes = [f"{count} hosts" + (f" in {nested}" if found else ", all alike")]
@@ -323,10 +326,14 @@ class Probe:
 
 
 def _kinds_of_links(slowness: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two."""
+    """The kind of the link of every pair, from 0 for the fastest on: a gap between sorted rates parts two.
+
+    Rates that one PCIe slot may have are of one kind.
+    """
     off = ~np.eye(len(slowness), dtype=bool)
     ordered = np.sort(slowness[off])
-    starts = ordered[1:][ordered[1:] > _KINDS_APART * ordered[:-1]]
+    are_apart = ordered[1:] > _KINDS_APART * ordered[:-1]
+    starts = ordered[1:][are_apart & (ordered[:-1] < 1 / _SLOT_GB_PER_S)]
     return np.where(off, np.searchsorted(starts, slowness, side="right"), 0)
 
 

@@ -149,6 +149,14 @@ def test_links_of_one_kind_share_a_port():
     assert port(2) == port(3) != port(1)
 
 
+def test_links_of_a_slot_share_it_within_a_socket_and_across():
+    """PCIe at 20 GB/s inside a socket and 10 across: a GPU sends no more than 20 GB/s in all."""
+    rates = np.where(np.array(SERVER) == 100, 20.0, 10.0)
+    topology = Probe(("GPU 0", "GPU 1", "GPU 2", "GPU 3"), bandwidth_gb_per_s=rates).topology()
+    ports = {topology.holds_of_link[link][1].resource for link in topology.links_from[0]}
+    assert len(ports) == 1
+
+
 def test_links_with_wires_of_their_own_hold_no_port():
     """As xGMI between every two: all links of a GPU are busy at once."""
     probe = Probe(("GPU 0", "GPU 1", "GPU 2"), bandwidth_gb_per_s=np.full((3, 3), 48.0))
