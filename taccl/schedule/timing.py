@@ -38,7 +38,7 @@ def exact_times(
       that of the holds they imply. They need not be exact, and times in the result are never later when they
       were valid.
     - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrival at the sends
-      that read it. By default a send ends when it has taken its own time.
+      that read it. Without it a send ends after its own duration.
     - `sequence`, (num_transfers,) array_like of int: Instead of `starts`: sends take their resources in this
       order, and read earlier content.
 

@@ -1,6 +1,6 @@
 """From a problem to a verified schedule: `synthesize`.
 
-It chooses the search, has it run, and returns the best schedule, verified, with its bound. What searches is
+It chooses the search, has it run, and returns the best schedule, verified, with its bound. The searches are
 
 - the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `taccl.synthesis.stages`;
 - the **compiled search**, where there are more hops than models reach: `taccl.synthesis.large_search`;

@@ -86,8 +86,8 @@ def load_nvidia_smi(
     - `nvlink_gb_per_s`: Rate of one NVLink; 25 is that of V100, A100 and H100.
     - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
       always.
-    - `pcie_gb_per_s`: Rate of every PCIe link. The default is 12, 24 or 48, NCCL's figures for 16 lanes of
-      PCIe 3, 4 and 5, by the number of NVLinks of a GPU; it is at least the rate of a NIC.
+    - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4 and
+      5 (12, 24 and 48), by the number of NVLinks of a GPU; at least the rate of a NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
     - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
