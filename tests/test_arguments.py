@@ -370,7 +370,7 @@ GIVEN: dict[str, dict[str, object]] = {
     "execute": {
         "program": "@program", "size": "1KB", "dtype": "int32", "repetitions": 1, "timeout_s": 1.0, "seed": 0,
     },
-    "save": {"schedule": "@schedule", "path": "saved.json", "overwrite": True, "extra": None},
+    "save": {"thing": "@schedule", "path": "saved.json", "overwrite": True, "extra": None},
     "load": {"path": "here.json"},
     "write": {"schedule": "@schedule", "path": "here.csv", "format": None, "overwrite": True},
     "convert": {

@@ -201,7 +201,8 @@ def bandwidths(
     if points and others:
         # A library takes a protocol by size, so that a log may pass the bound of any single one.
         each = [_bounds(replace(free, topology=free.topology.under(name)), every, limit) for name in others]
-        lines[_ANY_PROTOCOL] = np.fmax.reduce([at_most, *np.array(each, float)])
+        # NaN if time is up before every protocol has a bound.
+        lines[_ANY_PROTOCOL] = np.maximum.reduce([at_most, *np.array(each, float)])
     baselines: list[str] = []
     undefined: dict[str, str] = {}
     for name in BASELINES:

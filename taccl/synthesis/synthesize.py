@@ -52,6 +52,7 @@ from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
 from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
 from taccl.synthesis.large import effort, suits, why_not
 from taccl.synthesis.large_search import compile_telling, search_large
+from taccl.synthesis.memory import check_memory
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.result import Result, TraceEntry
@@ -213,6 +214,7 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
 def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     """The best schedule without switches that add: of the baselines, or of the search after them."""
     first = whole = Search(replace(problem, chunks_open=False), options, limit)
+    _check_room(whole.problem, options, limit)
     choice = "the first schedule, as time was up before another was found"
     try:
         if options.backend in ("auto", "greedy") and options.keeps_sends:
@@ -244,6 +246,15 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         first.stages, first.notes = list(found.stages), [*found.notes]
     first.look_for_bound()
     return first.result(choice)
+
+
+def _check_room(problem: Problem, options: Options, limit: Deadline) -> None:
+    """Raise `InputError` before any work if memory does not suffice for a schedule of a large problem."""
+    is_named = options.memory_limit_mb is not None
+    if is_named or effort(problem) > options.parameters.suggesting.most_hops:
+        is_large, _ = choose(problem, options.backend, max(0.1, limit.left_s), options.parameters)
+        if is_large:
+            check_memory(problem, options)
 
 
 def _search_in_chunks(

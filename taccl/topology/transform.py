@@ -165,8 +165,6 @@ def rescaled(
 
     A send holds each resource by the same beta, and for at most the link's new alpha.
     """
-    from taccl.topology.topology import Hold, Link
-
     factor = {
         between: tuple(factors.get((between, cost), Fraction(1)) for cost in ("alpha", "beta"))
         for between in (False, True)
@@ -182,11 +180,13 @@ def rescaled(
         return known[key]
 
     links = tuple(
-        Link(link.srcs, link.dsts, times(link.alpha_us, alpha), times(link.beta_us_per_mb, beta), link.name)
+        type(link)(
+            link.srcs, link.dsts, times(link.alpha_us, alpha), times(link.beta_us_per_mb, beta), link.name
+        )
         for link, (alpha, beta) in zip(topology.links, by, strict=True)
     )
     holds = tuple(
-        Hold(
+        type(hold)(
             hold.link,
             hold.resource,
             _no_more(hold.alpha_us, links[hold.link].alpha_us),

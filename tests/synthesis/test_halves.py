@@ -139,7 +139,9 @@ class TestBothHalves:
             return improve(schedule, *given)
 
         monkeypatch.setattr(stages, "improve_schedule", watch)
-        problem = taccl.make_problem(taccl.topologies.ndv2(2), collectives.allreduce(16), size_bytes=64_000)
+        problem = taccl.make_problem(
+            taccl.topologies.ndv2(2), collectives.allreduce(16, chunks_per_rank=1), size_bytes=64_000
+        )
         result = taccl.synthesize(problem, time_limit_s=20)
         assert_sound(result, problem)
         [first] = improved

@@ -40,11 +40,10 @@ from taccl.synthesis.explaining.loosening import (
     Barriers,
     Edit,
 )
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import no_bound
 
 _MAX_NAMED = 8
-#: Seconds for the bound of the problem itself in any case.
-_LEAST_BOUND_S = 0.5
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: Key of the bound without any clause.
@@ -297,7 +296,7 @@ def _priced(barriers: Barriers, deadline: float) -> Explanation:
 def bound_until(problem: Problem, deadline: float) -> Certificate:
     """The lower bound that is found by a time; it proves nothing if even the first claim takes longer."""
     limit = Deadline(deadline)
-    with suppress(OutOfTime), limit.at_least(_LEAST_BOUND_S).enforced():
+    with suppress(OutOfTime), limit.at_least(DEFAULTS.budget.last_bound_s).enforced():
         return lower_bound(problem, limit_s=limit.left_s)
     return no_bound(problem)
 
