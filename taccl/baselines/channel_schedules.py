@@ -109,9 +109,11 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     orders: list[tuple[Ints | Floats, ...]] = [
         (columns.lane, columns.turn, columns.step, _first_come_us(problem, columns))
     ]
-    if len(columns.chunk) <= _FEW_TRANSFERS:
+    is_small = len(columns.chunk) <= _FEW_TRANSFERS
+    if is_small or not lanes.goes_round:  # the pieces of trees keep to the plan
         orders.append((columns.lane, columns.turn, columns.start))
-        orders += [(columns.lane, columns.turn, columns.step)] * lanes.goes_round
+    if is_small and lanes.goes_round:
+        orders.append((columns.lane, columns.turn, columns.step))
     return fastest(_scheduled(problem, columns, order, name) for order in orders)
 
 
