@@ -140,4 +140,5 @@ def test_the_time_before_the_search_has_rows_of_its_own():
     topology = taccl.topologies.ring(4)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**9)
     names = [stage.name for stage in taccl.synthesize(problem, backend="greedy").stages]
-    assert names[:2] == ["baselines", "chunks"]
+    assert names[0] == "baselines" and "chunks" in names
+    assert set(names[: names.index("chunks")]) == {"baselines"}
