@@ -15,6 +15,7 @@ from taccl.errors import InputError
 from taccl.explore.plan_files import save_plan
 from taccl.explore.plan_runtimes import ServedSizes, coverage_text
 from taccl.formats.mscclpp.executor import verify_plan
+from taccl.formats.mscclpp.registration import unit_bytes
 from taccl.formats.runtimes import RUNTIMES, runtime_named, usual_runtimes
 from tests.formats.msccl import rccl
 
@@ -112,12 +113,17 @@ def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
     index = saved(plan, tmp_path / "p")
     lacking = [number for number, each in enumerate(plan.ranges, 1) if each.protocol == "ll128"]
     assert lacking
+    files = {
+        number: json.loads((tmp_path / "p" / f"range-{number:02}.plan.json").read_text())
+        for number in range(1, len(plan.ranges) + 1)
+    }
     for number in lacking:
-        found = json.loads((tmp_path / "p" / f"range-{number:02}.plan.json").read_text())
+        found = files[number]
         assert found["protocol"] in ("LL", "Simple")
         assert any(f"range-{number:02}.plan.json: MSCCL++ has no LL128" in note for note in index["notes"])
+    units = " or ".join(f"{unit}B" for unit in sorted({unit_bytes(each) for each in files.values()}))
     assert index["coverage"]["mscclpp"] == (
-        f"mscclpp: 4KB to 64MB in {len(plan.ranges)} files, in place, multiples of 128B"
+        f"mscclpp: 4KB to 64MB in {len(plan.ranges)} files, in place, multiples of {units}"
     )
 
 
