@@ -110,11 +110,11 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
                 raise TypeError(
                     f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
                 )
+            if _are_plain(kinds, names, args) and _are_plain(kinds, kwargs, kwargs.values()):
+                return function(*args, **kwargs)
             try:
-                if args:
-                    args = tuple(_read(kinds, itertools.chain(names, itertools.repeat(rest)), args))
-                if kwargs:
-                    kwargs = dict(zip(kwargs, _read(kinds, kwargs, kwargs.values()), strict=True))
+                args = tuple(_read(kinds, itertools.chain(names, itertools.repeat(rest)), args))
+                kwargs = dict(zip(kwargs, _read(kinds, kwargs, kwargs.values()), strict=True))
             except InputError as found:
                 raise error(found.message, where=found.where) from None
             return function(*args, **kwargs)
@@ -122,6 +122,19 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def _are_plain(
+    kinds: Mapping[str, Reader | None], names: Collection[str], values: Collection[Any]
+) -> bool:
+    """True if functions take all values as they are, as nearly always; this is cheaper than reading them."""
+    if len(values) > len(names):
+        return False
+    for name, value in zip(names, values, strict=False):
+        kind = kinds.get(name)
+        if kind is not None and type(value) not in kind.plain:
+            return False
+    return True
 
 
 def _read(kinds: Mapping[str, Reader | None], names: Iterable[str], values: Iterable[Any]) -> list[Any]:

@@ -33,8 +33,17 @@ def _faults(topology: Topology) -> Iterator[str]:
         yield f"found node numbers {sorted(nodes)}; expected 0..{len(nodes) - 1} without a gap"
     for link in topology.links:
         yield from _faults_of_link(link, topology.num_ranks)
+    alike: set[tuple[int, ...]] = set()  # most holds share the very objects of their costs and sides
+    num_links, num_resources, links = len(topology.links), len(topology.resources), topology.links
     for hold in topology.holds:
-        yield from _faults_of_hold(hold, topology)
+        if not (0 <= hold.link < num_links and 0 <= hold.resource < num_resources):
+            yield f"hold of resource {hold.resource} by link {hold.link}: no such link or resource"
+        link = links[hold.link]
+        costs = hold.alpha_us, hold.beta_us_per_mb, link.alpha_us, link.beta_us_per_mb, hold.side
+        known = tuple(map(id, costs))
+        if known not in alike:
+            yield from _faults_of_hold(hold, topology)
+            alike.add(known)
     free = set(range(len(topology.links))).difference(hold.link for hold in topology.holds)
     if free:
         yield (
@@ -64,8 +73,6 @@ def _faults_of_link(link: Link, num_ranks: int) -> Iterator[str]:
 
 
 def _faults_of_hold(hold: Hold, topology: Topology) -> Iterator[str]:
-    if not (0 <= hold.link < len(topology.links) and 0 <= hold.resource < len(topology.resources)):
-        yield f"hold of resource {hold.resource} by link {hold.link}: no such link or resource"
     link, name = topology.links[hold.link], topology.resources[hold.resource].name
     if hold.side not in ("send", "receive"):
         yield f"hold by link {link}: found side {hold.side!r}; expected 'send' or 'receive'"

@@ -383,6 +383,9 @@ class TopologyBuilder:
     _resources: list[Resource] = field(default_factory=list, init=False)
     _holds: list[Hold] = field(default_factory=list, init=False)
     _switches: list[Switch] = field(default_factory=list, init=False)
+    _last_costs: tuple[Number, Number, Fraction, Fraction] = field(
+        default=(_NOTHING, _NOTHING, _NOTHING, _NOTHING), init=False
+    )
 
     @checked_as(TopologyError)
     def add_link(
@@ -417,7 +420,8 @@ class TopologyBuilder:
         if overhead_us is not None:
             overhead_us, _ = self._exact(overhead_us, _NOTHING, f"{described}: overhead")
         held = link.held_us(self.alpha_meaning, overhead_us)
-        self._holds.append(Hold(index, self.add_resource(described), *held))
+        self._holds.append(Hold(index, len(self._resources), *held))
+        self._resources.append(Resource(described))
         return index
 
     @checked_as(TopologyError)
@@ -451,10 +455,15 @@ class TopologyBuilder:
         self._holds.append(Hold(link, resource, *costs, side))
 
     def _exact(self, alpha_us: Number, beta_us_per_mb: Number, what: str) -> tuple[Fraction, Fraction]:
+        last = self._last_costs  # most links share the very objects of their costs
+        if alpha_us is last[0] and beta_us_per_mb is last[1]:
+            return last[2:]
         try:
-            return exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
+            costs = exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
         except InputError as error:
             raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
+        self._last_costs = (alpha_us, beta_us_per_mb, *costs)
+        return costs
 
     @checked_as(TopologyError)
     def add_switch(
