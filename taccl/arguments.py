@@ -124,9 +124,7 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
     return decorate
 
 
-def _are_plain(
-    kinds: Mapping[str, Reader | None], names: Collection[str], values: Collection[Any]
-) -> bool:
+def _are_plain(kinds: Mapping[str, Reader | None], names: Collection[str], values: Collection[Any]) -> bool:
     """True if functions take all values as they are, as nearly always; this is cheaper than reading them."""
     if len(values) > len(names):
         return False

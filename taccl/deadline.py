@@ -7,8 +7,10 @@ thread free for Ctrl-C while they work. What is under way is told in scopes, fro
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import math
+import os
 import signal as signals
 import sys
 import threading
@@ -34,6 +36,8 @@ _STARTS = threading.RLock()
 _TICK_S = 0.1
 #: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
 _PATIENCE_S = 0.75
+#: Name of threads that may be left behind, and seconds that the end of the interpreter waits for each.
+_LEFT_BEHIND, _LAST_WAIT_S = "taccl-work", 5.0
 #: Bytecodes, at least, within which an interrupt that was sent arrives.
 _MOST_LOOKS = 1000
 #: Seconds between two interrupts of a thread that does not end when its time is up.
@@ -48,6 +52,18 @@ _APART_IN = {
     "taccl.deadline": frozenset({"begin", "end", "_start"}),
     "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
 }
+
+
+def busy_factor() -> float:
+    """About how many seconds on the clock a second of work takes, by the load of the machine; at least 1.
+
+    The load is that of the last minute. Platforms that tell no load count as idle.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return 1.0
+    return max(1.0, load / (os.cpu_count() or 1))
 
 
 class OutOfTime(NoSolutionError):
@@ -262,7 +278,7 @@ class Deadline:
             finally:
                 ended.set()
 
-        _start(threading.Thread(target=working, name="taccl-work", daemon=True))
+        _start(threading.Thread(target=working, name=_LEFT_BEHIND, daemon=True))
         while not ended.is_set() and time.monotonic() < given_up:
             try:
                 if not ended.wait(_TICK_S) and tell is not None and not self.has_passed:
@@ -319,6 +335,19 @@ class _Interrupt:
                     self._is_sent, again_s = True, _AGAIN_S
                     _raise_in(self._thread, self.kind)
             self._at_s = time.monotonic() + again_s
+
+
+def await_left_behind() -> None:
+    """Wait for threads that were left behind, before the interpreter ends, which would abort them.
+
+    They end at their next look at the deadline.
+    """
+    for each in threading.enumerate():
+        if each.name == _LEFT_BEHIND:
+            each.join(_LAST_WAIT_S)
+
+
+atexit.register(await_left_behind)
 
 
 def _start(thread: threading.Thread) -> None:

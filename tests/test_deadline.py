@@ -8,6 +8,7 @@ import math
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -376,3 +377,27 @@ def test_an_interrupted_search_leaves_nothing_behind():
         with contextlib.suppress(OutOfTime), Deadline.after(moments.uniform(0.0, took_s)).enforced():
             found(problem)
         assert found(problem) == first
+
+
+@pytest.mark.slow
+def test_the_interpreter_waits_for_work_that_was_left_behind():
+    """A thread that ends after the script does ends before its interpreter."""
+    script = """
+import os, threading, time
+from contextlib import suppress
+from taccl.deadline import Deadline, OutOfTime
+
+is_left = threading.Event()
+
+def work():
+    is_left.wait()
+    time.sleep(0.3)
+    os.write(1, b"ended")
+
+with suppress(OutOfTime):
+    Deadline.after(0.0).run(work, patience_s=0.0)
+os.write(1, b"left, ")
+is_left.set()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "left, ended"

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from taccl.deadline import signals_to
+from taccl.deadline import await_left_behind, signals_to
 
 #: Objects made between two collections: Python's 700 cost a fifth of the time of large topologies.
 _COLLECT_EVERY = 100_000
@@ -59,6 +59,7 @@ def _end_now(code: int) -> None:
 
     A thread that was left behind when time was up may be in compiled code, and would abort in it.
     """
+    atexit.unregister(await_left_behind)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

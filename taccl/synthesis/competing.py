@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.caching import cached
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import Deadline, OutOfTime, busy_factor
 from taccl.errors import InputError
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule
@@ -22,7 +22,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import BALANCED, search_balanced
 from taccl.synthesis.large import are_kept, effort, suits
 from taccl.synthesis.large_search import offer_compiled
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
 from taccl.synthesis.search import Search
 from taccl.topology.recognise import dimensions
 
@@ -56,6 +56,14 @@ def is_small(problem: Problem) -> bool:
     return collective.sums_up and bool(waits.any())
 
 
+def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
+    """Seconds to keep back for the verifier and the bound, of those that are left."""
+    transfers, links = _arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
+    work_s = budget.reserve_s_per_link * links + budget.reserve_s_per_transfer * transfers
+    kept_s = busy_factor() * max(budget.reserve_s, work_s)
+    return max(budget.reserve_s, min(kept_s, budget.most_reserve_share * left_s))
+
+
 def offer_first(search: Search) -> None:
     """Offer the baselines that fit into a share of the time, the quickest to build first.
 
@@ -76,7 +84,8 @@ def offer_rest(search: Search, found: Schedule | CompactSchedule) -> None:
     """
     if isinstance(found, Schedule):
         share_baselines(search.problem, found.problem)
-    until = search.deadline.later(-search.parameters.budget.reserve_s)
+    budget = search.parameters.budget
+    until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
     if search.best is not None and not until.has_passed:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 
@@ -128,14 +137,15 @@ def _offer_quickest(
     if _BEST in order[1:]:
         order.remove(_BEST)
         order.insert(1, _BEST)
-    late = search.deadline.later(parameters.budget.late_s)
+    late_s = parameters.budget.late_s * busy_factor()
+    late = search.deadline.later(late_s)
     for name in order:
         limit = until_best if name == _BEST else until
         is_known = search.best is not None
         if is_known and builds_s[name] > limit.left_s:
             continue
         if name == _COMPILED:
-            offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=parameters.budget.late_s)
+            offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
         limit = limit if is_known else late
         with suppress(InputError, OutOfTime), limit.enforced():

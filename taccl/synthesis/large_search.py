@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.costs import wide_links
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import Deadline, OutOfTime, busy_factor
 from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder
@@ -100,7 +100,7 @@ def have_compiled(search: Search) -> bool:
     """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
     deadline = search.deadline
     if search.top.best is None:
-        deadline = search.patience.later(search.parameters.budget.late_s)
+        deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
     found = compile_telling(search.problem, search.options, deadline)
     if not found:
         search.notes.append(_COLD)
@@ -112,7 +112,7 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
 
     Kernels compiled by then are kept on disk, which shortens the next run.
     """
-    large, least_s = options.parameters.large, options.parameters.choice.cold_s
+    large, least_s = options.parameters.large, busy_factor() * options.parameters.choice.cold_s
 
     def tell(past_s: float, *_: object) -> None:
         if past_s >= large.told_after_s:

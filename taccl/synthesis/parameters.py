@@ -50,9 +50,14 @@ class ChoiceParameters(_Group):
 class BudgetParameters(_Group):
     """Shares of the time limit for stages that every search has."""
 
-    reserve_s: float = 0.2  # kept back for expanding and verifying what the last stage finds
+    # Kept back for verifying what the last stage finds and for its bound: in any case, for each link and for
+    # each transfer, in seconds of work, which take longer on a busy machine; and at most.
+    reserve_s: float = 0.2
+    reserve_s_per_link: float = 3e-5
+    reserve_s_per_transfer: float = 1.5e-5
+    most_reserve_share: float = 0.4
     least_s: float = 0.05  # of the search, however long what comes before it took
-    # Wait for a first schedule beyond the time limit, at most; shorter than it takes to compile kernels.
+    # Work on a first schedule beyond the time limit, at most; shorter than it takes to compile kernels.
     late_s: float = 10.0
     # After which the bound is no longer improved, by what takes long and by anything.
     bound_share: float = 0.2

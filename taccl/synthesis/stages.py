@@ -1,7 +1,8 @@
 """The stages of the portfolio: each a function that takes a `Search` and leaves it better or as it was.
 
 `run` goes through those of a backend in the order of `STAGES`, until the bound is met or time is up. Each
-stage knows its share of the time limit, and has nothing to do where it does not apply.
+stage knows its share of the time limit, and has nothing to do where it does not apply. Shares count work, so
+that they are longer on the clock while the machine is busy; the time limit cuts them off.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from taccl.deadline import NEVER, OutOfTime
+from taccl.deadline import NEVER, OutOfTime, busy_factor
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import LinearModel
@@ -67,7 +68,7 @@ def _joint(search: Search, limit_s: float) -> None:
     portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
-    budget_s = min(portfolio.most_joint_s, portfolio.joint_share * limit_s)
+    budget_s = busy_factor() * min(portfolio.most_joint_s, portfolio.joint_share * limit_s)
     job_shop(
         search,
         "joint",
@@ -81,10 +82,10 @@ def _joint(search: Search, limit_s: float) -> None:
 def _routed(search: Search, limit_s: float) -> None:
     """Routing, then ordering and contiguity as one job shop."""
     portfolio = search.parameters.portfolio
-    budget_s = min(portfolio.routing_share * limit_s, search.deadline.left_s)
+    budget_s = min(busy_factor() * portfolio.routing_share * limit_s, search.deadline.left_s)
     routed = route(search, "highs", budget_s=budget_s)
     if routed is not None and not search.done:
-        budget_s = min(portfolio.most_job_shop_s, portfolio.job_shop_share * limit_s)
+        budget_s = busy_factor() * min(portfolio.most_job_shop_s, portfolio.job_shop_share * limit_s)
         _schedule(search, routed, "cpsat", budget_s)
 
 
@@ -400,7 +401,7 @@ def _improve(search: Search, limit_s: float) -> None:
         return
     freeing, portfolio = search.parameters.neighbourhood, search.parameters.portfolio
     patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * limit_s
-    patience_s = max(portfolio.least_improve_s, patience_s)
+    patience_s = busy_factor() * max(portfolio.least_improve_s, patience_s)
     rng = random.Random(search.options.seed)
     quotient, current = search.quotient, search.best_on_quotient
     start_us = search.best_us
@@ -426,7 +427,8 @@ def _improve(search: Search, limit_s: float) -> None:
             required=required,
             optional=optional,
             hint=current,
-            budget_s=min(
+            budget_s=busy_factor()
+            * min(
                 (freeing.last_round_s if is_last else freeing.round_s) + len(optional) * freeing.s_per_hop,
                 freeing.most_round_s,
             ),

@@ -22,7 +22,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
-from taccl.deadline import NEVER, Deadline, OutOfTime
+from taccl.deadline import NEVER, Deadline, OutOfTime, busy_factor
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import naming_contributions
@@ -43,6 +43,7 @@ from taccl.synthesis.competing import (
     offer_cut,
     offer_first,
     offer_rest,
+    reserve_s,
     share_baselines,
 )
 from taccl.synthesis.exchange import exchange_s, offer_exchanged
@@ -269,7 +270,7 @@ def _search_in_chunks(
     """
     parameters, budget, since = options.parameters, options.parameters.budget, time.monotonic()
     is_open = problem.chunks_open
-    at_last = limit.later(budget.late_s)
+    at_last = limit.later(budget.late_s * busy_factor())
     known = [first]
 
     def may_end() -> bool:
@@ -285,7 +286,8 @@ def _search_in_chunks(
             quick = quick_schedule(asked, options, NEVER)
             return Search(asked, options, limit, best=quick).result(choice)
         problem, apart = _feasible(asked, left_s, parameters)
-    search = Search(problem, options, limit.later(-budget.reserve_s).at_least(budget.least_s), best=apart)
+    kept_s = reserve_s(problem, limit.left_s, budget)
+    search = Search(problem, options, limit.later(-kept_s).at_least(budget.least_s), best=apart)
     search.stages = first.stages
     if is_open:
         chosen = format_count(asked.collective.chunks_per_rank, "chunk")
