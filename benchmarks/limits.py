@@ -1,5 +1,7 @@
 """Time limits on a busy machine: whether each verb ends within its limit and 2 s, with an answer.
 
+What is synthesized must finish no later than the best baseline, which is made before, without a limit.
+
     python -m benchmarks.limits                                # limits of 1, 2, 5 and 15 s beside 4 processes
     python -m benchmarks.limits --limit 5 --only plan
     python -m benchmarks.limits --output benchmarks/results/limits.json
@@ -10,6 +12,7 @@ the process to its end; CPU seconds are those of the verb and of its solvers. Ke
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Seconds that a verb may take beyond its limit.
-_SPARE_S = 2.0
+#: Seconds that a verb may take beyond its limit; and the ratio of finishes that count as the same.
+_SPARE_S, _SAME = 2.0, 1 + 1e-9
 #: Arguments of each verb, and the option that limits it; ``{folder}`` is a folder of the run's own.
 VERBS: tuple[tuple[str, str], ...] = (
     ("synthesize ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
@@ -42,6 +45,10 @@ VERBS: tuple[tuple[str, str], ...] = (
     ("explain ndv2/sk1 --collective allgather", "--time-limit"),
     ("reorder torus:4x4", "--time-limit"),
     ("synthesize dgx2 --nodes 8 --collective allreduce --size 1MB", "--time-limit"),
+    ("synthesize dgx2 --nodes 4 --collective allreduce --size 1MB", "--time-limit"),
+    ("synthesize h200 --nodes 8 --collective broadcast --size 16MB", "--time-limit"),
+    ("synthesize dgx1 --nodes 2 --collective allreduce --size 64KB", "--time-limit"),
+    ("synthesize torus:8x8 --collective allgather --size 1MB", "--time-limit"),
     ("synthesize dgx-h100 --nodes 16 --collective reduce --size 64MB", "--time-limit"),
     ("plan ndv2 --nodes 2 --collective allgather --sizes 1KB,32KB,1MB,16MB,256MB", "--time-limit"),
     ("compare ndv2/sk1 --collective allgather --backends greedy --no-cache", "--time-limit"),
@@ -53,6 +60,7 @@ _BUSY = "while True: pass"
 COLUMNS: tuple[Column, ...] = (
     ("verb", "command", "<68"), ("limit", "limit_s", ">6.1f"), ("seconds", "seconds", ">8.2f"),
     ("CPU", "cpu_s", ">7.2f"), ("exit code", "exit_code", ">10d"), ("left behind", "left_behind", ">12d"),
+    ("finish us", "finish_us", ">10.4g"), ("best baseline", "baseline_us", ">14.4g"),
 )  # fmt: skip
 
 
@@ -63,14 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--busy", type=int, default=4, help="processes beside each verb")
     parser.add_argument("--only", action="append", help="a part of a command")
     options = parser.parse_args(argv)
+    verbs = [(command, limited_by) for command, limited_by in VERBS if wanted(command, options.only)]
+    baselines_us = {command: _baseline_us(command) for command, _ in verbs}
     with tempfile.TemporaryDirectory() as folder:
         _schedule(folder)
         with _busy(options.busy):
             asked = (
-                _row(command, limited_by, limit_s, folder)
-                for command, limited_by in VERBS
+                _row(command, limited_by, limit_s, folder, baselines_us[command])
+                for command, limited_by in verbs
                 for limit_s in options.limit or (1.0, 2.0, 5.0, 15.0)
-                if wanted(command, options.only)
             )
             rows = shown(COLUMNS, asked)
     return summed_up(options.output, {"limits": rows}, busy=options.busy)
@@ -85,6 +94,16 @@ def _schedule(folder: str) -> None:
     )
 
 
+def _baseline_us(command: str) -> float | None:
+    """When the best baseline of what is synthesized finishes; None of other verbs."""
+    verb, *words = shlex.split(command)
+    if verb != "synthesize":
+        return None
+    asked = ["baseline", "best", "--topology", *words, "--json"]
+    done = subprocess.run([sys.executable, "-m", "taccl", *asked], check=True, capture_output=True, text=True)
+    return float(json.loads(done.stdout)["finish_us"])
+
+
 @contextmanager
 def _busy(count: int) -> Iterator[None]:
     """Keep `count` processes busy meanwhile."""
@@ -97,22 +116,28 @@ def _busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def _row(command: str, limited_by: str, limit_s: float, folder: str) -> Row:
+def _row(command: str, limited_by: str, limit_s: float, folder: str, baseline_us: float | None) -> Row:
     """One verb under one limit: wall and CPU seconds, whether it is late, and what it left in the folder."""
     words = shlex.split(command.format(folder=folder))
-    overwrite = ["--overwrite"] if "-o" in words else []
+    extra = ["--overwrite"] if "-o" in words else []
+    extra += [] if baseline_us is None else ["--json"]
     before, began = os.times(), time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "taccl", *words, limited_by, f"{limit_s:g}", *overwrite],
+        [sys.executable, "-m", "taccl", *words, limited_by, f"{limit_s:g}", *extra],
         capture_output=True, text=True, timeout=20 * (limit_s + _SPARE_S),
     )  # fmt: skip
     took_s, after = time.monotonic() - began, os.times()
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     left = [each.name for each in Path(folder).iterdir() if each.name.endswith((".tmp", ".old"))]
     late = ["LATE"] * (took_s > limit_s + _SPARE_S)
+    finish_us = None
+    if baseline_us is not None and done.returncode == 0:
+        finish_us = float(json.loads(done.stdout)["finish_us"])
+        late += ["LATER THAN A BASELINE"] * (finish_us > baseline_us * _SAME)
     return {
         "command": command.replace("{folder}/", ""), "limit_s": limit_s, "seconds": round(took_s, 2),
         "cpu_s": round(cpu_s, 2), "exit_code": done.returncode, "left_behind": len(left),
+        "finish_us": finish_us, "baseline_us": baseline_us,
         "missed": late + ["NO ANSWER"] * bool(done.returncode) + ["LEFT FILES"] * bool(left),
     }  # fmt: skip
 
