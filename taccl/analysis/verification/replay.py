@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import chain
 
 from taccl.analysis.verification.violation import KINDS, Violation
 from taccl.schedule.schedule import Schedule
+from taccl.topology.topology import Hold, Link
 
 #: Costs that need more ticks a microsecond than this may have been rounded up to one of so many.
 _FINEST_TICKS_PER_US = 10**6
@@ -57,6 +60,8 @@ class Replay:
         #: The ranks that contribute to every chunk, as bits.
         self.everyone = [sum(1 << rank for rank in data.origins) for data in self.collective.chunks]
         self._rounds_up = self.ticks_per_us == _FINEST_TICKS_PER_US < self._exact_ticks_per_us()
+        #: {the very objects of alpha and beta, and a size: ticks}, as most links share few of them.
+        self._ticks: dict[tuple[int, int, int], int | Fraction] = {}
 
     def report(
         self,
@@ -94,8 +99,16 @@ class Replay:
     def ticks(self, alpha_us: Fraction, beta_us_per_mb: Fraction, num_bytes: int) -> int | Fraction:
         """``alpha + bytes * beta`` in ticks: exact, unless costs need a finer grid than the finest.
 
-        Then alpha, and beta for the greatest size that all chunks are multiples of, each round up.
+        Then alpha, and beta for the greatest size that all chunks are multiples of, each round up. Costs are
+        those of the topology, which keeps them.
         """
+        key = id(alpha_us), id(beta_us_per_mb), num_bytes
+        found = self._ticks.get(key)
+        if found is None:
+            found = self._ticks[key] = self._exact_ticks(alpha_us, beta_us_per_mb, num_bytes)
+        return found
+
+    def _exact_ticks(self, alpha_us: Fraction, beta_us_per_mb: Fraction, num_bytes: int) -> int | Fraction:
         beta_us = beta_us_per_mb * Fraction(self.unit_bytes, _BYTES_PER_MB)
         units = num_bytes // self.unit_bytes
         if self._rounds_up:
@@ -104,6 +117,8 @@ class Replay:
 
     def bytes_of(self, members: list[int]) -> int:
         """The size of a send."""
+        if len(members) == 1:
+            return self.chunk_bytes[self.chunk[members[0]]]
         return sum(self.chunk_bytes[self.chunk[i]] for i in members)
 
     def us(self, ticks: int | Fraction) -> str:
@@ -122,9 +137,16 @@ class Replay:
     def _exact_ticks_per_us(self) -> int:
         """The least number of ticks a microsecond that makes all costs whole."""
         unit = Fraction(self.unit_bytes, _BYTES_PER_MB)
-        costs = {(each.alpha_us, each.beta_us_per_mb) for each in self.topology.links}
-        costs |= {(each.alpha_us, each.beta_us_per_mb) for each in self.topology.holds}
-        return math.lcm(*(each.denominator for alpha, beta in costs for each in (alpha, beta * unit)))
+        both: Iterable[Link | Hold] = chain(self.topology.links, self.topology.holds)
+        # Fractions take long to hash, and most links share the very objects of their costs.
+        costs = {(id(each.alpha_us), id(each.beta_us_per_mb)): each for each in both}
+        return math.lcm(
+            *(
+                cost.denominator
+                for each in costs.values()
+                for cost in (each.alpha_us, each.beta_us_per_mb * unit)
+            )
+        )
 
     def _starts(self) -> list[frozenset[int]]:
         """Where every chunk starts to spread: its root where it is reduced first, or where it is made."""
