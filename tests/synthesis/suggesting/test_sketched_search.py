@@ -11,7 +11,9 @@ from taccl.topology.topology import TopologyBuilder
 
 pytestmark = pytest.mark.slow  # `result` is a search of some seconds
 
-#: Stages that end by themselves, in a time limit that is ample on a busy machine, too.
+#: Seconds that no search of this file takes on any machine: its stages end by themselves.
+_AMPLE_S = 3600.0
+#: Stages that end by their work, long before that time.
 BRIEF = taccl.SearchParameters.from_dict(
     {
         "portfolio": {
@@ -19,7 +21,7 @@ BRIEF = taccl.SearchParameters.from_dict(
             "routing_share": 0.01, "job_shop_share": 0.01,
         },
         "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
-        "ruin": {"idle_runs": 1, "run_turns": 100},
+        "ruin": {"idle_runs": 1, "run_turns": 100}, "suggesting": {"most_suggest_s": _AMPLE_S},
     }
 )  # fmt: skip
 
@@ -34,7 +36,20 @@ def problem():
 @pytest.fixture(scope="module")
 def result(problem):
     """Result of its synthesis, with time to spare for suggestions."""
-    return taccl.synthesize(problem, time_limit_s=60, parameters=BRIEF)
+    return taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF)
+
+
+@pytest.fixture(scope="module")
+def proposal():
+    """The first sketch for an allgather of 16 MB on two DGX-A100."""
+    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
+    return taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
+
+
+@pytest.fixture(scope="module")
+def unsketched(proposal):
+    """The problem of that proposal without its sketch."""
+    return taccl.make_problem(proposal.problem.topology, proposal.problem.collective, size_bytes=16_000_000)
 
 
 def test_the_schedule_is_of_the_problem_that_was_given(problem, result):
@@ -65,7 +80,7 @@ def test_the_best_of_all_is_kept(result):
 
 def test_none_tries_no_sketch(problem):
     """Then there is no stage under a sketch, and no note of one."""
-    without = taccl.synthesize(problem, time_limit_s=0.5, sketch="none")
+    without = taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF, sketch="none")
     assert not any(note.startswith("no sketch was given") for note in without.notes)
     assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
 
@@ -85,30 +100,26 @@ def test_progress_never_gets_worse(result):
     assert seconds == sorted(seconds)
 
 
-def test_a_proposal_may_be_given():
+def test_a_proposal_may_be_given(proposal, unsketched):
     """A proposal of `suggest_sketches` is used in place of the best."""
-    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
-    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
-    plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
-    result = taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
+    result = taccl.synthesize(unsketched, time_limit_s=_AMPLE_S, parameters=BRIEF, sketch=proposal)
     assert result.finish_us <= proposal.finish_us
 
 
-def test_a_proposal_for_other_chunks_is_refused():
+def test_a_proposal_for_other_chunks_is_refused(proposal):
     """A sketch for two chunks per rank cannot guide a problem of one."""
-    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
-    proposal = taccl.suggest_sketches(
-        topology, "allgather", "16MB", chunks_per_rank=2, most=1, time_limit_s=0.1
-    )[0]
-    plain = taccl.make_problem(topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1)
+    assert proposal.problem.collective.chunks_per_rank == 2
+    plain = taccl.make_problem(
+        proposal.problem.topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1
+    )
     with pytest.raises(InputError, match="sketch: found a proposal for another problem"):
-        taccl.synthesize(plain, time_limit_s=1, sketch=proposal)
+        taccl.synthesize(plain, time_limit_s=_AMPLE_S, sketch=proposal)
 
 
 def test_an_unknown_word_for_the_sketch_is_refused(problem):
     """Only auto, none and proposals are known; a sketch is applied to make a problem."""
     with pytest.raises(InputError, match="sketch: found 'ndv2/sk1'"):
-        taccl.synthesize(problem, sketch="ndv2/sk1")
+        taccl.synthesize(problem, time_limit_s=_AMPLE_S, sketch="ndv2/sk1")
 
 
 def test_a_problem_with_a_sketch_is_left_alone():
@@ -131,7 +142,7 @@ def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
         if doing.startswith("sketch "):
             raise KeyboardInterrupt
 
-    result = taccl.synthesize(problem, time_limit_s=4, progress=interrupted)
+    result = taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF, progress=interrupted)
     assert result.interrupted
     assert taccl.verify(result.schedule).ok
 
@@ -149,18 +160,13 @@ def test_what_a_sketch_cannot_speak_of_is_searched_without():
     assert [stage.status for stage in result.stages if stage.name == "suggest"] in ([], ["no-solution"])
 
 
-def test_a_proposal_beside_a_sketch_is_refused():
+def test_a_proposal_beside_a_sketch_is_refused(proposal):
     """A problem that has a sketch cannot be guided by another."""
-    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
-    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
     with pytest.raises(InputError, match="has a sketch already"):
-        taccl.synthesize(proposal.problem, sketch=proposal)
+        taccl.synthesize(proposal.problem, time_limit_s=_AMPLE_S, sketch=proposal)
 
 
-def test_a_proposal_guides_the_portfolio_alone():
+def test_a_proposal_guides_the_portfolio_alone(proposal, unsketched):
     """A solver that is named gets a problem with the sketch applied instead."""
-    topology = taccl.topologies.dgx_a100(nodes=2, profile="nominal")
-    proposal = taccl.suggest_sketches(topology, "allgather", "16MB", most=1, time_limit_s=0.1)[0]
-    plain = taccl.make_problem(topology, proposal.problem.collective, size_bytes=16_000_000)
     with pytest.raises(InputError, match="guides the portfolio alone"):
-        taccl.synthesize(plain, sketch=proposal, backend="highs")
+        taccl.synthesize(unsketched, time_limit_s=_AMPLE_S, sketch=proposal, backend="highs")
