@@ -1,4 +1,4 @@
-"""How much work something is: for tests of how work grows, as none asserts seconds."""
+"""Effort: how work grows, and searches that end by their work, as no test asserts seconds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ import time
 import timeit
 from typing import TYPE_CHECKING
 
+from taccl.synthesis.parameters import SearchParameters
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: Time limit that no search of a test reaches on any machine: what the test asserts does not depend on the clock.
+AMPLE_S = 3600.0
+#: Stages of small problems that end by their work, long before that time.
+BRIEF = SearchParameters.from_dict(
+    {
+        "portfolio": {
+            "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
+            "routing_share": 0.01, "job_shop_share": 0.01,
+        },
+        "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
+        "ruin": {"idle_runs": 1, "run_turns": 100},
+        "suggesting": {"most_suggest_s": AMPLE_S},
+    }
+)  # fmt: skip
 
 
 def cpu_s(work: Callable[[], object]) -> float:

@@ -13,6 +13,7 @@ from taccl.errors import InputError
 from taccl.synthesis import competing
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import cut
+from tests.effort import AMPLE_S, BRIEF
 
 synthesizing = import_module("taccl.synthesis.synthesize")
 
@@ -139,6 +140,7 @@ def test_the_time_before_the_search_has_rows_of_its_own():
     """Baselines and the choice of chunks are stages, so that stages add up to the whole."""
     topology = taccl.topologies.ring(4)
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**9)
-    names = [stage.name for stage in taccl.synthesize(problem, backend="greedy").stages]
+    found = taccl.synthesize(problem, backend="greedy", time_limit_s=AMPLE_S, parameters=BRIEF)
+    names = [stage.name for stage in found.stages]
     assert names[0] == "baselines" and "chunks" in names
     assert set(names[: names.index("chunks")]) == {"baselines"}

@@ -8,22 +8,9 @@ import taccl
 from taccl.errors import InputError
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import AMPLE_S, BRIEF
 
 pytestmark = pytest.mark.slow  # `result` is a search of some seconds
-
-#: Seconds that no search of this file takes on any machine: its stages end by themselves.
-_AMPLE_S = 3600.0
-#: Stages that end by their work, long before that time.
-BRIEF = taccl.SearchParameters.from_dict(
-    {
-        "portfolio": {
-            "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
-            "routing_share": 0.01, "job_shop_share": 0.01,
-        },
-        "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
-        "ruin": {"idle_runs": 1, "run_turns": 100}, "suggesting": {"most_suggest_s": _AMPLE_S},
-    }
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +23,7 @@ def problem():
 @pytest.fixture(scope="module")
 def result(problem):
     """Result of its synthesis, with time to spare for suggestions."""
-    return taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF)
+    return taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +67,7 @@ def test_the_best_of_all_is_kept(result):
 
 def test_none_tries_no_sketch(problem):
     """Then there is no stage under a sketch, and no note of one."""
-    without = taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF, sketch="none")
+    without = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF, sketch="none")
     assert not any(note.startswith("no sketch was given") for note in without.notes)
     assert not any(stage.name.startswith(("suggest", "sketch")) for stage in without.stages)
 
@@ -102,7 +89,7 @@ def test_progress_never_gets_worse(result):
 
 def test_a_proposal_may_be_given(proposal, unsketched):
     """A proposal of `suggest_sketches` is used in place of the best."""
-    result = taccl.synthesize(unsketched, time_limit_s=_AMPLE_S, parameters=BRIEF, sketch=proposal)
+    result = taccl.synthesize(unsketched, time_limit_s=AMPLE_S, parameters=BRIEF, sketch=proposal)
     assert result.finish_us <= proposal.finish_us
 
 
@@ -113,13 +100,13 @@ def test_a_proposal_for_other_chunks_is_refused(proposal):
         proposal.problem.topology, "allgather", size_bytes=16_000_000, chunks_per_rank=1
     )
     with pytest.raises(InputError, match="sketch: found a proposal for another problem"):
-        taccl.synthesize(plain, time_limit_s=_AMPLE_S, sketch=proposal)
+        taccl.synthesize(plain, time_limit_s=AMPLE_S, sketch=proposal)
 
 
 def test_an_unknown_word_for_the_sketch_is_refused(problem):
     """Only auto, none and proposals are known; a sketch is applied to make a problem."""
     with pytest.raises(InputError, match="sketch: found 'ndv2/sk1'"):
-        taccl.synthesize(problem, time_limit_s=_AMPLE_S, sketch="ndv2/sk1")
+        taccl.synthesize(problem, time_limit_s=AMPLE_S, sketch="ndv2/sk1")
 
 
 def test_a_problem_with_a_sketch_is_left_alone():
@@ -142,7 +129,7 @@ def test_ctrl_c_while_sketches_are_tried_keeps_the_first_schedule(problem):
         if doing.startswith("sketch "):
             raise KeyboardInterrupt
 
-    result = taccl.synthesize(problem, time_limit_s=_AMPLE_S, parameters=BRIEF, progress=interrupted)
+    result = taccl.synthesize(problem, time_limit_s=AMPLE_S, parameters=BRIEF, progress=interrupted)
     assert result.interrupted
     assert taccl.verify(result.schedule).ok
 
@@ -163,10 +150,10 @@ def test_what_a_sketch_cannot_speak_of_is_searched_without():
 def test_a_proposal_beside_a_sketch_is_refused(proposal):
     """A problem that has a sketch cannot be guided by another."""
     with pytest.raises(InputError, match="has a sketch already"):
-        taccl.synthesize(proposal.problem, time_limit_s=_AMPLE_S, sketch=proposal)
+        taccl.synthesize(proposal.problem, time_limit_s=AMPLE_S, sketch=proposal)
 
 
 def test_a_proposal_guides_the_portfolio_alone(proposal, unsketched):
     """A solver that is named gets a problem with the sketch applied instead."""
     with pytest.raises(InputError, match="guides the portfolio alone"):
-        taccl.synthesize(unsketched, time_limit_s=_AMPLE_S, sketch=proposal, backend="highs")
+        taccl.synthesize(unsketched, time_limit_s=AMPLE_S, sketch=proposal, backend="highs")
