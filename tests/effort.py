@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import timeit
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from taccl.synthesis.parameters import SearchParameters
+import taccl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Time limit that no search of a test reaches on any machine: what the test asserts does not depend on the clock.
 AMPLE_S = 3600.0
 #: Stages of small problems that end by their work, long before that time.
-BRIEF = SearchParameters.from_dict(
+BRIEF = taccl.SearchParameters.from_dict(
     {
         "portfolio": {
             "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
@@ -25,6 +25,25 @@ BRIEF = SearchParameters.from_dict(
         "suggesting": {"most_suggest_s": AMPLE_S},
     }
 )  # fmt: skip
+
+#: The same for large problems: solvers have about a tenth of a second each, and what they find is not asserted.
+HASTY = taccl.SearchParameters.from_dict(
+    {
+        **BRIEF.to_dict(),
+        "portfolio": {
+            **BRIEF.to_dict()["portfolio"],
+            **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 0.1 / AMPLE_S),
+        },
+        "budget": {"bound_share": 0.1 / AMPLE_S, "most_bound_share": 0.5 / AMPLE_S},
+    }
+)
+#: Wait for a first schedule however late it comes, with the default stages.
+PATIENT = taccl.SearchParameters.from_dict({"budget": {"late_s": AMPLE_S}})
+
+
+def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
+    """Result of a search that ends by the work of its stages, whatever the clock says."""
+    return taccl.synthesize(problem, **{"time_limit_s": AMPLE_S, "parameters": BRIEF, **options})
 
 
 def cpu_s(work: Callable[[], object]) -> float:

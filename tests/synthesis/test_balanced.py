@@ -13,10 +13,13 @@ import taccl
 from taccl.baselines.along import translations_along
 from taccl.baselines.hierarchical import level_orders
 from taccl.cli import main
+from taccl.deadline import NEVER
 from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.explore import plan as planning
 from taccl.problem import make_problem
 from taccl.synthesis.balanced import choose_num_chunks, choose_orders
 from taccl.topologies import parse
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY
 
 #: The products of the benchmark, and how much of the optimum's rate is to be reached.
@@ -157,10 +160,10 @@ def test_a_topology_that_looks_alike_has_an_implicit_schedule():
 @pytest.mark.slow
 def test_the_portfolio_tries_it():
     """On a product with chunks enough the general search ends no later than the balanced schedule."""
-    topology = parse("multidim:switch4@100,switch4@100,switch4@100")
-    problem = make_problem(topology, "allreduce", size_bytes=64 * 10**6, chunks_per_rank=6)
+    topology = parse("multidim:switch3@100,switch3@100,switch2@100")
+    problem = make_problem(topology, "allreduce", size_bytes=18 * 10**6, chunks_per_rank=6)
     balanced = taccl.synthesize(problem, backend="dimension-balanced")
-    found = taccl.synthesize(problem, backend="greedy", time_limit_s=3)
+    found = brief_synthesis(problem, backend="greedy")
     assert found.finish_us <= balanced.finish_us
 
 
@@ -168,7 +171,7 @@ def test_the_portfolio_tries_it():
 def test_suggestions_go_along_dimensions_where_that_is_sooner():
     """On a mesh whose axes differ a schedule along them comes with a sketch, ahead of the list scheduler's."""
     topology = taccl.topologies.mesh(4, 4, bandwidth_gb_per_s=[100, 25], alpha_meaning="pipelined")
-    found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=10)
+    found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=AMPLE_S)
     assert found[0].schedule.producer.startswith("dimension-balanced") and taccl.verify(found[0].schedule).ok
 
 
@@ -179,7 +182,9 @@ def test_plans_go_along_dimensions(monkeypatch):
     balanced = taccl.baselines.BASELINES["dimension-balanced"]
     spy = lambda problem, cut: made.append(balanced(problem, cut=cut)) or made[-1]  # noqa: E731
     monkeypatch.setitem(taccl.baselines.BASELINES, "dimension-balanced", spy)
-    taccl.plan(parse("multidim:switch3@100,switch2@100"), "allreduce", sizes=["1MB"], time_limit_s=1)
+    topology, sizes = parse("multidim:switch3@100,switch2@100"), [10**6]
+    search = planning.PlanSearch(sizes, lambda _: None, [topology])
+    search.add_baselines([("no sketch", planning._problems(topology, "allreduce", None, None, sizes))], NEVER)
     assert made and all(taccl.verify(each).ok for each in made)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import taccl
 from taccl.sketch.upstream import load_problem
+from tests.effort import PATIENT
 from tests.foreign import OURS
 from tests.fuzzing import MANY, by_turns
 
@@ -51,7 +52,7 @@ def test_shipped_sketch(name, collective):
     chunks = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
     # The first run of the compiled list scheduler, which has an alltoall of 64 ranks, must end in time.
     limit_s = 15 if collective == "alltoall" and topology.num_ranks == 64 else 0.5
-    result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=limit_s)
+    result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=limit_s, parameters=PATIENT)
     assert_sound(result)
     assert result.schedule.problem.collective == chunks
     assert len(result.schedule.problem.clauses.symmetry) == len(sketch.symmetry)
@@ -69,7 +70,7 @@ OURS_TOGETHER = [
 def assert_scheduled(sketch, topology, collective, cost_model):
     """The sketch file on the topology file is scheduled however short the time."""
     problem = load_problem(sketch, topology, collective=collective, cost_model=cost_model)
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1)
+    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1, parameters=PATIENT)
     assert_sound(result)
     assert result.schedule.problem.topology.cost_model == cost_model
 

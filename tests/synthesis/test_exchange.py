@@ -21,6 +21,7 @@ from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
+from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_levels
 
@@ -80,7 +81,8 @@ def test_improvement_begins_from_an_exchange():
 def test_what_fails_leaves_most_of_an_exchange():
     """The rest is re-planned along its trees, and exchanged again."""
     topology = ring(6, alpha=0)
-    old = taccl.synthesize(problem_of(topology, collectives.allreduce(6)), time_limit_s=3).schedule
+    problem = problem_of(topology, collectives.allreduce(6))
+    old = brief_synthesis(problem).schedule
     assert old.producer.endswith("sums exchanged")
     left = without(topology, links=[(0, 1)])
     found = replan(old, problem_of(left, collectives.allreduce(6)), time_limit_s=3)
@@ -119,7 +121,7 @@ def test_listing_starts_sends_anew():
 def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
     """Half of a ring there and half of it back, but for the step that two ranks make at once."""
     problem = problem_of(ring(num_ranks, alpha=0), collectives.allreduce(num_ranks))
-    result = taccl.synthesize(problem, time_limit_s=3)
+    result = brief_synthesis(problem)
     taccl.verify(result.schedule).raise_if_failed()
     assert result.finish_us == steps
 
@@ -178,7 +180,7 @@ def test_exchanged_sums_are_sums():
         topology = rng.choice(around)
         sums = collectives.allreduce(topology.num_ranks, chunks_per_rank=rng.randint(1, 2))
         problem = random_problem(seed, combining=True) if seed % 3 == 0 else problem_of(topology, sums)
-        schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+        schedule = brief_synthesis(problem, backend="greedy").schedule
         try:
             other = exchanged(schedule)
         except ValueError:

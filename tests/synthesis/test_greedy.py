@@ -13,8 +13,8 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.routing import needed_hops
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
@@ -86,7 +86,7 @@ def test_a_limit_ends_the_run() -> None:
 def test_own_chunks_leave_first() -> None:
     """On own-first links the relayed chunk starts a latency after the last own one."""
     problem = relayed()
-    schedule = synthesize(problem, backend="greedy", time_limit_s=0.1).schedule
+    schedule = brief_synthesis(problem, backend="greedy").schedule
     assert verify(schedule).ok
     assert schedule.finish_ticks == optimal_ticks(problem)
 
@@ -103,7 +103,7 @@ def test_own_chunks_leave_first() -> None:
 )
 def test_the_best_of_many_runs_is_the_optimum_of_these(problem: Problem) -> None:
     """Restarts find what exhaustive search finds."""
-    schedule = synthesize(problem, backend="greedy", time_limit_s=0.5).schedule
+    schedule = brief_synthesis(problem, backend="greedy").schedule
     assert schedule.finish_ticks == optimal_ticks(problem)
 
 
@@ -113,7 +113,7 @@ def test_random_problems_get_schedules_that_verify(combining: bool) -> None:
     """Whatever holds, merges and orders there are; never better than the optimum."""
     for seed in range(1, some(15, 80)):
         problem = random_problem(seed, combining=combining)
-        schedule = synthesize(problem, backend="greedy", time_limit_s=0.01).schedule
+        schedule = brief_synthesis(problem, backend="greedy").schedule
         assert verify(schedule).ok, seed
         try:
             assert schedule.finish_ticks >= optimal_ticks(problem, max_states=400), seed
@@ -131,7 +131,7 @@ def dead_end() -> Problem:
 
 def test_a_chunk_with_one_destination_takes_no_dead_end() -> None:
     """A chunk that waits for its only link must not wander off and never come back."""
-    assert synthesize(dead_end(), backend="greedy", time_limit_s=0.1).schedule.finish_ticks == 92
+    assert brief_synthesis(dead_end(), backend="greedy").schedule.finish_ticks == 92
 
 
 def test_a_chunk_with_one_destination_stays_there() -> None:

@@ -15,6 +15,7 @@ from taccl.synthesis.halves import search_apart
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.search import Options, Search
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
@@ -50,7 +51,7 @@ def assert_sound(result, problem):
 def test_combining(topology, collective, backend):
     """Every combining collective is one call and one verified schedule, on every shape of network."""
     problem = problem_of(TOPOLOGIES[topology], COMBINING[collective])
-    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=0.6), problem)
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
 
 
 @pytest.mark.slow
@@ -60,20 +61,20 @@ def test_combining(topology, collective, backend):
 def test_multi_root(topology, collective, backend):
     """So are collectives of several roots, whether they reduce or not."""
     problem = problem_of(TOPOLOGIES[topology], MULTI_ROOT[collective])
-    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=0.6), problem)
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
 
 
 @pytest.mark.parametrize("name", ["reduce", "reduce-scatter"])
 def test_reductions_only_reduce(name):
     """Sums that end at their root need no broadcast phase: every transfer reduces."""
-    result = taccl.synthesize(problem_of(ring(4), COMBINING[name]), time_limit_s=0.6)
+    result = brief_synthesis(problem_of(ring(4), COMBINING[name]))
     assert result.schedule.reduce.all()
     assert not any(stage.name.startswith("spread") for stage in result.stages)
 
 
 def test_allreduce_reduces_and_spreads():
     """On 4 ranks, each of 4 chunks takes 4 reducing transfers, of which 2 are exchanged, and 2 copies."""
-    schedule = taccl.synthesize(problem_of(ring(4), collectives.allreduce(4)), time_limit_s=1).schedule
+    schedule = brief_synthesis(problem_of(ring(4), collectives.allreduce(4))).schedule
     assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (16, 8)
 
 
@@ -91,7 +92,7 @@ KNOWN = [
 @pytest.mark.parametrize(("topology", "collective", "finish_us"), KNOWN)
 def test_known_finish(topology, collective, finish_us):
     """Finishes derived by hand."""
-    result = taccl.synthesize(problem_of(TOPOLOGIES[topology], collective), time_limit_s=1)
+    result = brief_synthesis(problem_of(TOPOLOGIES[topology], collective))
     assert result.finish_us == finish_us
 
 
@@ -103,7 +104,7 @@ def test_random(seed):
     Brute force tries what a rank with one buffer a chunk can do; less is found where contributions are kept apart.
     """
     problem = random_problem(seed, combining=True)
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.25)
+    result = brief_synthesis(problem, backend="greedy")
     taccl.verify(result.schedule).raise_if_failed()
     assert result.bound_us <= result.finish_us
     try:
@@ -124,7 +125,7 @@ class TestBothHalves:
         carry the partial sum of leaf 3's own chunk. With sums complete at other ranks than the collective's
         roots the rest follows by 14 us.
         """
-        result = taccl.synthesize(problem_of(star(3), collectives.allreduce(4)), time_limit_s=120)
+        result = brief_synthesis(problem_of(star(3), collectives.allreduce(4)))
         assert result.finish_us == 14
         assert result.schedule.producer == "improvement"
 
@@ -142,7 +143,7 @@ class TestBothHalves:
         problem = taccl.make_problem(
             taccl.topologies.ndv2(2), collectives.allreduce(16, chunks_per_rank=1), size_bytes=64_000
         )
-        result = taccl.synthesize(problem, time_limit_s=20)
+        result = brief_synthesis(problem)
         assert_sound(result, problem)
         [first] = improved
         multiplying = taccl.baselines.baseline("multiplying", problem, cut=False)
@@ -151,7 +152,7 @@ class TestBothHalves:
 
     def test_bound_met_needs_none(self):
         """If one phase after the other meets the bound, no improvement runs."""
-        result = taccl.synthesize(problem_of(two_nodes(), collectives.allreduce(4)), time_limit_s=1)
+        result = brief_synthesis(problem_of(two_nodes(), collectives.allreduce(4)))
         assert (result.finish_us, result.stopped) == (14, "bound met")
         assert "ruin and recreate" not in [each.name for each in result.stages]
 
@@ -164,7 +165,7 @@ class TestBothHalves:
             merging=frozenset({4, 5, 6}),
             max_merge=2,
         )
-        result = taccl.synthesize(problem, time_limit_s=2)
+        result = brief_synthesis(problem)
         assert_sound(result, problem)
         schedule = result.schedule
         kinds = {}
@@ -178,7 +179,7 @@ class TestBothHalves:
         sketch = taccl.load_sketch(name)
         topology = sketch.topology()
         problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
-        assert_sound(taccl.synthesize(problem, time_limit_s=2), problem)
+        assert_sound(brief_synthesis(problem), problem)
 
 
 def test_halves_of_fine_ticks_are_joined():
@@ -201,7 +202,7 @@ def test_links_that_add_up_count_a_contribution_once(name, backend):
         builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=beta)
     builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
     problem = problem_of(builder.build(), collectives.make(name, 3))
-    assert_sound(taccl.synthesize(problem, backend=backend, time_limit_s=2), problem)
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
 
 
 def test_links_that_add_up_may_be_needed_and_count_twice():
@@ -212,7 +213,7 @@ def test_links_that_add_up_may_be_needed_and_count_twice():
     builder.add_link((1, 2), 0, alpha_us=0, beta_us_per_mb=1)
     problem = problem_of(builder.build(), collectives.reduce_scatter(3))
     with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):
-        taccl.synthesize(problem, backend="greedy", time_limit_s=2)
+        brief_synthesis(problem, backend="greedy")
 
 
 def test_sums_are_kept_where_contributions_cannot_go_apart():
@@ -222,7 +223,7 @@ def test_sums_are_kept_where_contributions_cannot_go_apart():
         builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
     sums = Collective("sum", 3, (Chunk((0, 1), (1, 2), 1),), combining=True)
     problem = problem_of(builder.build(), sums, carries_from={1: frozenset({1})})
-    found = taccl.synthesize(problem, backend="greedy", time_limit_s=2).schedule
+    found = brief_synthesis(problem, backend="greedy").schedule
     search = Search(problem, Options(), Deadline.after(2), best=found)
     search_apart(search, lambda _: pytest.fail("there is nothing to search"))
     assert search.best is found

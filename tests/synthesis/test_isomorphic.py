@@ -16,6 +16,7 @@ from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.stages import greedy
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import AMPLE_S
 from tests.synthesis.small_problems import MB, full, problem_of, ring, star, two_nodes
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def test_clauses_are_part_of_the_problem(clauses: dict[str, object]) -> None:
 
 def searched(problem: Problem) -> Search:
     """Its first schedule, if it has one."""
-    return Search(problem, Options(), Deadline.after(10))
+    return Search(problem, Options(), Deadline())
 
 
 @pytest.mark.parametrize("swap", [False, True], ids=["alone", "reduced"])
@@ -174,7 +175,7 @@ def test_what_no_quotient_has_is_handed_over() -> None:
     alone = problem_of(ring(4), collectives.allreduce(4))
     reduced = alone.with_clauses(symmetry=((2, 3, 0, 1),))
     one, other = searched(reduction_half(alone)), searched(spreading_half(reduced))
-    offer_compiled(one, budget_s=1.0, num_runs=1)
+    offer_compiled(one, budget_s=AMPLE_S, num_runs=1)
     names = find_isomorphism(one.problem, other.problem)
     assert names is not None
     assert hand_over(one, other, names)
@@ -194,7 +195,7 @@ def test_the_other_half_gets_the_best_that_was_found() -> None:
     assert names is not None
     greedy(one, budget_s=0.0, max_runs=1)
     assert one.best_us == 40
-    offer_compiled(one, budget_s=1.0)
+    offer_compiled(one, budget_s=AMPLE_S)
     assert one.best_us == 30
     assert hand_over(one, other, names)
     assert other.best_us == 30

@@ -8,6 +8,7 @@ import pytest
 
 import taccl
 from taccl.synthesis.result import _tell_no_latency
+from tests.effort import brief_synthesis
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def warnings_of(size, **options):
         warnings.simplefilter("always")
         for _ in range(2):
             problem = taccl.make_problem(topology, "broadcast", size_bytes=size)
-            taccl.synthesize(problem, backend="greedy", time_limit_s=1)
+            brief_synthesis(problem, backend="greedy")
     return [str(each.message) for each in found if "latency" in str(each.message)]
 
 

@@ -16,6 +16,7 @@ from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.large import schedule_large
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import MB, custom, ring
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
@@ -72,7 +73,7 @@ def empty(problem: Problem) -> taccl.Schedule:
 @every
 def test_every_backend_finds_the_empty_schedule(name: str, backend: str) -> None:
     """It finishes at 0, which is the bound."""
-    result = taccl.synthesize(PROBLEMS[name], backend=backend, time_limit_s=5)
+    result = brief_synthesis(PROBLEMS[name], backend=backend)
     assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
     assert result.stopped == "bound met"
     assert (result.gap, result.schedule.algbw_gb_per_s) == (0, None)
@@ -83,7 +84,7 @@ def test_every_backend_finds_the_empty_schedule(name: str, backend: str) -> None
 @pytest.mark.parametrize("options", [{"keep": "summary"}, {"sketch": "none"}], ids=str)
 def test_options_change_nothing(options: dict[str, str]) -> None:
     """A summary, and a search without sketches, are as empty."""
-    result = taccl.synthesize(PROBLEMS["met"], time_limit_s=5, **options)
+    result = brief_synthesis(PROBLEMS["met"], **options)
     assert (result.finish_us, result.bound_us) == (0, 0)
 
 
@@ -92,7 +93,7 @@ def test_a_large_problem_is_as_empty() -> None:
     """70,000 chunks that are where they must be: the compiled list scheduler has nothing to do."""
     chunks = tuple(Chunk((0,), (0,)) for _ in range(70_000))
     result = taccl.synthesize(
-        make_problem(ring(3), Collective("kept", 3, chunks), chunk_bytes=1), time_limit_s=5
+        make_problem(ring(3), Collective("kept", 3, chunks), chunk_bytes=1), time_limit_s=AMPLE_S
     )
     assert (result.schedule.num_transfers, result.finish_us, result.bound_us) == (0, 0, 0)
 
@@ -227,7 +228,7 @@ def test_a_half_may_be_empty() -> None:
     """What rank 1 alone contributes to, and is gathered there, only spreads; 0 -> 1 -> 2 and 1 -> 0 take 2 us."""
     problem = make_problem(ring(3), custom(3, [([1], [1, 2])], combining=True), chunk_bytes=MB)
     for backend in ("auto", "highs"):
-        assert taccl.synthesize(problem, backend=backend, time_limit_s=2).finish_us == 2
+        assert brief_synthesis(problem, backend=backend).finish_us == 2
 
 
 def test_a_size_without_chunks_is_kept() -> None:

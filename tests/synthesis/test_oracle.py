@@ -15,8 +15,8 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import (
@@ -52,7 +52,7 @@ def proven(problem: Problem, *, reduced: bool = False) -> Schedule:
         optional=range(len(quotient.hops)),
         required=(),
         upper_ticks=found.finish_ticks + 3,
-        time_limit_s=20,
+        time_limit_s=AMPLE_S,
     )
     assert answer.status == "optimal"
     assert answer.schedule is not None
@@ -154,7 +154,7 @@ def test_what_is_made_of_chunks_is_found_and_bounded() -> None:
     compared = 0
     for seed in cases("chunks made of others, by exhaustive search", few=20, many=400):
         problem = random_derived_problem(seed)
-        first = synthesize(problem, backend="greedy", time_limit_s=1).schedule
+        first = brief_synthesis(problem, backend="greedy").schedule
         assert verify(first).ok, seed
         try:
             best = optimal_ticks(problem, max_states=3000)
@@ -273,5 +273,5 @@ def test_the_job_shop_proves_the_optimum_of_random_reductions() -> None:
 )  # fmt: skip
 def test_the_portfolio_finds_the_optimum(name: str, problem: Problem) -> None:
     """``backend="auto"`` on problems that are small enough for exhaustive search."""
-    schedule = synthesize(problem, backend="auto", time_limit_s=3.0).schedule
+    schedule = brief_synthesis(problem, backend="auto").schedule
     assert schedule.finish_ticks == optimal_ticks(problem), name

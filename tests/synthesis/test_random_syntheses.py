@@ -18,6 +18,7 @@ from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
+from tests.effort import brief_synthesis
 from tests.fuzzing import fuzzed
 
 MB = 10**6
@@ -176,6 +177,6 @@ def test_never_worse_than_the_baselines(data):
         baseline = (pairwise if name == "alltoall" else ring)(problem, cut=False)
     except InputError:
         return  # it is not defined here
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=10)
+    result = brief_synthesis(problem, backend="greedy")
     assert taccl.verify(result.schedule).ok
     assert result.bound_us <= result.finish_us <= baseline.finish_us

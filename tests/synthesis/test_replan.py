@@ -18,11 +18,11 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.improvement import Improvement, suits_improvement
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.replan import Replan, replan
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import fully_connected, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import degraded, without
+from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
@@ -44,7 +44,7 @@ def problem(topology: Topology, collective: Collective, **clauses: object) -> Pr
 
 
 def planned(case: Problem) -> Schedule:
-    schedule = synthesize(case, backend="greedy", time_limit_s=0.3).schedule
+    schedule = brief_synthesis(case, backend="greedy").schedule
     assert not hasattr(schedule, "expand")
     return schedule  # type: ignore[return-value]
 
@@ -65,7 +65,7 @@ class TestWhatIsKept:
     def test_nothing_failed_and_nothing_changes(self, make: object) -> None:
         """The same problem: every transfer is kept, and none finishes later for it."""
         old = planned(problem(ring(6), make(6)))  # type: ignore[operator]
-        new = replan(old, old.problem, time_limit_s=0.2)
+        new = replan(old, old.problem, time_limit_s=AMPLE_S, parameters=BRIEF)
         assert (new.num_kept, new.num_dropped, new.num_added, new.changed) == (old.num_transfers, 0, 0, ())
         assert new.finish_us <= old.finish_us
 
@@ -80,7 +80,7 @@ class TestWhatIsKept:
     def test_a_better_order_than_any_rule_finds_is_kept(self) -> None:
         """Where an unused link is lost, the schedule of a long search finishes no later than it did."""
         case = random_problem(5)
-        old = synthesize(case, time_limit_s=2).schedule
+        old = brief_synthesis(case).schedule
         assert replan(old, case).finish_us <= old.finish_us  # type: ignore[arg-type]
 
     @pytest.mark.slow
@@ -310,7 +310,12 @@ class TestFigures:
         lost = without(healthy, resources=["NIC 3 of node 1 egress", "NIC 3 of node 1 ingress"])
         collective = collectives.allreduce(32)
         old = baselines.recursive(make_problem(healthy, collective, chunk_bytes=MB), cut=False)
-        new = replan(old, make_problem(lost, collective, chunk_bytes=MB), time_limit_s=1.0)
+        new = replan(
+            old,
+            make_problem(lost, collective, chunk_bytes=MB),
+            time_limit_s=AMPLE_S,
+            parameters=BRIEF,
+        )
         assert new.num_kept >= 0.875 * old.num_transfers
         assert new.finish_us <= 1.2 * 153.4
         assert len(new.changed) <= 8
@@ -339,7 +344,7 @@ def test_random_failures_verify(seed: int) -> None:
     left = without(degraded(topology, slow), links=failed, ranks=lost)
     case = problem(left, make(len(kept)))
     try:
-        new = replan(old, case, ranks=kept, time_limit_s=0.05, seed=seed)
+        new = replan(old, case, ranks=kept, time_limit_s=AMPLE_S, seed=seed, parameters=BRIEF)
     except TopologyError:
         return
     except InputError as error:
@@ -372,7 +377,7 @@ def test_problems_of_any_shape(seed: int, combining: bool) -> None:
         ),
     )
     try:
-        new: Replan = replan(old, left, time_limit_s=0.05)
+        new: Replan = replan(old, left, time_limit_s=AMPLE_S, parameters=BRIEF)
     except TopologyError:
         return
     assert verify(new.schedule).ok

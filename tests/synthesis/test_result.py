@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -16,6 +19,7 @@ from taccl.cli import main
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis import search as searching
 from taccl.synthesis.result import Result, Stage
+from tests.effort import AMPLE_S, HASTY, brief_synthesis
 from tests.foreign import OURS
 from tests.synthesis.small_problems import problem_of, ring, star
 
@@ -33,7 +37,7 @@ FIGURES = {
 def result():
     """Allgather of 1 MB chunks on a ring of 4: 3 chunks into each rank over 2 links of 2 us, so 4 us."""
     problem = problem_of(ring(4), collectives.allgather(4))
-    return taccl.synthesize(problem, backend="greedy", seed=3, time_limit_s=5)
+    return brief_synthesis(problem, backend="greedy", seed=3)
 
 
 def with_bound(result, factor):
@@ -64,7 +68,7 @@ class TestFigures:
     def test_nothing_to_do(self):
         """If every rank has its data from the start, finish, bound and gap are 0."""
         collective = collectives.custom(2, precondition={0: [0, 1]}, postcondition={0: [0, 1]})
-        done = taccl.synthesize(problem_of(ring(2), collective), time_limit_s=1)
+        done = brief_synthesis(problem_of(ring(2), collective))
         assert (done.finish_us, done.bound_us, done.gap, done.schedule.num_transfers) == (0, 0, 0, 0)
         assert done.stopped == "bound met"
 
@@ -90,20 +94,20 @@ class TestStopped:
         """The portfolio that still had something to try stops at its limit."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.alltoall(5))
-        assert taccl.synthesize(problem, time_limit_s=0.8).stopped == "time limit"
+        assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
 
     def test_nothing_better_found(self, monkeypatch):
         """A solver that went through its stages in time found nothing better."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(4), collectives.allgather(4))
-        assert taccl.synthesize(problem, backend="highs", time_limit_s=20).stopped == "nothing better found"
+        assert brief_synthesis(problem, backend="highs").stopped == "nothing better found"
 
     @pytest.mark.slow
     def test_time_limit_of_a_half(self, monkeypatch):
         """An allreduce whose halves were both cut short was stopped by the time limit."""
         halve_bound(monkeypatch)
         problem = problem_of(ring(5, betas=(0, 1, 2)), collectives.allreduce(5))
-        assert taccl.synthesize(problem, time_limit_s=1).stopped == "time limit"
+        assert taccl.synthesize(problem, time_limit_s=0.2).stopped == "time limit"
 
 
 def halve_bound(monkeypatch):
@@ -161,7 +165,7 @@ class TestRepr:
         """If the size is unknown, no bandwidth is claimed."""
         folder = OURS / "upstream-taccl"
         problem = load_problem(folder / "sketch" / "hub-n1.json", folder / "topo" / "hub-64KB.json")
-        found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
+        found = brief_synthesis(problem, backend="greedy")
         assert "GB/s" not in repr(found)
         assert found.to_dict()["algbw_gb_per_s"] is None
 
@@ -205,7 +209,7 @@ class TestToDict:
         """Notes of the sketch are passed on: a root has no symmetry."""
         sketch = taccl.load_sketch("ndv2/sk1")
         problem = sketch.apply(sketch.topology(), collectives.broadcast(16))
-        found = taccl.synthesize(problem, backend="greedy", time_limit_s=0.3)
+        found = brief_synthesis(problem, backend="greedy")
         assert problem.notes
         assert found.to_dict()["notes"] == list(problem.notes)
 
@@ -213,12 +217,17 @@ class TestToDict:
 class TestCommandLine:
     """``taccl synthesize --json``."""
 
-    @pytest.fixture
-    def values(self, capsys):
+    @pytest.fixture(scope="class")
+    def values(self, tmp_path_factory):
         """The one object that the command prints."""
-        words = "synthesize ndv2/sk1 --collective allreduce --time-limit 1 --seed 5 --backend auto --json"
-        assert main(words.split()) == 0
-        return json.loads(capsys.readouterr().out)
+        file = tmp_path_factory.mktemp("parameters") / "hasty.toml"
+        tables = HASTY.to_dict().items()
+        lines = [[f"[{name}]", *(f"{key} = {value}" for key, value in each.items())] for name, each in tables]
+        file.write_text("\n".join(itertools.chain.from_iterable(lines)))
+        words = f"synthesize ndv2/sk1 --collective allreduce --time-limit {AMPLE_S} --seed 5 --backend auto --json"
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert main([*words.split(), "--parameters", str(file)]) == 0
+        return json.loads(printed.getvalue())
 
     @pytest.mark.slow
     def test_object(self, values):
@@ -251,5 +260,5 @@ def test_result_of_a_schedule_made_elsewhere():
 
 def test_slow_links_count():
     """On a star of 2 leaves (1 and 2 us a chunk) the hub's last chunks leave it after 2 * 2 us."""
-    found = taccl.synthesize(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)), time_limit_s=1)
+    found = brief_synthesis(problem_of(star(2), collectives.broadcast(3, chunks_per_rank=2)))
     assert (found.finish_us, found.bound_us) == (4.0, 4.0)

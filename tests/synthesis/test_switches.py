@@ -8,6 +8,7 @@ from taccl import lower_bound, make_problem, synthesize, verify
 from taccl.baselines import baseline
 from taccl.errors import CollectiveError, InputError
 from taccl.topologies import dgx_h100, in_network
+from tests.effort import brief_synthesis
 
 SIZE = "1GB"
 
@@ -50,7 +51,7 @@ def test_only_the_switch_is_bounded_by_the_switch():
 def test_off_sums_by_ranks_and_says_so_in_its_bound():
     """Of four ranks at 12.5 GB/s each passes 1.5 MB for each MB: 120 us, and the schedule takes that."""
     topology = in_network(4, rtt_us="0.01", slots=4096)
-    result = synthesize(allreduce(topology, "1MB", chunks_per_rank=1), in_network="off", time_limit_s=5)
+    result = brief_synthesis(allreduce(topology, "1MB", chunks_per_rank=1), in_network="off")
     assert result.bound.bound_us >= 120
     assert result.schedule.finish_us >= 120
     assert all(len(topology.links[e].ends) == 4 for e in result.schedule.link.tolist())
@@ -59,7 +60,7 @@ def test_off_sums_by_ranks_and_says_so_in_its_bound():
 @pytest.mark.slow
 def test_a_small_pool_and_ranks_share_the_sums():
     """64 slots give 6.6 of 12.5 GB/s: together they beat the switch (153 ms) and the ring (140 ms)."""
-    result = synthesize(allreduce(in_network(8, slots=64)), time_limit_s=10)
+    result = brief_synthesis(allreduce(in_network(8, slots=64)))
     assert result.schedule.finish_us < 0.8 * 140_000
     assert "ring" in result.schedule.producer
     assert result.bound.bound_us <= result.schedule.finish_us
@@ -69,7 +70,7 @@ def test_a_small_pool_and_ranks_share_the_sums():
 @pytest.mark.slow
 def test_auto_is_the_switch_where_that_is_fastest():
     """With slots enough a switch alone sums; ranks are not even searched, as their bound is above it."""
-    result = synthesize(allreduce(in_network(8)), time_limit_s=10)
+    result = brief_synthesis(allreduce(in_network(8)))
     assert result.schedule.producer == "in-network"
     assert result.gap < 0.01
     assert "ranks alone" not in result.choice
@@ -79,7 +80,7 @@ def test_auto_is_the_switch_where_that_is_fastest():
 def test_auto_is_what_ranks_do_where_the_switch_is_slow():
     """A slot of 1,024 B for 10 us is 0.1 GB/s: the ranks' schedule is returned, bound by both."""
     problem = allreduce(in_network(4, slots=1), "4MB", chunks_per_rank=1)
-    result = synthesize(problem, time_limit_s=5)
+    result = brief_synthesis(problem)
     assert "ranks alone" in result.choice
     assert result.schedule.finish_us < 700
     assert result.bound.problem.clauses.links_allowed is None

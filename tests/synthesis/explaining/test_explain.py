@@ -23,10 +23,10 @@ from taccl.solvers.registry import known_solvers, solver_infos
 from taccl.synthesis.explaining import clashes
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.explaining.loosening import Barriers
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import AMPLE_S, brief_synthesis
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "infeasible"
 _INFOS = {info.name: info for info in solver_infos()}
@@ -146,7 +146,7 @@ def sketched(text: str, *, nodes: int = 2, collective: str = "allgather", **opti
 
 def works(problem) -> bool:
     """Whether the list scheduler finds a schedule that the verifier accepts."""
-    result = synthesize(problem, backend="greedy", time_limit_s=0.3)
+    result = brief_synthesis(problem, backend="greedy")
     return verify(result.schedule).ok
 
 
@@ -364,7 +364,7 @@ def test_dearest_clause():
     eight links the NIC is busy with data alone, and the 2.6 us count once.
     """
     problem = sketched("[internode]\nconnections = {0=[1]}", collective="scatter")
-    explanation = explain(problem)
+    explanation = explain(problem, time_limit_s=AMPLE_S)
     assert explanation.feasible
     assert explanation.bound_us == pytest.approx(8 * 105 + 2 * 2.6)
     assert explanation.bound_us == pytest.approx(lower_bound(problem).bound_us)
@@ -384,7 +384,8 @@ def test_no_clause_costs_less_than_nothing():
     """Leaving a clause out never raises the bound, and leaving out all lowers it most."""
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
-    explanation = explain(sketch.apply(topology, collectives.allreduce(topology.num_ranks)))
+    problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
+    explanation = explain(problem, time_limit_s=AMPLE_S)
     assert explanation.costs[0].clause == "every clause"
     assert all(0 <= cost.difference_us <= explanation.costs[0].difference_us for cost in explanation.costs)
 

@@ -9,6 +9,7 @@ from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.synthesis.suggesting import suggest
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import AMPLE_S, PATIENT
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def a100():
 @pytest.fixture(scope="module")
 def proposals(a100):
     """Sketches for an allgather of 24 MB on them."""
-    return taccl.suggest_sketches(a100, "allgather", "24MB", most=4, time_limit_s=5)
+    return taccl.suggest_sketches(a100, "allgather", "24MB", most=4, time_limit_s=AMPLE_S)
 
 
 @pytest.mark.slow
@@ -119,7 +120,7 @@ def test_every_kind_of_collective_gets_a_sketch(name):
     """Roots, sums and prefixes: what is suggested leads to a verified schedule."""
     topology = taccl.topologies.ndv2(nodes=2)
     (best,) = taccl.suggest_sketches(topology, name, "1MB", most=1, time_limit_s=0.5)
-    found = taccl.synthesize(best.problem, backend="greedy", time_limit_s=0.5)
+    found = taccl.synthesize(best.problem, backend="greedy", time_limit_s=0.5, parameters=PATIENT)
     assert taccl.verify(found.schedule).ok
 
 
@@ -201,7 +202,7 @@ def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
     monkeypatch.setattr(suggest, "schedule_large", schedule_large)
     monkeypatch.setattr(suggest, "effort", lambda _: 10**12)
     (found,) = taccl.suggest_sketches(
-        taccl.topologies.ndv2(2), "allgather", size="1MB", most=1, time_limit_s=2
+        taccl.topologies.ndv2(2), "allgather", size="1MB", most=1, time_limit_s=AMPLE_S
     )
     assert next(stopped, None) is None
     assert taccl.verify(found.schedule).ok
@@ -224,7 +225,7 @@ def test_only_partitions_that_are_tried_are_made(monkeypatch) -> None:
 def test_of_sketches_that_differ_in_merging_alone_the_looser_stays():
     """They finish alike so far; where chunks may travel together, more can be found yet."""
     topology = taccl.topologies.ndv2(nodes=2)
-    found = taccl.suggest_sketches(topology, "alltoall", size="1MB", time_limit_s=20)
+    found = taccl.suggest_sketches(topology, "alltoall", size="1MB", time_limit_s=AMPLE_S)
     plans = [(each.sketch.name.replace("-unmerged", ""), each.finish_us) for each in found]
     assert len(set(plans)) == len(plans)
     assert {"auto-same-number-2", "auto-free-2"} <= {each.sketch.name for each in found}
