@@ -6,6 +6,8 @@ import time
 import timeit
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 import taccl
 
 if TYPE_CHECKING:
@@ -44,6 +46,17 @@ PATIENT = taccl.SearchParameters.from_dict({"budget": {"late_s": AMPLE_S}})
 def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
     """Result of a search that ends by the work of its stages, whatever the clock says."""
     return taccl.synthesize(problem, **{"time_limit_s": AMPLE_S, "parameters": BRIEF, **options})
+
+
+def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:
+    """Plan of searches that end by the work of their stages, whatever the clock says."""
+
+    def synthesis(problem: taccl.Problem, *, time_limit_s: float, **given: Any) -> taccl.Result:
+        return brief_synthesis(problem, **given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("taccl.explore.plan.synthesize", synthesis)
+        return taccl.plan(topology, collective, **{"time_limit_s": AMPLE_S, **options})
 
 
 def cpu_s(work: Callable[[], object]) -> float:

@@ -31,6 +31,7 @@ from taccl.sketch.sketch import sketch_json_schema
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large, suits
 from taccl.topology.topology import Topology, TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.explaining.test_explain import random_sketch
 
@@ -192,8 +193,7 @@ def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
 @pytest.mark.parametrize("name", BINDING)
 def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
     """And its bound, whose witness checks out, is below what is found."""
-    # The list scheduler alone goes on for all its time, and finds no more here.
-    found = taccl.synthesize(asked(name), backend=backend, time_limit_s=0.2 if backend == "greedy" else 5)
+    found = brief_synthesis(asked(name), backend=backend)
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish
     assert check_certificate(found.bound)
@@ -235,7 +235,7 @@ def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
     """Also one of an old schedule that did not have to."""
     problem = asked(name)
     free = problem.without_clauses(name)
-    old = taccl.synthesize(free, backend="greedy", time_limit_s=0.1).schedule
+    old = brief_synthesis(free, backend="greedy").schedule
     assert isinstance(old, Schedule)
     assert verify(taccl.replan(old, problem, time_limit_s=0.2).schedule).ok
 
@@ -295,7 +295,7 @@ def test_no_search_passes_more_links_than_it_may() -> None:
         assert free.bound <= bound.bound
         assert check_certificate(bound)
         found = [
-            taccl.synthesize(problem, backend=backend, time_limit_s=3).schedule
+            brief_synthesis(problem, backend=backend).schedule
             for backend in ("greedy", "highs", "cpsat", "auto")
         ]
         if suits(problem):
@@ -341,7 +341,7 @@ def test_a_limit_keeps_a_symmetry_and_renames_no_half() -> None:
         taccl.topologies.ring(4), collectives.allreduce(4), chunk_size="1MB"
     )
     assert problem.clauses.symmetry == ((1, 2, 3, 0),)
-    found = taccl.synthesize(problem, time_limit_s=3)
+    found = brief_synthesis(problem)
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish
 

@@ -22,11 +22,11 @@ from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large
-from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
 from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
+from tests.effort import brief_synthesis
 
 MB = 10**6
 
@@ -110,7 +110,7 @@ class TestTogether:
         )
         assert joint.combining
         assert [c.root for c in joint.chunks] == [0, 1, 2, 3]
-        assert verify(synthesize(problem(joint), backend="greedy", time_limit_s=1).schedule).ok
+        assert verify(brief_synthesis(problem(joint), backend="greedy").schedule).ok
 
     @pytest.mark.parametrize(
         ("some", "message"),
@@ -176,12 +176,12 @@ class TestRelays:
     def test_by_default_any_rank_relays(self) -> None:
         """From rank 0 to rank 2 of a ring of four a chunk goes through 1 or 3."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
-        assert verify(synthesize(problem(placed), backend="greedy", time_limit_s=1).schedule).ok
+        assert verify(brief_synthesis(problem(placed), backend="greedy").schedule).ok
 
     def test_named_ranks_relay_and_others_do_not(self) -> None:
         """With rank 3 alone as a relay every chunk goes through it."""
         placed = collectives.allgather(2).among([0, 2], num_ranks=4)
-        found = synthesize(problem(placed, relays={3}), backend="greedy", time_limit_s=1).schedule
+        found = brief_synthesis(problem(placed, relays={3}), backend="greedy").schedule
         ends = [
             (found.problem.topology.links[e].src, found.problem.topology.links[e].dst) for e in found.link
         ]
@@ -191,7 +191,7 @@ class TestRelays:
     def test_members_relay_for_their_own_group(self) -> None:
         """An alltoall on three neighbours of a ring: 0 -> 2 goes through 1, a member."""
         placed = collectives.alltoall(3).among([0, 1, 2], num_ranks=5)
-        found = synthesize(problem(placed, relays=set()), backend="greedy", time_limit_s=1).schedule
+        found = brief_synthesis(problem(placed, relays=set()), backend="greedy").schedule
         assert verify(found).ok
         assert {found.problem.topology.links[e].src for e in found.link} == {0, 1, 2}
 
@@ -228,7 +228,7 @@ class TestRelays:
         with pytest.raises(TopologyError, match="has no path"):
             check_reachable(problem(placed, topology=cut))
         with pytest.raises(InfeasibleError, match="relays"):
-            synthesize(problem(placed, relays=set()), backend="greedy", time_limit_s=1)
+            brief_synthesis(problem(placed, relays=set()), backend="greedy")
 
     def test_groups_whose_chunks_look_alike_are_told_apart(self) -> None:
         """Both send from 0 to 2 of a one-way ring; the group of three has a way through rank 1."""
@@ -337,6 +337,6 @@ class TestJointSchedules:
             placed.append(make(len(members)).among(members, num_ranks=num_ranks))
         limited = rng.random() < 0.5 and topology.num_ranks * (topology.num_ranks - 1) == len(topology.links)
         case = problem(together(placed), relays=set() if limited else None, topology=topology)
-        result = synthesize(case, backend="greedy", time_limit_s=0.3)
+        result = brief_synthesis(case, backend="greedy")
         assert verify(result.schedule).ok
         assert result.bound.bound <= result.schedule.finish

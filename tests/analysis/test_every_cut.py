@@ -22,6 +22,7 @@ from taccl.analysis.certificates.every_cut import (
 )
 from taccl.cli.text import result_answer
 from taccl.synthesis.suggesting.chunks import merged
+from tests.effort import brief_synthesis
 from tests.fuzzing import by_turns, cases
 
 #: Without latency, and 20 us a MB: times are those of the data alone.
@@ -37,7 +38,7 @@ def test_a_finish_that_another_cut_beats_is_best_for_its_chunks_alone():
     ring = taccl.topologies.ring(4, alpha_us=0)
     whole = _bound(ring, "allgather", 4_000_000, chunks_per_rank=1)
     halves = taccl.make_problem(ring, "allgather", size_bytes=4_000_000, chunks_per_rank=2)
-    result = taccl.synthesize(halves, time_limit_s=5)
+    result = brief_synthesis(halves)
     # Three chunks enter over two links: two pass one of them, of 20 us each; halves need 30 us.
     assert (whole.bound, result.finish_us) == (40, 30)
     assert standing(whole, Fraction(40), bound_of_every_cut(whole)) == "optimal for 1 chunk per rank"
@@ -115,7 +116,7 @@ def test_no_chunking_beats_the_bound_over_all():
         assert every.check()
         for count in (1, 2, 3, 4):
             problem = taccl.make_problem(topology, name, size_bytes=size, chunks_per_rank=count)
-            found = taccl.synthesize(problem.with_clauses(**merging), backend="greedy", time_limit_s=0.3)
+            found = brief_synthesis(problem.with_clauses(**merging), backend="greedy")
             assert every.bound <= found.schedule.finish
 
 
@@ -251,7 +252,7 @@ def test_a_problem_with_an_open_number_is_bounded_over_all_chunkings():
     problem = taccl.make_problem(
         taccl.topologies.ring(4), taccl.collectives.allgather(4), size_bytes=4_000_000
     )
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=5)
+    result = brief_synthesis(problem, backend="greedy")
     assert result.bound.scope == "all chunkings"
     assert result.bound.bound == taccl.lower_bound(problem).bound == Fraction(123, 4)
     assert result.bound_in_chunks.scope != "all chunkings"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
@@ -17,6 +16,7 @@ from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Gossip
 from taccl.collective import Chunk, Collective
+from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
@@ -160,7 +160,7 @@ def test_no_schedule_beats_the_claim() -> None:
         problem = problem_of(
             topology, Collective("sums", n, tuple(chunks), combining=True), **merges, **gates
         )
-        best = taccl.synthesize(problem, time_limit_s=1.0, sketch="none").schedule.finish
+        best = brief_synthesis(problem, sketch="none").schedule.finish
         for ticks, limits, witness in gossip(NeededSends(problem)):
             bound = Fraction(ticks, problem.costs.ticks_per_us)
             assert bound <= best, seed

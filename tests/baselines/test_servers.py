@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taccl import lower, lower_bound, make_problem, synthesize
+from taccl import lower, lower_bound, make_problem
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.servers import servers
@@ -19,6 +19,7 @@ from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.topologies import rack
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import brief_synthesis
 
 
 def central(n, k, *, size="1MB", chunks_per_server=1, update_us_per_mb=0):
@@ -90,7 +91,7 @@ def test_an_update_is_waited_for():
     schedule = servers(problem, cut=False)
     verify(schedule).raise_if_failed()
     assert schedule.finish_us == 165 + 30 + 165
-    assert synthesize(problem, time_limit_s=2).schedule.finish_us == schedule.finish_us
+    assert brief_synthesis(problem).schedule.finish_us == schedule.finish_us
 
 
 def test_a_pull_before_the_end_of_the_update_is_found():

@@ -182,7 +182,7 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
     """One sentence with the path that was given, exit code 2, and the old file as it was."""
     schedule, plan = tmp_path / "schedule.json", tmp_path / "plan"
     assert run("baseline", "ring", *SMALL, "-o", schedule)[0] == 0
-    once = ("--collective", "allgather", "--sizes", "1KB:2KB", "--time-limit", "5", "--backend", "greedy")
+    once = ("--collective", "allgather", "--sizes", "1KB:2KB", "--time-limit", "1", "--backend", "greedy")
     assert run("plan", "ring:4", *once, "-o", plan)[0] == 0
     index = plan / "plan.json"
     old = {tmp_path / name: f"old {name}" for name in ("s.json", "a.xml", "page.html")} | {
@@ -192,9 +192,19 @@ def test_a_disk_that_fills_keeps_old_files(tmp_path, run):
         path.write_text(text)
     first, xml, page, _ = map(str, old)
     commands = {
-        first: ["synthesize", *SMALL, "--backend", "greedy", "-o", first, "--overwrite"],
+        first: [
+            "synthesize",
+            *SMALL,
+            "--backend",
+            "greedy",
+            "--time-limit",
+            "0.5",
+            "-o",
+            first,
+            "--overwrite",
+        ],
         xml: ["convert", str(schedule), xml, "--overwrite"],
-        page: ["report", str(schedule), "-o", page, "--overwrite", "--budget", "1"],
+        page: ["report", str(schedule), "-o", page, "--overwrite", "--budget", "0.1"],
         str(index): ["plan", "ring:4", *once, "-o", str(plan), "--force"],
     }
     done = subprocess.run(

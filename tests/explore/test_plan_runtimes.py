@@ -17,6 +17,7 @@ from taccl.explore.plan_runtimes import ServedSizes, coverage_text
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
 from taccl.formats.runtimes import RUNTIMES, runtime_named, usual_runtimes
+from tests.effort import brief_plan
 from tests.formats.msccl import rccl
 
 pytestmark = pytest.mark.slow
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.slow
 @cache
 def plan_of(topology: str, collective: str, runtime: str | None = None, **lowering: object) -> taccl.Plan:
     """A plan of what the list scheduler finds for small and large messages."""
-    return taccl.plan(
-        topology, collective, sizes=["4KB", "256KB", "64MB"], backend="greedy", time_limit_s=3, baselines=False,
+    return brief_plan(
+        topology, collective, sizes=["4KB", "256KB", "64MB"], backend="greedy", baselines=False,
         runtime=runtime, lowering=lowering,
     )  # fmt: skip
 
@@ -146,9 +147,7 @@ def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
 
 def test_packets_do_not_compete_where_they_are_not_safe():
     """A broadcast is no sum of all: MSCCL++ gets no LL, so that none is tried and left out."""
-    plan = taccl.plan(
-        "mi300x", "broadcast", sizes=["4KB"], backend="greedy", time_limit_s=2, runtime="mscclpp"
-    )
+    plan = brief_plan("mi300x", "broadcast", sizes=["4KB"], backend="greedy", runtime="mscclpp")
     assert {each.protocol for each in plan.ranges} == {"simple"}
     assert not any("left out" in note for note in plan.notes)
 
@@ -170,7 +169,7 @@ def test_machines_have_their_makers_runtime():
 
 def test_roots_that_no_runtime_of_xml_looks_at_are_said(tmp_path):
     """A file from rank 2 would serve broadcasts from every rank; MSCCL++'s module compares."""
-    plan = taccl.plan("ring:4", "broadcast", root=2, sizes=["4KB"], backend="greedy", time_limit_s=1)
+    plan = brief_plan("ring:4", "broadcast", root=2, sizes=["4KB"], backend="greedy")
     index = saved(plan, tmp_path / "p")
     unseen = "runtimes of MSCCL XML take every broadcast for one with root 2"
     assert index["coverage"]["msccl"].endswith(unseen)

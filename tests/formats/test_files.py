@@ -19,10 +19,12 @@ from taccl.formats.files import write_whole
 from taccl.formats.registry import write
 from taccl.formats.table import FORMATS
 from taccl.topology.registry import parse
+from tests.effort import brief_plan
 
 KILLED = """
 import os, signal, sys
 from taccl.formats.files import write_whole
+from tests.effort import brief_plan
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 write_whole(sys.argv[1], "new" * 1000, overwrite=True)
 """
@@ -61,7 +63,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, full_disk):
 @pytest.mark.slow
 def test_a_full_disk_leaves_no_plan(tmp_path, full_disk):
     """No folder of a plan, nor of a draft of it."""
-    plan = taccl.plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy", time_limit_s=5)
+    plan = brief_plan("ring:2", "allgather", sizes=("1KB", "2KB"), backend="greedy")
     with pytest.raises(InputError, match="No space left"):
         plan.save(tmp_path / "plan")
     assert not list(tmp_path.iterdir())

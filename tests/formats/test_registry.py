@@ -24,7 +24,7 @@ from taccl.formats.registry import (
 )
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.problem import make_problem
-from tests.effort import cpu_s
+from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
 
 NAMES = [each.name for each in FORMATS]
@@ -371,7 +371,7 @@ def test_an_option_of_the_writer_is_none_of_the_reader(schedule, tmp_path):
 def test_failed_conversion_leaves_nothing(tmp_path, schedule):
     """If a format cannot hold the schedule, no file exists afterwards."""
     problem = make_problem(taccl.topologies.ring(4), collectives.scan(4), chunk_bytes=1000)
-    scan = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    scan = brief_synthesis(problem, backend="greedy").schedule
     taccl.save(scan, tmp_path / "scan.json")
     with pytest.raises(ExportError, match="scan"):
         convert(tmp_path / "scan.json", tmp_path / "x", to="upstream-algorithm")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ from taccl.formats.registry import format_of_content, read, write
 from taccl.formats.table import FORMATS
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
-from tests.program.examples import schedule_of
-
-schedule = cache(schedule_of)
+from tests.program.examples import schedule_of as schedule
 
 SCHEDULES = st.tuples(
     st.sampled_from(["allgather", "alltoall", "allreduce", "reduce-scatter", "broadcast"]),

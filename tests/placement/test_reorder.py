@@ -9,6 +9,7 @@ import taccl
 from taccl.errors import InputError
 from taccl.placement.case import Case
 from taccl.topology.transform import relabel
+from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
 from tests.placement.clouds import cloud
 
@@ -180,5 +181,5 @@ def test_our_ring_keeps_pods_together():
 def test_our_own_schedule_loses_to_no_ring():
     """For large sums the ring competes before the search, in as many chunks as are searched."""
     problem = taccl.make_problem(two_pods(), taccl.collectives.allreduce(8), size_bytes="100MB")
-    ours = taccl.synthesize(problem, time_limit_s=10, backend="greedy", seed=0)
+    ours = brief_synthesis(problem, backend="greedy", seed=0)
     assert ours.schedule.finish_us <= taccl.baselines.ring(problem, cut=False).finish_us

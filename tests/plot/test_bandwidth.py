@@ -8,6 +8,7 @@ import taccl
 from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.sizes import NAMES_OF_BASELINES
+from tests.effort import brief_synthesis
 from tests.synthesis.small_problems import full, problem_of, two_nodes
 
 
@@ -67,7 +68,7 @@ def test_the_sketch_is_left_aside_for_baselines():
     ring = [problem.topology.links_between(r, (r + 1) % 4)[0] for r in range(4)]
     bound = problem.with_clauses(links_allowed=frozenset(ring))
     check_reachable(bound)
-    schedule = taccl.synthesize(bound, backend="greedy", time_limit_s=1).schedule
+    schedule = brief_synthesis(bound, backend="greedy").schedule
     rates = taccl.plot.bandwidths(schedule, sizes=["4MB"])
     # Round a ring each rank receives 3 chunks over one link of 1 us each: 3 us; over three links, 1 us.
     aside = rates["bound, sketch aside"].iloc[0]

@@ -11,6 +11,7 @@ from taccl import collectives
 from taccl.errors import InputError
 from taccl.plot.progress import trace_in
 from taccl.synthesis.result import TraceEntry
+from tests.effort import brief_synthesis
 from tests.synthesis.small_problems import problem_of, relayed, ring
 
 
@@ -24,7 +25,7 @@ def test_key_is_beside_the_lines(found):
 
 def test_a_result_keeps_its_progress():
     """In order of time, each finish better than the last, none under the bound; the last is what is returned."""
-    result = taccl.synthesize(relayed(), backend="greedy", time_limit_s=1)
+    result = brief_synthesis(relayed(), backend="greedy")
     assert relayed().collective.combining is False
     times = [entry.seconds for entry in result.trace]
     finishes = [entry.finish_us for entry in result.trace if entry.finish_us is not None]
@@ -45,7 +46,7 @@ def test_halves_are_told_apart(found):
 def test_a_named_solver_has_its_own_progress():
     """What the list scheduler found first is not what highs found."""
     problem = problem_of(ring(3), collectives.allgather(3))
-    result = taccl.synthesize(problem, backend="highs", time_limit_s=5)
+    result = brief_synthesis(problem, backend="highs")
     assert result.trace[-1].finish_us == result.finish_us
     finishes = [entry.finish_us for entry in result.trace if entry.finish_us is not None]
     assert finishes == sorted(finishes, reverse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import taccl
@@ -10,6 +11,7 @@ from taccl.collectives import make
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.schedule.timing import exact_times
+from tests.effort import brief_synthesis
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -20,12 +22,13 @@ if TYPE_CHECKING:
 ROOTS = {"multi-root-broadcast": (0, 2), "multi-root-scatter": (0, 2), "multi-root-gather": (2, 1)}
 
 
+@cache
 def schedule_of(name: str, topology: str = "ring:4", *, chunks_per_rank: int = 1) -> Schedule:
     """A schedule of the list scheduler, by the names of its collective and topology."""
     topo = taccl.topologies.parse(topology)
     collective = make(name, topo.num_ranks, chunks_per_rank=chunks_per_rank, roots=ROOTS.get(name))
     problem = taccl.make_problem(topo, collective, chunk_bytes=100_000)
-    return taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    return brief_synthesis(problem, backend="greedy").schedule
 
 
 def timed(problem: Problem, transfers: list[tuple[int, int, int, int, bool]]) -> Schedule:

@@ -17,6 +17,7 @@ from taccl.program.lower import lower
 from taccl.program.program import Slot, Step
 from taccl.sketch.upstream import load_problem
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.foreign import OURS
 from tests.fuzzing import MANY
 from tests.program.examples import program_of, schedule_of, timed
@@ -69,7 +70,7 @@ def assert_runs(folder, collective, sketch, topology, ways=WAYS):
     problem = load_problem(
         folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json", collective=collective
     )
-    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.1).schedule
+    schedule = brief_synthesis(problem, backend="greedy").schedule
     for in_place, merged in ways:
         program = lower(schedule, in_place=in_place, merged=merged)
         again = parse_msccl_xml(dump_msccl_xml(program))

@@ -9,6 +9,7 @@ import pytest
 import taccl
 from taccl.errors import FormatError, InputError, TopologyError
 from taccl.formats.astra.network import load_astra_network
+from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
 
 GB = Fraction(10**12, 2**30)  # us per MB at one of ASTRA-sim's GB/s, of 2**30 bytes
@@ -47,7 +48,7 @@ def test_allgather_on_every_file_verifies(path):
     """Every file carries a verified allgather."""
     topology = load_astra_network(path)
     problem = taccl.make_problem(topology, taccl.collectives.allgather(topology.num_ranks), chunk_bytes=10**6)
-    assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
+    assert taccl.verify(brief_synthesis(problem, backend="greedy").schedule).ok
 
 
 def test_ring():
@@ -104,7 +105,7 @@ def test_ring_allgather_takes_its_time():
     """3 ranks: after one round each way all have all. A chunk of 2**30 / 10 bytes takes 4 ms, and 0.25 us."""
     topology = ours("ring-3", alpha_meaning="occupies")
     problem = taccl.make_problem(topology, taccl.collectives.allgather(3), chunk_bytes=2**30 // 10)
-    result = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2)
+    result = brief_synthesis(problem, backend="greedy")
     assert result.finish_us == pytest.approx(4000 + 0.25, rel=1e-6)
 
 

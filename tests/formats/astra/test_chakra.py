@@ -16,6 +16,7 @@ from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.topology import TopologyBuilder
+from tests.effort import brief_synthesis
 
 COMP, SEND, RECEIVE = 4, 5, 6
 
@@ -191,7 +192,7 @@ def test_machines_run_to_their_end(machine, collective, baseline):
 def test_prefix_sums_wait_for_their_source():
     """In a scan, rank 1 sends on the chunk that it makes from what it received."""
     problem = make_problem(taccl.topologies.ring(3), collectives.scan(3), chunk_bytes=1000)
-    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    schedule = brief_synthesis(problem, backend="greedy").schedule
     traces = _traces(schedule)
     sends = [node for node in traces[1] if node.type == SEND]
     assert sends

@@ -15,6 +15,7 @@ from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.registry import convert, format_of_content, write
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
+from tests.effort import brief_synthesis
 from tests.program.examples import program_of, schedule_of
 
 OPTIONS = [
@@ -133,7 +134,7 @@ def test_nodes_come_from_the_topology():
     problem = taccl.make_problem(
         taccl.topologies.parse("ring:8", nodes=2), taccl.collectives.allgather(8), chunk_bytes=1000
     )
-    schedule = taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    schedule = brief_synthesis(problem, backend="greedy").schedule
     plan = build_mscclpp_plan(lower(schedule))
     for r, gpu in enumerate(plan["gpus"]):
         for each in gpu["channels"]:

@@ -9,6 +9,7 @@ import pytest
 import taccl
 from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyError
 from taccl.formats.nccl.nvidia_smi import load_nvidia_smi
+from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
 
 GEN3 = Fraction(1000, 12)  # us per MB at 12 GB/s
@@ -93,7 +94,7 @@ def test_allgather_on_every_file_verifies(path):
         topology = load_nvidia_smi(path, nodes=nodes, nic_gb_per_s="12.5", pcie=pcie)
         collective = taccl.collectives.allgather(topology.num_ranks)
         problem = taccl.make_problem(topology, collective, chunk_bytes=10**6)
-        assert taccl.verify(taccl.synthesize(problem, backend="greedy", time_limit_s=0.2).schedule).ok
+        assert taccl.verify(brief_synthesis(problem, backend="greedy").schedule).ok
 
 
 def test_every_assumption_is_told():
