@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
+#: Options of Open MPI by which each line of a host file is a rank, bound as without the first of them.
+_SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
 #: Port at which torchrun's processes meet; PyTorch's default.
 _PORT = 29500
 _TORCHRUN = """\
@@ -125,8 +127,9 @@ def hostfile(placement: Placement, hosts: Sequence[str], launcher: str = "mpich"
 def rankfile(placement: Placement, hosts: Sequence[str]) -> str:
     """A rank file for Open MPI 5: ``mpirun --map-by rankfile:FILE=...``. Its ranks are not bound to cores.
 
-    It names no slots: these are core numbers, and would pin each rank to a core. Versions before 5 accept no
-    line without one; there a host file for the sequential mapper does (`hostfile`).
+    It names no slots: these are core numbers, and would pin each rank to a core. Open MPI 5 then binds no
+    rank, whatever ``--bind-to`` says, and versions before 5 accept no line without a slot. A host file has
+    the same order with the usual binding (`hostfile`).
     """
     return "".join(f"rank {rank}={host}\n" for rank, host in enumerate(_placed(placement, hosts)))
 
@@ -143,7 +146,7 @@ def command(placement: Placement, hosts: Sequence[str], launcher: str, path: str
         return f"torchrun $(sh {file})"
     if launcher == "mpich":
         return f"mpiexec -f {file} -n {count}"
-    return f"mpirun -n {count} --hostfile {file}{' --map-by seq' if _torn(placed) else ''}"
+    return f"mpirun -n {count} --hostfile {file}{_SEQUENTIALLY if _torn(placed) else ''}"
 
 
 @checked
@@ -152,8 +155,9 @@ def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[s
     placed = _placed(placement, hosts)
     if launcher == "openmpi" and _torn(placed):
         return [
-            "ranks of a host do not follow one another, so the host file needs --map-by seq; Open MPI 5 then "
-            "binds ranks to NUMA domains: add --bind-to core or --bind-to none for another binding"
+            "ranks of a host do not follow one another, so the host file needs --map-by seq; the --bind-to "
+            "beside it is Open MPI 5's default for other host files, as --map-by seq alone binds ranks to NUMA "
+            "domains: give --bind-to none for ranks that are not bound, or outnumber the cores of a host"
         ]
     if launcher != "mpich" or not _torn(placed):
         return []

@@ -15,7 +15,15 @@ import pytest
 import taccl
 from taccl.errors import ExecutionError, FormatError, InputError
 from taccl.placement.case import Case
-from taccl.placement.launchers import as_launched, caveats, command, hostfile, rankfile, read_hosts
+from taccl.placement.launchers import (
+    _SEQUENTIALLY,
+    as_launched,
+    caveats,
+    command,
+    hostfile,
+    rankfile,
+    read_hosts,
+)
 from taccl.placement.placement import Placement
 from tests.placement.test_files import OPENMPI, ROOT, needs_openmpi, said
 
@@ -184,8 +192,10 @@ class TestOpenMpi:
         assert hostfile(placement, list("abcd"), "openmpi") == "c slots=1\na slots=1\nd slots=1\nb slots=1\n"
         assert hostfile(placement, list("aabb"), "openmpi") == "b\na\nb\na\n"
         assert command(placement, list("abcd"), "openmpi", "f") == "mpirun -n 4 --hostfile f"
-        assert command(placement, list("aabb"), "openmpi", "f") == "mpirun -n 4 --hostfile f --map-by seq"
-        assert "--bind-to" in caveats(placement, list("aabb"), "openmpi")[0]
+        assert command(placement, list("aabb"), "openmpi", "f") == (
+            "mpirun -n 4 --hostfile f --map-by seq --bind-to core:if-supported"
+        )
+        assert "--bind-to none" in caveats(placement, list("aabb"), "openmpi")[0]
 
     def test_a_rank_file_names_no_core(self, placement):
         """The number after `slot` is that of a core."""
@@ -218,21 +228,46 @@ class TestOpenMpi:
 
     @pytest.mark.slow
     @needs_openmpi
+    def test_torn_ranks_have_the_cores_of_a_usual_host_file(self, placement, tmp_path):
+        """On servers of two packages with four cores each, rank by rank of a host."""
+        torn, usual = tmp_path / "torn", tmp_path / "usual"
+        torn.write_text(hostfile(placement, list("aabb"), "openmpi"))
+        usual.write_text("a slots=2\nb slots=2\n")
+        words = shlex.split(command(placement, list("aabb"), "openmpi", str(torn)))[1:]
+        assert self.bound(*words) == self.bound("-n", 4, "--hostfile", usual)
+
+    def bound(self, *words):
+        """{host: cores of each of its ranks}, as Open MPI binds them on such servers."""
+        shown = ("--display", "map,bind", "--rtos", "donotlaunch", "true")
+        server = {"HWLOC_SYNTHETIC": "pack:2 numa:1 core:4 pu:2"}
+        found = {}
+        for line in said(f"{OPENMPI}/bin/mpirun", *words, *shown, **ROOT, **server).splitlines():
+            if node := re.search(r"Data for node: (\S+)", line):
+                cores = found.setdefault(node[1], [])
+            elif place := re.search(r"Binding: (package\S+)", line):
+                cores.append(place[1])
+        assert all(found.values())
+        return found
+
+    @pytest.mark.slow
+    @needs_openmpi
     def test_cores_are_as_without_the_file(self, tmp_path):
         """Two real ranks here may run where they might have; those of a rank file on all cores."""
         topology = taccl.topologies.ring(2)
         case = Case(topology, "allreduce", "ring", "1MB")
         swapped = Placement(topology, case.algorithm, 10**6, (1, 0), 1.0, 1.0, 1.0)
-        path, ranks = tmp_path / "hosts", tmp_path / "ranks"
+        path, lines, ranks = (tmp_path / name for name in ("hosts", "lines", "ranks"))
         path.write_text(hostfile(swapped, ["localhost"] * 2, "openmpi"))
+        lines.write_text("localhost\nlocalhost\n")
         ranks.write_text(rankfile(swapped, ["localhost"] * 2))
         with_file = shlex.split(command(swapped, ["localhost"] * 2, "openmpi", str(path)))[1:]
+        by_lines = shlex.split(command(swapped, ["localhost"] * 2, "openmpi", str(lines)) + _SEQUENTIALLY)[1:]
         cores = [
             [line.split()[-1] for line in sorted(self.started(words).splitlines())]
-            for words in (("-n", 2), with_file, ("-n", 2, "--map-by", f"rankfile:FILE={ranks}"))
+            for words in (("-n", 2), with_file, by_lines, ("-n", 2, "--map-by", f"rankfile:FILE={ranks}"))
         ]
-        assert cores[0] == cores[1]
-        assert cores[2] == [",".join(map(str, sorted(os.sched_getaffinity(0))))] * 2
+        assert cores[0] == cores[1] == cores[2]
+        assert cores[3] == [",".join(map(str, sorted(os.sched_getaffinity(0))))] * 2
 
     def started(self, words):
         """Output of real ranks."""

@@ -168,7 +168,8 @@ def _start(
         path = shlex.quote(str(options.rankfile))
         start.append(f"mpirun -n {len(found.order)} --map-by rankfile:FILE={path}")
         notes.append(
-            "Open MPI does not bind the ranks of a rank file to cores; a host file keeps its binding"
+            "Open MPI does not bind the ranks of a rank file to cores, whatever --bind-to says; --hostfile "
+            "with --launcher openmpi keeps its binding"
         )
     return start
 
