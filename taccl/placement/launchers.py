@@ -155,9 +155,9 @@ def caveats(placement: Placement, hosts: Sequence[str], launcher: str) -> list[s
     placed = _placed(placement, hosts)
     if launcher == "openmpi" and _torn(placed):
         return [
-            "ranks of a host do not follow one another, so the host file needs --map-by seq; the --bind-to "
-            "beside it is Open MPI 5's default for other host files, as --map-by seq alone binds ranks to NUMA "
-            "domains: give --bind-to none for ranks that are not bound, or outnumber the cores of a host"
+            "ranks of a host do not follow one another, so the host file needs --map-by seq, which alone "
+            "binds ranks to NUMA domains; the --bind-to beside it is Open MPI 5's default for other host "
+            "files: give --bind-to none for ranks that are not bound, or outnumber the cores of a host"
         ]
     if launcher != "mpich" or not _torn(placed):
         return []

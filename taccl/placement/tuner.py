@@ -12,7 +12,7 @@ from taccl.measure.model import ways
 from taccl.placement.files import choose
 from taccl.problem import make_problem
 from taccl.topology.profiles import profile_of
-from taccl.topology.tuning import MAX_CHANNELS, PROTOCOLS
+from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,12 +29,18 @@ _COLLECTIVES = {
 _SIZES = tuple(1 << power for power in range(3, 34))
 #: Last byte of the last range: above every size.
 _ENDLESS = 2**63 - 1
-#: Bytes per thread below which NCCL 2.30 drops a channel, and its threads per channel, by protocol.
-_THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 512)}
+#: Bytes per thread below which NCCL 2.30 drops a channel, and its fewest threads per channel, by protocol:
+#: on PCIe alone, simple has 256.
+_THREAD_BYTES = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
 #: Fewest channels written. One is what the plugin sets where no rule matches, and slows large messages down.
-_FEWEST_CHANNELS = 2
-#: Fallbacks if NCCL_ALGO or NCCL_PROTO excludes the rules before.
-_LAST = (("ring", "simple"), ("ring", "ll"), ("tree", "simple"), ("tree", "ll"))
+#: The most are all that NCCL 2.30 can build.
+_FEWEST_CHANNELS, _MOST_CHANNELS = 2, 64
+#: {our name: NCCL's algorithms beside the ring}, for fallbacks if NCCL_ALGO excludes the rules before.
+_OTHERS = {
+    "allreduce": ("tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain"),
+    "allgather": ("pat", "nvls", "collnet_direct"),
+    "reduce-scatter": ("pat", "nvls", "collnet_direct"),
+}
 _HEAD = "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"
 _NOTES = """\
 # The plugin takes the first rule that matches, and 1 channel without one: so every size has a rule, for
@@ -80,13 +86,18 @@ def nccl_tuner(
         # Communicators of other sizes: a ring, under LL for as long as it pays between two servers.
         rate = _slowest_gb_per_s(topology)
         others = [_ordered(_tabled(kind, 2, 2, size, rate), size, 2)[-1:] for size in _SIZES]
+        others = [[*best, *_fallbacks(kind, best[0])] for best in others]
         lines += [*_lines(name, ours, topology.num_ranks), *_lines(name, others, -1)]
-        lines += [
-            f"{name},0,{_ENDLESS},{algorithm},{protocol},{MAX_CHANNELS},-1,-1"
-            for algorithm, protocol in _LAST
-            if algorithm == "ring" or kind == "allreduce"
-        ]
     return "\n".join(lines) + "\n" + _NOTES.format(num_ranks=topology.num_ranks)
+
+
+def _fallbacks(kind: str, best: _Rule) -> Iterator[_Rule]:
+    """All other rules of a collective, for where NCCL_ALGO or NCCL_PROTO excludes the best one."""
+    protocols = ("ll", "ll128", "simple") if best.protocol == "ll" else ("simple", "ll128", "ll")
+    for algorithm in ("ring", *_OTHERS.get(kind, ())):
+        for protocol in protocols if algorithm in ("ring", "tree") else ("simple",):
+            if (algorithm, protocol) != best[:2]:
+                yield _Rule(algorithm, protocol, _MOST_CHANNELS)
 
 
 def _lines(name: str, rules: Sequence[list[_Rule]], num_ranks: int) -> Iterator[str]:
@@ -165,9 +176,9 @@ def _ordered(times_us: dict[tuple[str, str], float], size: int, num_ranks: int) 
 
 
 def _channels(algorithm: str, protocol: str, size: int, num_ranks: int) -> int:
-    """Channels that NCCL keeps busy at this size, from 2 to 32; switches that add get them all."""
+    """Most channels that NCCL keeps busy from this size up to the next, 2 to 64; NVLS gets them all."""
     if algorithm.startswith("nvls"):
-        return MAX_CHANNELS
+        return _MOST_CHANNELS
     each, threads = _THREAD_BYTES[protocol]
     sharing = num_ranks if (algorithm, protocol) == ("ring", "ll") else 1
-    return min(max(size // (each * threads * sharing), _FEWEST_CHANNELS), MAX_CHANNELS)
+    return min(max(2 * size // (each * threads * sharing), _FEWEST_CHANNELS), _MOST_CHANNELS)

@@ -38,6 +38,12 @@ def hosts():
     return taccl.Probe(tuple("abcdefgh"), np.where(rack[:, None] == rack, 10.0, 20.0)).topology()
 
 
+@pytest.fixture(scope="module")
+def table(hosts):
+    """Their table."""
+    return nccl_tuner(hosts)
+
+
 def answers(plugin, table, queries):
     """{query: (algorithm, protocol, channels)}; a query is (collective, bytes, nodes, ranks, unavailable)."""
     path = plugin.with_name("table.csv")
@@ -65,9 +71,13 @@ def test_a_rule_without_channels_leaves_one(plugin):
 
 
 @pytest.mark.slow
-def test_every_call_has_a_rule_with_channels(plugin, hosts):
+def test_every_call_has_a_rule_with_channels(plugin, table):
     """This holds for every collective, size and communicator; also if a protocol is not available."""
-    found = answers(plugin, nccl_tuner(hosts), every(("none", "ll128", "ll", "simple")))
+    found = answers(
+        plugin,
+        table,
+        every(("none", "ll128", "ll", "simple", "ll,ll128", "ll,simple", "ll128,simple")),
+    )
     assert min(channels for _, _, channels in found.values()) >= 2
     assert "none" not in {algorithm for algorithm, _, _ in found.values()}
 
@@ -81,31 +91,80 @@ def test_machines_have_a_rule_for_every_call(plugin, machine, nodes):
     assert min(channels for _, _, channels in found.values()) >= 2
 
 
+#: NCCL 2.30: bytes per thread and threads per channel, by protocol; 256 threads for simple on PCIe alone.
+THREADS = {"ll": (8, 512), "ll128": (8, 640), "simple": (64, 256)}
+
+
+def default_channels(algorithm, protocol, size, ranks):
+    """Channels of rings and trees that NCCL takes at a size, of 64: until each thread has its fewest bytes."""
+    least, threads = THREADS[protocol]
+    if (algorithm, protocol) == ("ring", "ll"):
+        least *= ranks
+    channels = 64
+    while channels >= 2 and size < channels * threads * least:
+        channels -= 1
+    return channels
+
+
 @pytest.mark.slow
-def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, hosts):
+@pytest.mark.parametrize("machine", ["", "dgx-h100"])
+def test_no_call_has_fewer_channels_than_without_the_plugin(plugin, table, machine):
+    """The same algorithm and protocol, at every size, of communicators of all ranks and others."""
+    told = nccl_tuner(taccl.topologies.parse(machine)) if machine else table
+    for query, (algorithm, protocol, channels) in answers(plugin, told, every()).items():
+        if algorithm in ("ring", "tree"):
+            assert channels >= default_channels(algorithm, protocol, query[1], query[3]), query
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "only", ["ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat"]
+)
+def test_an_algorithm_that_the_user_forces_has_channels(plugin, table, only):
+    """NCCL_ALGO leaves one algorithm: where NCCL has it for the collective, it has more than one channel."""
+    algorithms = ("ring", "tree", "nvls", "nvls_tree", "collnet_direct", "collnet_chain", "pat")
+    gone = ",".join(each for each in algorithms if each != only)
+    has_it = {
+        "ring": COLLECTIVES, "tree": ("allreduce",), "nvls_tree": ("allreduce",), "collnet_chain": ("allreduce",),
+        "nvls": COLLECTIVES[2:], "collnet_direct": COLLECTIVES[2:], "pat": COLLECTIVES[2:4],
+    }[only]  # fmt: skip
+    for query, (algorithm, _, channels) in answers(plugin, table, every((gone,))).items():
+        assert (algorithm, channels >= 2) == ((only, True) if query[0] in has_it else ("none", False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", ["none", "ring", "tree,nvls,nvls_tree,collnet_direct,collnet_chain"])
+def test_simple_is_not_forced_on_small_messages(plugin, table, forced):
+    """Up to 16 KiB rings and trees use LL, also if the user excludes the other of the two."""
+    sizes = [size for size in SIZES if size <= 1 << 14]
+    queries = [(c, s, *comm, forced) for c, s, comm in product(COLLECTIVES, sizes, COMMUNICATORS)]
+    found = answers(plugin, table, queries).values()
+    assert {protocol for algorithm, protocol, _ in found if algorithm in ("ring", "tree")} == {"ll"}
+
+
+@pytest.mark.slow
+def test_small_messages_go_by_ll_and_large_ones_by_simple(plugin, table):
     """Each collective of 8 B uses LL; a ring of 1 GiB uses simple with all channels."""
-    found = answers(
-        plugin, nccl_tuner(hosts), [(c, s, 8, 8, "none") for c in COLLECTIVES for s in (8, 1 << 30)]
-    )
+    found = answers(plugin, table, [(c, s, 8, 8, "none") for c in COLLECTIVES for s in (8, 1 << 30)])
     for collective in COLLECTIVES:
         assert found[collective, 8, 8, 8, "none"][1] == "ll"
-        assert found[collective, 1 << 30, 8, 8, "none"] == ("ring", "simple", 32)
+        assert found[collective, 1 << 30, 8, 8, "none"] == ("ring", "simple", 64)
     assert found["allreduce", 8, 8, 8, "none"][0] == "tree"
 
 
 @pytest.mark.slow
-def test_only_allreduces_go_along_trees(plugin, hosts):
+def test_only_allreduces_go_along_trees(plugin, table):
     """NCCL has no tree for the other collectives: a rule for one would be skipped, and leave one channel."""
-    found = answers(plugin, nccl_tuner(hosts), every())
+    found = answers(plugin, table, every())
     assert {query[0] for query, (algorithm, _, _) in found.items() if algorithm == "tree"} == {"allreduce"}
 
 
 @pytest.mark.slow
-def test_servers_are_not_counted_by_clusters(plugin, hosts):
+def test_servers_are_not_counted_by_clusters(plugin, table):
     """Answers depend on the ranks of a communicator, and not on how many servers NCCL finds them on."""
     found = answers(
         plugin,
-        nccl_tuner(hosts),
+        table,
         [(c, s, n, 8, "none") for c in COLLECTIVES for s in SIZES for n in (1, 2, 8)],
     )
     for collective, size in product(COLLECTIVES, SIZES):

@@ -2,8 +2,8 @@
  *
  * usage: tuner TABLE < queries
  *
- * A query is a line "collective bytes nodes ranks pipelined registered ignored", where `ignored` names a
- * protocol that is not available, or "none". The answer is a line "algorithm protocol channels": those of the
+ * A query is a line "collective bytes nodes ranks pipelined registered ignored", where `ignored` lists the
+ * algorithms and protocols that are not available, as "ll,tree", or is "none". The answer is a line "algorithm protocol channels": those of the
  * first rule that matches and is available, or "none none 1". As in the plugin, channels are 1 before any rule
  * is looked at, and a rule with -1 channels leaves them so.
  */
@@ -32,6 +32,24 @@ static int is_one_of(const char *word, const char *known) {
     return strstr(known, padded) != NULL;
 }
 
+static int is_listed(const char *word, const char *list) {
+    char padded[128], wanted[64];
+    snprintf(padded, sizeof padded, ",%s,", list);
+    snprintf(wanted, sizeof wanted, ",%s,", word);
+    return strstr(padded, wanted) != NULL;
+}
+
+/* As in NCCL's tables: trees are for allreduces alone, and only rings and trees have more than one protocol. */
+static int is_known(const char *collective, const char *algorithm, const char *protocol) {
+    if (!strcmp(algorithm, "ring")) return 1;
+    if (!strcmp(collective, "broadcast") || !strcmp(collective, "reduce")) return 0;
+    if (!strcmp(algorithm, "tree")) return !strcmp(collective, "allreduce");
+    if (strcmp(protocol, "simple")) return 0;
+    const char *names = !strcmp(collective, "allreduce") ? " collnet_direct collnet_chain nvls nvls_tree "
+                                                         : " collnet_direct nvls pat ";
+    return is_one_of(algorithm, names);
+}
+
 static int read_rule(char *line, struct rule *rule) {
     char *fields[FIELDS + 1];
     int count = 0;
@@ -43,6 +61,10 @@ static int read_rule(char *line, struct rule *rule) {
         || !is_one_of(fields[PROTOCOL], " ll ll128 simple ")) {
         fprintf(stderr, "unknown word in a rule for %s\n", fields[COLLECTIVE]);
         exit(3);
+    }
+    if (!is_known(fields[COLLECTIVE], fields[ALGORITHM], fields[PROTOCOL])) {
+        fprintf(stderr, "no %s with %s for %s\n", fields[ALGORITHM], fields[PROTOCOL], fields[COLLECTIVE]);
+        exit(4);
     }
     snprintf(rule->collective, sizeof rule->collective, "%s", fields[COLLECTIVE]);
     snprintf(rule->algorithm, sizeof rule->algorithm, "%s", fields[ALGORITHM]);
@@ -57,21 +79,21 @@ static int read_rule(char *line, struct rule *rule) {
 int main(int argc, char **argv) {
     static struct rule rules[10000];
     int count = 0;
-    char line[256], collective[32], ignored[32];
+    char line[256], collective[32], ignored[128];
     unsigned long long bytes;
     long given[4];
     FILE *table = argc == 2 ? fopen(argv[1], "r") : NULL;
     if (!table) return 2;
     while (count < 10000 && fgets(line, sizeof line, table))
         if (line[0] != '#' && line[0] != '\n') count += read_rule(line, &rules[count]);
-    while (scanf("%31s %llu %ld %ld %ld %ld %31s", collective, &bytes, &given[0], &given[1], &given[2], &given[3],
+    while (scanf("%31s %llu %ld %ld %ld %ld %127s", collective, &bytes, &given[0], &given[1], &given[2], &given[3],
                  ignored) == 7) {
         const char *algorithm = "none", *protocol = "none";
         long channels = 1;
         for (struct rule *rule = rules; rule < rules + count; rule++) {
             int matches = !strcmp(rule->collective, collective) && rule->least <= bytes && bytes <= rule->most;
             for (int i = 0; i < 4; i++) matches &= rule->wanted[i] == -1 || rule->wanted[i] == given[i];
-            if (!matches || !strcmp(rule->protocol, ignored)) continue;
+            if (!matches || is_listed(rule->protocol, ignored) || is_listed(rule->algorithm, ignored)) continue;
             algorithm = rule->algorithm, protocol = rule->protocol;
             if (rule->channels != -1) channels = rule->channels;
             break;
