@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from taccl.placement.case import Case
+from taccl.placement.probe import REPEATS
 from taccl.topology.clusters import completed, levels
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,11 +22,19 @@ if TYPE_CHECKING:
     from taccl.placement.probe import Probe
 
 #: Random splits of the measurements into halves, and the effort of the search on each half.
-_SPLITS, _EFFORT = 5, 0.2
+_SPLITS, _EFFORT = 3, 0.2
+#: Simulated repetitions for the standard error: the usual number, and the fewest.
+_RESAMPLES, _FEWEST_RESAMPLES = 12, 4
+#: Part of the time for searches on halves; the rest is for the standard error.
+_SEARCHING = 0.6
+#: One-sided confidence at which a gain is confirmed.
+_CONFIDENCE = 0.99
 #: Part of the distances that clusters may have wrong and still be clearly apart; our choice.
 _FEW = 0.1
 #: Least gain that counts, as a part of the time; our choice.
 _LEAST = 0.01
+#: Fewest pairs of a class from which its spread is estimated.
+_FEWEST_PAIRS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +42,16 @@ class Judgement:
     """Judgement of the procedure that chose an order, on measurements that it did not see.
 
     - `basis`: The repetitions, e.g. ``"4 passes"``; empty if there are none, or no time was left.
-    - `gains`: For each split, the certain speedup by an order chosen on the other half of the repetitions (as
-      `Placement.gain`, but also below 1).
-    - `spread`: Largest over least time of the order given on any half, less 1.
+    - `gains`: For each half, its certain speedup by the order chosen on the other half (as `Placement.gain`,
+      but also below 1).
+    - `least`: Lower end of the one-sided 99 % confidence interval of their mean.
     - `reason`: Reason that there is no judgement; empty if there is one.
     - `has_clusters`: True if hosts form clusters that are clearly apart, or share uplinks that were measured.
     """
 
     basis: str = ""
     gains: tuple[float, ...] = ()
-    spread: float = 0.0
+    least: float = 1.0
     reason: str = ""
     has_clusters: bool = False
 
@@ -51,20 +61,14 @@ class Judgement:
         return float(np.exp(np.mean(np.log(self.gains)))) if self.gains else 1.0
 
     @property
-    def noise(self) -> float:
-        """The larger of the spread and two standard deviations of the gains."""
-        return max(self.spread, 2 * float(np.std(self.gains, ddof=1))) if len(self.gains) > 1 else self.spread
-
-    @property
     def verdict(self) -> str:
         """``"confirmed"``, ``"within noise"`` or ``"not judged"``.
 
-        A gain is confirmed if every split has one, and their mean exceeds the noise.
+        A gain is confirmed if it exceeds 1 % and its confidence interval excludes 1.
         """
         if not self.gains:
             return "not judged"
-        is_gain = min(self.gains) > 1 and self.gain - 1 > max(self.noise, _LEAST)
-        return "confirmed" if is_gain else "within noise"
+        return "confirmed" if self.least > 1 and self.gain > 1 + _LEAST else "within noise"
 
     @property
     def is_trusted(self) -> bool:
@@ -75,17 +79,16 @@ class Judgement:
         if not self.gains:
             clusters = "" if self.has_clusters else ", and hosts form no clusters: the gain may be noise"
             return f"not judged against noise: {self.reason}{clusters}"
-        low, high = min(self.gains), max(self.gains)
         return (
-            f"{self.verdict}: orders chosen on one half of the {self.basis} are at least {low:.3g} to "
-            f"{high:.3g} times as fast on the other half, where {self.noise:.1%} is noise"
+            f"{self.verdict}: orders chosen on one half of the {self.basis} are {self.gain:.3g} times as "
+            f"fast on the other half, at least {self.least:.3g} times with {_CONFIDENCE:.0%} confidence"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The judgement as plain values."""
         return {
-            "verdict": self.verdict, "basis": self.basis, "gains": list(self.gains), "spread": self.spread,
-            "noise": self.noise, "reason": self.reason,
+            "verdict": self.verdict, "basis": self.basis, "gains": list(self.gains), "gain": self.gain,
+            "least": self.least, "reason": self.reason,
         }  # fmt: skip
 
 
@@ -103,6 +106,10 @@ def are_apart(probe: Probe) -> bool:
     return bool(np.quantile(distance[inside & off], 1 - _FEW) < np.quantile(distance[~inside], _FEW))
 
 
+#: {field of a probe: logarithms of its figures, the same in both directions}.
+_Figures = dict[str, "NDArray[np.float64]"]
+
+
 def judge(
     probe: Probe,
     given: Mapping[str, Any],
@@ -115,33 +122,57 @@ def judge(
 
     The repetitions of each pair of hosts are dealt out at random: both halves have the same structure, each
     with noise of its own. Repetitions are the passes of the probe, or else the two directions of a pair.
+    Each half judges the order chosen on the other, after `_shrunk`. Their mean gain has the standard error
+    of figures resampled around those of all repetitions (`_resampled`).
 
     - `given`: Options of `Probe.topology`.
     """
+    from scipy.special import stdtrit
+
     has_clusters = are_apart(probe)
     stacks, basis, reason = _repetitions(probe)
-    gains, times = [], []
-    for split in range(_SPLITS if basis else 0):
+    if not basis:
+        return Judgement(reason=reason, has_clusters=has_clusters)
+    ranks = range(probe.num_hosts)
+
+    def case(figures: _Figures) -> Case:
+        topology = _with_figures(probe, figures).topology(**given)
+        return Case(topology, algorithm.collective.name, algorithm, size_bytes)
+
+    def logs(figures: _Figures, orders: Sequence[Sequence[int]]) -> list[float]:
+        """Logarithm of the gain of each order, by figures without most of their noise."""
+        judging = case(_shrunk(probe, figures, noise))
+        before = judging.us(judging.ticks(ranks, apart=True))
+        return [float(np.log(before / judging.us(judging.ticks(order)))) for order in orders]
+
+    orders: list[tuple[int, ...]] = []
+    gains: list[float] = []
+    splits = [_halves(stacks, np.random.default_rng((seed, split))) for split in range(_SPLITS)]
+    noise = {name: float(np.mean([_noise(*split)[name] ** 2 for split in splits])) for name in stacks}
+    searching = deadline.sooner(_SEARCHING * deadline.left_s)
+    for split in splits:
+        found = [case(half).search(ranks, seed, searching, effort=_EFFORT)[0] for half in split]
+        if searching.has_passed and orders:
+            break
+        orders += found
+        gains += [logs(half, [order])[0] for half, order in zip(split, found[::-1], strict=True)]
+    resampled = _resampled(probe, splits, noise, np.random.default_rng((seed, _SPLITS)))
+    means = []
+    for _ in range(_RESAMPLES):
         if deadline.has_passed:
             break
-        halves = [
-            half.topology(**given) for half in _halves(probe, stacks, np.random.default_rng((seed, split)))
-        ]
-        cases = [Case(half, algorithm.collective.name, algorithm, size_bytes) for half in halves]
-        ranks = range(probe.num_hosts)
-        order, _ = cases[0].search(ranks, seed, deadline, effort=_EFFORT)
-        before = [case.us(case.ticks(ranks, apart=True)) for case in cases]
-        times += before
-        if not deadline.has_passed:
-            gains.append(before[1] / cases[1].us(cases[1].ticks(order)))
-    if basis and len(gains) < 2:
+        means.append(float(np.mean(logs(next(resampled), orders))))
+    if len(means) < _FEWEST_RESAMPLES:
         return Judgement(reason="the time limit came first; give more time", has_clusters=has_clusters)
-    spread = max(times) / min(times) - 1 if times else 0.0
-    return Judgement(basis, tuple(gains), spread, reason, has_clusters)
+    # Both halves of a split judge, and their noise is independent.
+    error = float(np.std(means, ddof=1)) / np.sqrt(2)
+    freedom = min(len(means) - 1, probe.num_hosts * (probe.num_hosts - 1) // 2)
+    least = np.mean(gains) - stdtrit(freedom, _CONFIDENCE) * error
+    return Judgement(basis, tuple(np.exp(gains).tolist()), float(np.exp(least)), "", has_clusters)
 
 
-def _repetitions(probe: Probe) -> tuple[dict[str, NDArray[np.float64]], str, str]:
-    """{field: (repetitions, hosts, hosts)}, their name, and why there are none."""
+def _repetitions(probe: Probe) -> tuple[_Figures, str, str]:
+    """{field: (repetitions, hosts, hosts)}, alike in both directions; their name, and why there are none."""
     passes = {
         "latency_us": probe.latency_repeats_us, "bandwidth_gb_per_s": probe.bandwidth_repeats_gb_per_s
     }  # fmt: skip
@@ -150,12 +181,25 @@ def _repetitions(probe: Probe) -> tuple[dict[str, NDArray[np.float64]], str, str
     }
     counts = {len(each) for each in known.values()}
     if len(counts) == 1 and min(counts) > 1:
-        return known, f"{min(counts)} passes", ""
+        both = {name: np.stack([each, each.transpose(0, 2, 1)]) for name, each in known.items()}
+        return (
+            {name: _without_warning(np.nanmean, each) for name, each in both.items()},
+            f"{min(counts)} passes",
+            "",
+        )
     known = {name: getattr(probe, name) for name in passes if getattr(probe, name) is not None}
     known = {name: np.stack([_mirrored(each), _mirrored(each.T)]) for name, each in known.items()}
     if probe.asymmetry > 0:
         return known, "two directions of each pair", ""
     return known, "", "the probe has one figure per pair; probe again for repetitions"
+
+
+def _without_warning(function: Callable[..., Any], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The function over the first axis, nan where all values are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: NDArray[np.float64] = function(values, axis=0)
+    return found
 
 
 def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -164,23 +208,89 @@ def _mirrored(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     return above + above.T
 
 
-def _halves(
-    probe: Probe, stacks: Mapping[str, NDArray[np.float64]], rng: np.random.Generator
-) -> tuple[Probe, Probe]:
-    """Two probes, each with half of the repetitions of every pair."""
-    count, number = probe.num_hosts, len(next(iter(stacks.values())))
+def _halves(stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figures]:
+    """Figures by either half of the repetitions of every pair."""
+    number, count, _ = next(iter(stacks.values())).shape
     deal = rng.random((number, count, count))
     deal = np.triu(deal) + np.triu(deal, 1).transpose(0, 2, 1)  # both directions of a pair go together
     turn = np.argsort(np.argsort(deal, axis=0), axis=0)
-    bare = {"latency_us": None, "bandwidth_gb_per_s": None}
-    none = {"latency_repeats_us": None, "bandwidth_repeats_gb_per_s": None}
 
-    def half(chosen: NDArray[np.bool_]) -> Probe:
-        known: dict[str, Any] = {}
+    def half(chosen: NDArray[np.bool_]) -> _Figures:
+        found = {}
         for name, each in stacks.items():
-            matrix = completed(np.nanmedian(np.where(chosen, each, np.nan), axis=0))
-            # Medians over few passes can differ between directions by more than a probe admits.
-            known[name] = (matrix + matrix.T) / 2
-        return replace(probe, sampled=False, **{**bare, **none, **known})
+            known = _without_warning(np.nanmedian, np.where(chosen, each, np.nan))
+            np.fill_diagonal(known, 1.0)  # the diagonal does not count
+            found[name] = np.log(completed(known))
+        return found
 
     return half(turn < number // 2), half(turn >= number // 2)
+
+
+def _noise(one: _Figures, other: _Figures) -> _Figures:
+    """A matrix with the distribution of a half's noise, from the difference of both halves.
+
+    What all pairs of a half have in common is no noise: it delays every order alike.
+    """
+    found = {}
+    for name in one:
+        differ = (one[name] - other[name]) / np.sqrt(2)
+        off = ~np.eye(len(differ), dtype=bool)
+        found[name] = np.where(off, differ - differ[off].mean(), 0.0)
+    return found
+
+
+def _shrunk(probe: Probe, figures: _Figures, variance: Mapping[str, float]) -> _Figures:
+    """Figures moved towards the mean of their class, by the part of their variance that is noise.
+
+    Noise makes the slowest of many pairs seem slower than the slowest of few, though all are equal. Classes
+    are pairs whose hosts share equally many levels of clusters. This is positive-part James-Stein shrinkage.
+
+    References
+    ----------
+    B. Efron and C. Morris, "Stein's estimation rule and its competitors", J. Am. Stat. Assoc. 68 (1973).
+    """
+    shared = np.zeros((probe.num_hosts, probe.num_hosts), dtype=np.int64)
+    for labels in levels(_with_figures(probe, figures).distance):
+        shared += labels[:, None] == labels
+    np.fill_diagonal(shared, -1)
+    found = {}
+    for name, values in figures.items():
+        found[name] = values.copy()
+        for each in np.unique(shared[shared >= 0]):
+            of_class = values[shared == each]
+            spread = float(of_class.var())
+            if len(of_class) >= 2 * _FEWEST_PAIRS and spread > 0:
+                kept = max(0.0, 1 - variance[name] / spread)
+                found[name][shared == each] = of_class.mean() + kept * (of_class - of_class.mean())
+    return found
+
+
+def _resampled(
+    probe: Probe,
+    splits: Sequence[tuple[_Figures, _Figures]],
+    variance: Mapping[str, float],
+    rng: np.random.Generator,
+) -> Iterator[_Figures]:
+    """Figures of halves that might have been measured: those of all repetitions, with noise drawn anew.
+
+    The noise is that of the splits in turn, its sign and the numbers of its hosts drawn at random: what
+    delays all pairs of a host in one repetition remains together.
+    """
+    noises = [_noise(*split) for split in splits]
+    of_all = {name: variance[name] / 2 for name in variance}
+    both = {name: (splits[0][0][name] + splits[0][1][name]) / 2 for name in variance}
+    centre = _shrunk(probe, both, of_all)
+    while True:
+        for each in noises:
+            hosts, sign = rng.permutation(probe.num_hosts), rng.choice((-1, 1))
+            yield {name: centre[name] + sign * each[name][np.ix_(hosts, hosts)] for name in centre}
+
+
+def _with_figures(probe: Probe, figures: _Figures) -> Probe:
+    """The probe with other figures, and no repetitions."""
+    none = dict.fromkeys(REPEATS)
+    known: dict[str, Any] = {
+        name: np.exp(figures[name]) if name in figures else None
+        for name in ("latency_us", "bandwidth_gb_per_s")
+    }
+    return replace(probe, sampled=False, **(known | none))

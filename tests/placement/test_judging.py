@@ -60,6 +60,29 @@ def test_racks_are_a_gain_in_the_same_noise(passes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
+@pytest.mark.parametrize("size", ["1KB", "1MB"])
+def test_latencies_of_racks_are_a_gain_where_steps_cross_less(passes, size):
+    """Halving and doubling in rack order leaves a rack in one step of three: a gain at small sizes."""
+    for seed in cases("placement: small messages gain in noise", few=1, many=20):
+        probe = probed(seed, racks=2, passes=passes)
+        found = taccl.reorder(probe, algorithm="halving-doubling", size=size, time_limit_s=3600)
+        assert found.judgement.verdict == "confirmed"
+        assert found.judgement.gain > 1.05
+
+
+@pytest.mark.slow
+def test_the_slowest_of_many_equal_pairs_is_no_gain():
+    """A ring waits for its slowest crossing: six crossings of 20 us take as long as two, but for noise."""
+    rack = np.random.default_rng(1).permutation(GIVEN) % 2
+    truth = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), **SMALL)
+    assert truth.gain == 1
+    for seed in cases("placement: noise of crossings is no gain", few=2, many=20):
+        found = taccl.reorder(probed(seed, racks=2, passes=4), **SMALL)
+        assert found.judgement is None or found.judgement.verdict == "within noise"
+
+
+@pytest.mark.slow
 def test_one_figure_a_pair_cannot_be_judged():
     """Without repetitions that is said; equal hosts keep their order, and racks that are apart do not."""
     equal = taccl.reorder(probed(0, directed=False), **SMALL)
@@ -82,17 +105,23 @@ def test_an_order_within_noise_is_had_for_the_asking():
 
 
 @pytest.mark.slow
-def test_no_host_file_is_written_within_noise(tmp_path, monkeypatch, capsys):
-    """Unless asked; the answer says so, and how to ask. Rules for a library are of the order that is kept."""
+def test_no_file_for_launchers_or_libraries_is_written_within_noise(tmp_path, monkeypatch, capsys):
+    """Unless asked; the answer names each file, says why, and how to ask."""
     monkeypatch.chdir(tmp_path)
     probed(0, passes=4).save("probe.json")
     words = ["reorder", "probe.json", "--size", "1KB", "--time-limit", "3600", "--hostfile", "hosts"]
-    assert run([*words, "-o", "out.json", "--nccl-tuner", "table"]) == 0
-    assert "hosts is not written, as the order given is kept; --within-noise" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "probe.json", "table"]
+    words += ["--nccl-tuner", "table", "--openmpi-rules", "rules"]
+    assert run([*words, "-o", "out.json"]) == 0
+    out = capsys.readouterr().out
+    assert "hosts is not written, as the order given is kept; --within-noise" in out
+    for name in ("table", "rules"):
+        assert f"{name} is not written, as its rules would be chosen by figures within noise; --within" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "probe.json"]
     assert json.loads((tmp_path / "out.json").read_text())["order"] == list(GIVEN)
     assert run([*words, "--within-noise"]) == 0
     assert (tmp_path / "hosts").read_text() != "".join(f"{name}:1\n" for name in NAMES)
+    assert (tmp_path / "table").exists()
+    assert (tmp_path / "rules").exists()
 
 
 def test_passes_are_read_back(tmp_path):

@@ -19,11 +19,8 @@ from taccl.names import table
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
-#: Files beside the placement itself.
-_FILES = ("hostfile", "rankfile", "openmpi_rules", "mpich_selection", "nccl_tuner", "plot")
-
-#: Those that say which rank goes where.
-_ORDERS = ("hostfile", "rankfile")
+#: Files for launchers, and files for libraries.
+_ORDERS, _RULES = ("hostfile", "rankfile"), ("openmpi_rules", "mpich_selection", "nccl_tuner")
 
 _times = reader(float, lambda x: 1 <= x < 1e6, "a number of at least 1")
 _rate = reader(float, lambda x: 0 < x < 1e9, "a positive number of GB/s")
@@ -67,7 +64,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Renumber ranks so that the algorithm of a library fits the network."""
-    check_output(options, *_FILES)
+    check_output(options, *_ORDERS, *_RULES, "plot")
     if options.mpich_selection is not None and options.mpich_base is None:
         from taccl.runtime.environment import find_library
 
@@ -129,13 +126,16 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
 
 
 def _withheld(options: argparse.Namespace) -> list[str]:
-    """A note for each file of the order, which is not to be written."""
+    """A note for each file for launchers and libraries: none is written within noise."""
     notes = []
-    for name in _ORDERS:
-        path, kept = getattr(options, name), "the order given is kept"
+    for name in (*_ORDERS, *_RULES):
+        path = getattr(options, name)
         if path is not None:
+            because = "the order given is kept"
+            if name in _RULES:
+                because = "its rules would be chosen by figures within noise"
             notes.append(
-                f"{path} is not written, as {kept}; --within-noise takes the new order and writes it"
+                f"{path} is not written, as {because}; --within-noise takes the new order and writes it"
             )
             setattr(options, name, None)
     return notes
