@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from textwrap import dedent
 from typing import Any, NamedTuple
 
 from taccl.names import shown
@@ -30,6 +31,7 @@ MARKS: dict[str, dict[str, str | None]] = {
     "profile": {"machine": None, "source": None, "constants": None},
     "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
     "output of nvbandwidth in JSON": {"nvbandwidth": None},
+    "output of nccl-tests in JSON": {"results": None, "average_bus_bandwidth": None},
     "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
     "answer of a verb with --json": {"finish_us": None, "digest": None},
 }
@@ -50,6 +52,10 @@ _QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
 _BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
 #: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
 _NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
+#: Three rows of numbers between blanks or bars, each with at most a name before them.
+_SPACED_ROWS = (
+    rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
+)
 _COMMA_ROW, _OTHER_ROW = (
     rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
     rf" {{0,20}}{_NUMBER} {{0,20}}(?=[{mark}]|$)"
@@ -79,6 +85,7 @@ _MATRIX = (
 )
 _HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
 _TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
+_SLOTS = "for `taccl reorder --hosts` give the hosts in their present order, a line name or name:slots each"
 _RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
 _FILE = "write a topology file with [node], [nics] and [network]"
 
@@ -113,6 +120,7 @@ _ADVICE = {
     "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",
     "report of `taccl run --json`": _FIT,
     "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
+    "output of nccl-tests in JSON": _no("give the table that it prints beside that file"),
     "output of iperf3 in JSON": _no(_HOSTS),
     "answer of a verb with --json": "it has figures and no sends; write the schedule itself with -o",
     "topology": _SHOW,
@@ -133,14 +141,24 @@ _TEXTS = (
         r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
         _FIT,
     ),
-    _Text("log of Intel MPI Benchmarks", r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w", _no(_TIMES)),
+    _Text(
+        "log of Intel MPI Benchmarks",
+        r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w|#bytes #repetitions",
+        _no(_TIMES),
+    ),
+    _Text("log of mscclpp-test", r"\bsize\s+count\s+time(\s+\S+){3}\s+time\b|\bkernel num: \d", _FIT_TABLE),
     _Text(
         "log of perftest (ib_write_bw and its kind)",
         r"^[ \t]*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
-        r"|\bBW (peak|average)\[|\bt_(typical|avg)\[usec\]",
+        r"|\bBW (peak|average)\[|\bt_typical\[usec\]",
         _FIT,
     ),
     _Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", _FIT),
+    _Text(
+        "log of DeepSpeed's communication benchmark or of all_reduce_bench.py",
+        r"^-* ?Performance of \w+ on \d+ devices|^The average bandwidth of \w+|^\|\s*payload\s*\|",
+        _no(_TIMES),
+    ),
     _Text(
         "table of measured times",
         rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}",
@@ -151,11 +169,28 @@ _TEXTS = (
         r"^(?=.*\bGPU0\b).*\bCPU Affinity|^(?=.*\bGPU0[ \t]+X\s).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
         "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
     ),
+    _Text(
+        "table for NCCL's example tuner plugin",
+        r"^#\s*coll\w*,\s*min_?bytes|^(broadcast|reduce|all_?gather|reduce_?scatter|all_?reduce),\d+,\d+,\w+,",
+        _no("`taccl reorder HOSTS --nccl-tuner FILE` writes such a table; give the hosts or the machine"),
+    ),
+    _Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", _no(_SLOTS)),
+    _Text(
+        "host file",
+        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z",
+        "`taccl reorder HOSTS --hosts {file}` reads it",
+    ),
+    _Text(
+        "table of a benchmark, whose first column is not the size",
+        r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
+        _no("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
+    ),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Benchmarks.
     _Text(
         "log of iperf, netperf, qperf or ucx_perftest",
-        r"^\[\s*ID\]\s+Interval\s+Transfer|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
+        r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
+        r"|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
         r"|^\|\s*Stage\s*\|",
         _no(_HOSTS),
     ),
@@ -199,16 +234,18 @@ _TEXTS = (
     _Text("output of `nvidia-smi nvlink`", r"^[ \t]*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
     _Text("output of nvidia-smi", r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: ", _no(_SERVER)),
     _Text(
+        "output of `amd-smi topology`",
+        r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|LINK METRIC|NUMA BW|CACHE COHERENCY) TABLE:"
+        r"|^AMDSMI_\w+ \|.*version",
+        _no(_RCCL_DUMP),
+    ),
+    _Text(
         "output of `rocm-smi --showtopo`",
-        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)",
+        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)"
+        r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
         _no(_RCCL_DUMP),
     ),
     _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),
-    _Text(
-        "output of `amd-smi topology`",
-        r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW|CACHE COHERENCY) TABLE:|^AMDSMI_\w+ \|.*version",
-        _no(_RCCL_DUMP),
-    ),
     _Text(
         "output of dcgmi, xpu-smi, npu-smi or hl-smi",
         r"\|\s*Topology Information|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
@@ -217,7 +254,8 @@ _TEXTS = (
     _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
     _Text(
         "output of lspci",
-        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z]|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z0-9]|^[ \t]*Lnk(Cap|Sta)2?:\s"
+        r"|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
         _no(_SERVER),
     ),
     _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
@@ -247,9 +285,10 @@ _TEXTS = (
     # Last, as much else has such lines.
     _Text(
         "matrix without commas",
-        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}",
+        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
         "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
     ),
+    _Text("script", r"\A#!", _no("give the file that it writes, or the log that it prints")),
     _Text(
         "web page or picture",
         rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
@@ -278,14 +317,24 @@ def kinds_in(data: dict[str, Any]) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """The text without the marks of quotes before its lines, and without the fences of code, as in mails."""
-    return _QUOTES.sub("", text)
+    """The text without marks of quotes, fences of code and the indentation of all lines, as in mails.
+
+    Lines end as on Unix, and keep their numbers.
+    """
+    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n")))
 
 
 def kinds_of_text(text: str) -> list[str]:
-    """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none."""
+    """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none.
+
+    If none does, the indentation of single lines does not count: a quotation may be indented in other text.
+    """
     head = unquoted(text[:_HEAD_CHARACTERS])
-    return next(([each.name] for each in _TEXTS if re.search(each.tells, head, re.MULTILINE)), [])
+    for lines in (head, re.sub(r"(?m)^[ \t]+", "", head)):
+        for each in _TEXTS:
+            if re.search(each.tells, lines, re.MULTILINE):
+                return [each.name]
+    return []
 
 
 def a(kind: str) -> str:

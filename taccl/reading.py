@@ -20,7 +20,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from taccl.errors import ExportError, FormatError, InputError
-from taccl.file_kinds import a, kinds_in, kinds_of_text, wrong_kind
+from taccl.file_kinds import a, kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl.names import shown
 from taccl.units import format_size
 
@@ -89,8 +89,8 @@ def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]
         except tomllib.TOMLDecodeError as error:
             if not _LIKE_TOML.search(text):
                 begins = shown(repr(text.strip().partition("\n")[0].strip()), 60)
-                said = f"found text that is not TOML, and of no tool that is known; it begins {begins}"
-                raise FormatError(f"{said}; check the path", where=source) from None
+                said = f"found text of no known kind, which begins {begins}; check the path, or give a file"
+                raise FormatError(f"{said} that the page on formats lists", where=source) from None
             end = f"at line {text.count(chr(10)) + 1}, the end of the text"
             reason = str(error).replace("at end of document", end)
             said = f"found text that is not TOML: {reason}; correct that line"
@@ -134,7 +134,7 @@ def kinds_of(path: str | os.PathLike[str]) -> list[str]:
     except FormatError:
         return []
     try:
-        return kinds_in(parse(text, source="")) or kinds_of_text(text)
+        return kinds_in(parse(unquoted(text), source="")) or kinds_of_text(text)
     except FormatError:
         return kinds_of_text(text)
 

@@ -24,6 +24,24 @@ TEXTS = {
     "log of OSU micro-benchmarks": (
         "\n# OSU MPI Latency Test v7.4\n# Size       Avg Latency(us)\n1         1.10\n2        1.11\n"
     ),
+    "log of mscclpp-test": (
+        "#                                        in-place                       out-of-place\n"
+        "#       size         count     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n"
+        "     1048576        262144    20.00   52.43   52.43       0\n"
+    ),
+    "log of DeepSpeed's communication benchmark or of all_reduce_bench.py": (
+        "---- Performance of all_reduce on 8 devices ----------------\n"
+        "Size (Bytes)  Description  Duration  Throughput (Gbps)  BusBW (Gbps)\n"
+    ),
+    "table for NCCL's example tuner plugin": (
+        "# Collective_type,min_bytes,max_bytes,algorithm\nallreduce,0,65536,tree,ll,2,-1,-1\n"
+    ),
+    "rank file of Open MPI": "rank 0=node-1 slot=0\nrank 1=node-2 slot=0\n",
+    "host file": "# ours\nnode-1 slots=8\nnode-2 slots=8\n",
+    "table of a benchmark, whose first column is not the size": (
+        "cycle,size,count,type,inplace,time,algbw\n0,1048576,262144,float,0,62.00,16.91\n"
+    ),
+    "script": "#!/bin/bash\nsrun ./all_reduce_perf -b 8 -e 1G\n",
     "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
     "output of `nvidia-smi topo -m`": (
         "        GPU0    GPU1    CPU Affinity    NUMA Affinity\n"
@@ -143,6 +161,7 @@ FIELDS = {
         '{"collective": "allreduce", "size_bytes": 8, "times": {"median_us": 1.0}, "num_ranks": 2}'
     ),
     "output of nvbandwidth in JSON": '{"nvbandwidth": {"testcases": []}}',
+    "output of nccl-tests in JSON": '{"results": [], "average_bus_bandwidth": {"bandwidth": 1.0}}',
     "output of iperf3 in JSON": '{"start": {}, "intervals": [], "end": {}}',
     "answer of a verb with --json": '{"finish_us": 1.0, "digest": "0"}',
     "topology": "schema = 1\n[nics]\n",

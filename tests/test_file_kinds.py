@@ -71,12 +71,37 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n", "output of ethtool, ip or ifconfig"),
         ("GPU[0]\t\t: (Topology) Numa Node: 0\n", "output of `rocm-smi --showtopo`"),
         ("==============NVSMI LOG==============\n", "output of nvidia-smi"),
+        ("LINK METRIC TABLE:\n  bdf  bit_rate\n", "output of `amd-smi topology`"),
+        ("       GPU0   GPU1\nGPU0   0      XGMI\nGPU1   XGMI   0\n", "output of `rocm-smi --showtopo`"),
+        ("0000:18:00.0 3D controller: Example\n", "output of lspci"),
+        ("\tLnkSta:\tSpeed 32GT/s, Width x16\n", "output of lspci"),
+        ("Client connecting to h2, TCP port 5001\n", "log of iperf, netperf, qperf or ucx_perftest"),
+        ("   #bytes #repetitions  t[usec]  Mbytes/sec\n", "log of Intel MPI Benchmarks"),
+        ("10.0.0.1:8\n10.0.0.2:8\n", "host file"),
+        ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "matrix without commas"),
+        (
+            "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
+            "matrix without commas",
+        ),
         ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
     ],
 )
 def test_other_forms_of_an_output_are_told(text, kind):
     """Other versions and sub-commands of a tool."""
     assert kinds_of_text(text) == [kind]
+
+
+@pytest.mark.parametrize("pasted", [
+    lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+    lambda text: "".join(f"    {line}\n" for line in text.splitlines()),
+    lambda text: text.replace("\n", "\r\n"),
+], ids=["quoted", "indented", "lines of Windows"])  # fmt: skip
+@pytest.mark.parametrize("kind", ALL)
+def test_a_pasted_file_is_told_as_the_file(tmp_path, kind, pasted):
+    """Marks of quotes, indentation and carriage returns change no kind."""
+    path = tmp_path / "file"
+    path.write_bytes(pasted(ALL[kind]).encode())
+    assert kinds_of(path)[0] == kind
 
 
 def test_advice_holds_paths_as_a_shell_takes_them():
@@ -88,7 +113,7 @@ def test_unknown_text_is_quoted(tmp_path):
     """A text of no kind is told by how it begins, and not by a fault in TOML that it never was."""
     path = tmp_path / "notes.txt"
     path.write_text("dear reader,\nthis is a letter\n")
-    with pytest.raises(InputError, match="not TOML, and of no tool that is known; it begins 'dear reader,'"):
+    with pytest.raises(InputError, match="found text of no known kind, which begins 'dear reader,'"):
         taccl.topologies.load(path)
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from taccl.errors import FormatError
-from taccl.file_kinds import LOGS
+from taccl.file_kinds import LOGS, unquoted
 from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.names import first_of, shown
@@ -34,16 +34,18 @@ _MENTIONS = {
         "reduce": rf"(?<!all[_ -])reduce(?![_ -]?scatter){_SURE}",
         "gather": rf"(?<!all[_ -])gather{_SURE}", "scatter": rf"(?<!reduce[_ -])scatter{_SURE}",
         "hypercube": "hypercube_perf",
-        POINT_TO_POINT: r"sendrecv(?=_perf)|OSU \S+ (?:bi-directional )?(?:latency|bandwidth) test",
+        POINT_TO_POINT: r"sendrecv(?=_perf)|(?:OSU \S+ (?:bi-directional )?|RDMA_\w+ |Send )"
+        r"(?:latency|bandwidth) test",
     }.items()
 }  # fmt: skip
 _SUMS = ("allreduce", "reduce", "reduce-scatter")
 #: Beginning of a run of nccl-tests, or of its table.
-_BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+type\b")
+_BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
 _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
-#: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's.
+#: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's,
+#: or of perftest's of latency.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
-_OSU = re.compile(r"#\s*OSU\s", re.IGNORECASE)
+_OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
 #: Lines that say that buffers were in host memory.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
@@ -85,6 +87,7 @@ def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_
 
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
     """The measurements in a text, which messages say is from `where`; the rest is as in `read_log`."""
+    text = unquoted(text)
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
     reports = list(_reports(text))

@@ -27,7 +27,7 @@ _KINDS = (
     ("", re.compile(r"\b(?:min|max|peak|p\d\d)", re.IGNORECASE)),
     ("algbw", re.compile(r"\balg", re.IGNORECASE)), ("busbw", re.compile(r"\bbus", re.IGNORECASE)),
     ("rate", re.compile(r"\bbw average|\bbandwidth", re.IGNORECASE)),
-    ("time", re.compile(r"\btime|latency", re.IGNORECASE)),
+    ("time", re.compile(r"\btime|latency|\bt_typical", re.IGNORECASE)),
 )  # fmt: skip
 _UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![\w/])")
 #: Microseconds, and GB/s; perftest, which writes ``/sec``, means powers of two by MB.
@@ -85,18 +85,23 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
 
 class Columns(NamedTuple):
-    """The columns of a table: what splits its cells, how many there are, and (place, unit) by kind."""
+    """The columns of a table: what splits its cells, how many there are, and (place, unit) by kind.
+
+    - `half`: Number of cells where the second of two equal groups of columns is empty; 0 without groups.
+    """
 
     splits: str
     width: int
     places: dict[str, tuple[int, float]]
+    half: int = 0
 
     def row(self, line: str, where: str) -> Row | None:
         """The row in a line; None where its cells are others. `FormatError` for a cell that is no number."""
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
-        before, cells = cells[: -self.width], cells[-self.width :]
+        width = self.half if self.half and len(cells) == self.half else self.width
+        before, cells = cells[:-width], cells[-width:]
         is_prefix = self.splits == "|" or not before or before[-1].endswith((":", ">", "]", ")"))
-        if len(cells) < self.width or not is_prefix:
+        if len(cells) < width or not is_prefix:
             return None
         try:
             found = {kind: float(cells[place]) * unit for kind, (place, unit) in self.places.items()}
@@ -123,7 +128,8 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
     if found is None:
         return None
     splits = next((each for each in "|,\t" if each in found[0]), "")
-    cells = _cells(found[0], splits or "  ")
+    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one blank there
+    cells = _cells(header, splits or "  ")
     if len(cells) == 1:  # a blank between columns, as within them
         words = re.sub(r"\b(avg|average|min|max|alg|bus) ", r"\1_", found[0], flags=re.IGNORECASE)
         cells = _cells(re.sub(r"\s+([\[(])", r"\1", words), "")
@@ -133,7 +139,10 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
         unit = _unit(cell, is_time=kind == "time")
         if kind and (kind != "rate" or _UNIT.search(cell)) and (kind not in places or in_place):
             places[kind] = place, unit
-    return Columns(splits, len(cells), places) if places else None
+    group = next((cells[i:] for i in (1, 2) if cells[i:] == 2 * cells[i : (len(cells) + i) // 2]), [])
+    return (
+        Columns(splits, len(cells), places, len(cells) - len(group) // 2 if group else 0) if places else None
+    )
 
 
 def _unit(cell: str, *, is_time: bool) -> float:

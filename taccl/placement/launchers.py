@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from taccl.placement.placement import Placement
 
 LAUNCHERS = ("mpich", "openmpi", "slurm", "torchrun")
+#: Slots as Open MPI and DeepSpeed write them.
+_SLOTS = re.compile(r"[ \t]+slots[ \t]*=[ \t]*(\d{1,6})([ \t]+max[_-]slots[ \t]*=[ \t]*\d+)?$")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:\d{1,6})?")
 #: Options of Open MPI by which each line of a host file is a rank, bound as without the first of them.
 _SEQUENTIALLY = " --map-by seq --bind-to core:if-supported"
@@ -40,19 +42,22 @@ esac
 @checked
 @reads("host file")
 def read_hosts(path: str | os.PathLike[str]) -> list[str]:
-    """The host of every slot in a file of lines ``name`` or ``name:slots``, in order; ``#`` begins a comment.
+    """The host of every slot in a file of lines ``name``, ``name:slots`` or ``name slots=number``, in order.
+
+    ``#`` begins a comment.
 
     Raises `FormatError` for a line that is neither, and a host that is named twice.
     """
     slots: list[str] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        word = line.partition("#")[0].strip()
+        word = _SLOTS.sub(r":\1", line.partition("#")[0].strip())
         if not word:
             continue
         name, _, count = word.partition(":")
         where = f"{path}: line {number}"
         if not _HOST.fullmatch(word) or count == "0":
-            raise FormatError(f"found {shown(repr(word), 60)}; expected name or name:slots", where=where)
+            said = f"found {shown(repr(word), 60)}; expected name, name:slots or name slots=number"
+            raise FormatError(said, where=where)
         if name in slots:
             said = f"found host {shown(name, 60)} twice; name it once, with its number of slots: {name}:2"
             raise FormatError(said, where=where)

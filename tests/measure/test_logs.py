@@ -140,6 +140,38 @@ def test_perftest_is_a_stream(read):
     assert found.size_bytes[0] / found.times_us[0] / 1000 == pytest.approx(49.0)
 
 
+def test_latencies_of_perftest_are_typical_times(read):
+    """`ib_write_lat` prints times one way, between two nodes."""
+    text = (
+        "                    RDMA_Write Latency Test\n"
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]\n"
+        " 2       1000          1.20           3.00         1.25     \t       1.27\n"
+        " 8192    1000          2.50           4.00         2.60     \t       2.61\n"
+    )
+    (found,) = read(text).series
+    assert (found.collective, found.num_ranks, found.streams) == ("point-to-point", 2, False)
+    assert found.times_us == (1.25, 2.6)
+
+
+def test_mscclpp_test_leaves_one_place_empty(read):
+    """Its header has both places, its rows the one that ran, with or without a check."""
+    head = (
+        "#       size         count     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong\n"
+        "#        (B)    (elements)     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)\n"
+    )
+    rows = "     1048576        262144    20.00   52.43   91.75       0\n"
+    (found,) = read(head + rows, collective="allreduce").series
+    assert (found.size_bytes, found.times_us, found.num_ranks) == ((1048576,), (20.0,), 8)
+
+
+@pytest.mark.parametrize("before", ["> ", "    "])
+def test_pasted_tables_with_headers_of_their_own_are_read(read, before):
+    """Marks of quotes and indentation of all lines count for nothing."""
+    text = "# OSU MPI-CUDA Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n"
+    (found,) = read("".join(f"{before}{line}\n" for line in text.splitlines())).series
+    assert (found.collective, found.times_us) == ("allreduce", (5.1, 5.2))
+
+
 def test_osu_collectives_are_read(read):
     """OSU prints a time for each size, on ranks that it does not tell."""
     (found,) = read("# OSU MPI Allreduce Latency Test v7.1\n# Size  Avg Latency(us)\n4  5.1\n8  5.2\n").series

@@ -71,6 +71,12 @@ class TestHosts:
         path.write_text("# ours\na:2\n\nb  # the other\n")
         assert read_hosts(path) == ["a", "a", "b"]
 
+    def test_slots_of_open_mpi_are_read(self, tmp_path):
+        """Host files of Open MPI and DeepSpeed say `slots=`, and may say at most how many."""
+        path = tmp_path / "hosts"
+        path.write_text("a slots=2\nb slots = 1 max_slots=4  # the other\n")
+        assert read_hosts(path) == ["a", "a", "b"]
+
     @pytest.mark.parametrize(
         ("text", "complaint"),
         [

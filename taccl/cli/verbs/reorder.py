@@ -46,7 +46,7 @@ def add(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("files for launchers and libraries")
     help = "take the new order and write its files even where the gain is within noise, or may be"
     option(group, "--within-noise", help)
-    help = "the hosts in their present order, a line name or name:slots each (default: those of the probe)"
+    help = "the hosts in their present order, a line name, name:slots or name slots=N each (default: the probe's)"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "a host file in the new order")
     help = (
