@@ -150,7 +150,7 @@ def _launched(
     started = as_launched(found, hosts)
     if started is not found:
         said = "launchers start the ranks of a host in the order of its slots: shown is that order"
-        notes = [*notes, f"{said}; with slots exchanged it would be {found.after_us:.6g} us"]
+        notes = [*notes, f"{said}; with slots exchanged, {found.after_us:.6g} us are simulated"]
     return started, notes
 
 
