@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.delayed_source import delayed_source_bounds
@@ -29,7 +30,7 @@ from taccl.analysis.certificates.gossip import gossip
 from taccl.analysis.certificates.level_sets import level_cut
 from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
-from taccl.analysis.certificates.readings import as_spreading, late_part, moments
+from taccl.analysis.certificates.readings import as_spreading, late_part, merging_freely, moments
 from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.volume import Volume, crossing_links
@@ -56,14 +57,14 @@ _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 _FIRST_SHARE = 0.5
 #: Share of the time that counting may take ahead of them.
 _COUNTING_SHARE = 0.5
-#: Seconds that the first linear programs get, even where the limit has passed.
-_FIRST_S = 0.3
+#: Seconds that the first linear programs get, even where the limit has passed (about ten times what they need).
+_FIRST_S = 1.0
 #: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0
 #: Order of preference among equal claims.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "delayed source", "dissemination", "pair counting",
+    "delayed source", "dissemination", "pair counting", "byte counting",
 )  # fmt: skip
 
 
@@ -87,14 +88,14 @@ def lower_bound(
     problem : Problem
         With its clauses, which the bound heeds.
     divisible : bool, optional
-        Bound data that may be cut as finely as one likes, rather than whole chunks. Default: where the
-        problem leaves the number of chunks open.
+        Bound data that may be cut as finely as one likes, rather than whole chunks; all sends may merge then,
+        unless a sketch limits that. Default: where the problem leaves the number of chunks open.
     in_network : bool
         Whether switches are granted to reduce and multicast what passes them, all that they like. What links
         of the topology do of that needs no granting.
     budget_s : float
         When to stop looking for a higher bound: the bound holds at any time. Latency is always found. Next
-        come linear programs of throughput, for 0.3 s at least up to 60,000 ends of chunks. Small
+        come linear programs of throughput, for 1 s at least up to 60,000 ends of chunks. Small
         problems get all arguments that need no linear program.
     limit_s : float, optional
         When to stop looking for these, too. Beyond 60,000 ends of chunks latency may be all then.
@@ -113,6 +114,8 @@ def lower_bound(
     began = time.monotonic()
     check_possible(problem)
     divisible = problem.chunks_open if divisible is None else divisible
+    if divisible:
+        problem = merging_freely(problem)
     demand = NeededSends(as_spreading(problem))
     claims = _claims(
         demand,
@@ -158,6 +161,8 @@ def _claims(
     """
     latency = _latency(demand, divisible=divisible, limit=limit)
     yield latency
+    import scipy.optimize  # noqa: F401  which takes longer than small programs do, before their clock starts
+
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()
@@ -193,7 +198,9 @@ def _claims(
         quick = [*(partial(find, demand, **within) for find in found_by), partial(_single_machine, demand)]
     elif not divisible:
         quick = [partial(_counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
-    early: list[tuple[Finder, float]] = []
+    elif is_countable:
+        quick = [partial(byte_counting_bounds, demand, **within)]
+    early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
     if not divisible and not (is_small and enough < math.inf):  # which is often met without prices
         # Counting is quick where ranks are alike; elsewhere it leaves prices their time.
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)

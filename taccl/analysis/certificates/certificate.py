@@ -26,13 +26,14 @@ class Certificate:
         Microseconds, exact.
     kind : str
         ``"latency"``, ``"cut counting"``, ``"delayed source"``, ``"spread tail"``, ``"single machine"``,
-        ``"throughput"`` or ``"multicommodity"``; ``"none"`` where nothing must be sent.
+        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
+        ``"byte counting"``; ``"none"`` where nothing must be sent.
     limits : str
         One sentence that says what limits.
     witness : Witness, optional
         What `check` needs; None where nothing must be sent.
     divisible : bool
-        Whether data may be cut as finely as one likes: then no alpha is paid for throughput.
+        Whether data may be cut as finely as one likes, and sends merge where no sketch limits that.
     in_network : bool
         Whether switches are granted to reduce what passes them, even where this topology's do not.
     """

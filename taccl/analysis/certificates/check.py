@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.check_borders import batches, crosses, crosses_dynamic, gossips, latency
+from taccl.analysis.certificates.check_byte_counting import bytes_left
 from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
@@ -24,6 +25,7 @@ from taccl.analysis.certificates.check_spread_tail import spreads_late
 from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
 from taccl.analysis.certificates.witnesses import (
     Border,
+    ByteCounting,
     CutDual,
     DelayedSource,
     Dissemination,
@@ -67,7 +69,7 @@ def check_certificate(certificate: Certificate) -> bool:
         return replace(certificate, problem=certificate.problem.without_moments()).check()
     if witness is None:
         return ticks <= 0
-    says_enough = not divisible or isinstance(witness, Path | CutDual | FlowDual)
+    says_enough = not divisible or isinstance(witness, ByteCounting | Path | CutDual | FlowDual)
     if not says_enough or not _is_of(certificate.problem, witness):
         return False
     reading = as_spreading(certificate.problem)
@@ -86,6 +88,8 @@ def check_certificate(certificate: Certificate) -> bool:
         return source_delayed(facts, witness, ticks)
     if isinstance(witness, PairCounting):
         return pairs_left(facts, witness, ticks)
+    if isinstance(witness, ByteCounting):
+        return bytes_left(facts, witness, ticks)
     proven = _PROVEN[type(witness)](facts, witness)
     # Whole chunks end in whole ticks.
     return ticks <= (proven if divisible else math.ceil(proven))
@@ -98,7 +102,7 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
     match witness:
         case Path():
             return 0 <= witness.chunk < problem.collective.num_chunks and witness.destination in ranks
-        case Border() | Gossip() | Dissemination() | PairCounting():
+        case Border() | ByteCounting() | Gossip() | Dissemination() | PairCounting():
             return witness.ranks <= ranks
         case DynamicCut():
             return witness.target in ranks and len(witness.moments) == len(ranks)

@@ -107,7 +107,7 @@ def passages(
         weight, r = heapq.heappop(queue)
         users[r] = {e: ticks for e, ticks in users[r].items() if e in left}
         now = -len(users[r]) * min(users[r].values(), default=0)
-        if now <= weight:
+        if now <= weight and users[r]:
             chosen[r] = list(users[r])
             left -= set(chosen[r])
         elif now:

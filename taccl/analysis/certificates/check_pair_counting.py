@@ -5,15 +5,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import chain, repeat
+from typing import TypeVar
 
 from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.witnesses import PairCounting
 from taccl.schedule.combine import reduction_half
+
+Time = TypeVar("Time", int, Fraction)
 
 #: More numbers than these, of contributions and of ranks, are rounded up to the next of as many.
 _STEPS = 12
@@ -49,18 +52,27 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
         return passed[start, end]
 
     # Sends that can serve so many pairs or more: they start late enough for n, and end early enough for k.
-    served = below = 0
-    for pairs in sorted({n * k for n in soonest for k in latest}):
-        spans: dict[int, int] = {}
-        for n, start in soonest.items():
-            end = max((last - after for k, after in latest.items() if n * k >= pairs), default=-1)
-            if end >= start and end > max(spans.values(), default=-1):
-                spans[start] = end
-        if spans:
-            one_by_one = sum(passing(start, end) for start, end in spans.items())
-            served += (pairs - below) * min(one_by_one, passing(min(spans), max(spans.values())))
-        below = pairs
+    served = 0
+    for gain, spans in spans_of(soonest, latest, last):
+        one_by_one = sum(passing(start, end) for start, end in spans.items())
+        served += gain * min(one_by_one, passing(min(spans), max(spans.values())))
     return served < number
+
+
+def spans_of(
+    soonest: Mapping[int, int], latest: Mapping[int, int], last: Time
+) -> Iterator[tuple[int, dict[int, Time]]]:
+    """(gain, {start: end}): spans in which a send can serve `gain` pairs more than in those before."""
+    below = 0
+    for pairs in sorted({n * k for n in soonest for k in latest}):
+        spans: dict[int, Time] = {}
+        for n, start in soonest.items():
+            ends = [last - after for k, after in latest.items() if n * k >= pairs]
+            if ends and max(ends) >= start and max(ends) > max(spans.values(), default=-1):
+                spans[start] = max(ends)
+        if spans:
+            yield pairs - below, spans
+        below = pairs
 
 
 def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
@@ -69,6 +81,11 @@ def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int)
     if facts.topology.num_ranks <= _MOST_RANKS:
         # From the first rank there is a way to each, from one of `starts`.
         times = [*map(max, times, chain(facts.nearest(links, starts), repeat(NEVER)))]
+    return stepwise(times, most)
+
+
+def stepwise(times: list[int], most: int) -> dict[int, int]:
+    """By number: the time of so many, and of more than the number before, in few steps."""
     times = [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _STEPS

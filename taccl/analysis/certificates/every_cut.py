@@ -55,7 +55,7 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
     is_sketched = clauses != clauses.only("merge")
-    if every is not None and finish <= every.bound:  # which no limit of what merges raises
+    if every is not None and finish <= every.bound:  # which lets all sends merge
         words = "proven best"
     else:
         default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses

@@ -68,9 +68,9 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
         return pairs, 0
     backwards = GateCosts(reduction_half(problem), int(problem.costs.chunk_units[0]))
     everyone = frozenset(range(demand.topology.num_ranks))
-    windows = _windows(
-        _steps(backwards, demand.allowed, everyone, everyone - ranks, adding),
-        _steps(demand.costs, demand.allowed, ranks, ranks, wanting),
+    windows = windows_of(
+        steps_of(backwards, demand.allowed, everyone, everyone - ranks, adding),
+        steps_of(demand.costs, demand.allowed, ranks, ranks, wanting),
     )
 
     def served(ticks: int) -> int:
@@ -86,7 +86,7 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
     return pairs, first_tick(lambda ticks: served(ticks) >= pairs)
 
 
-def _steps(
+def steps_of(
     costs: GateCosts, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
 ) -> list[tuple[int, int]]:
     """(ticks, number): after how long a chunk can have come to so many ranks, the first included.
@@ -110,7 +110,7 @@ def _steps(
     return steps
 
 
-def _windows(
+def windows_of(
     collected: list[tuple[int, int]], spread: list[tuple[int, int]]
 ) -> list[tuple[int, list[tuple[int, int]]]]:
     """(gain, [(since, tail)]) by rising number of pairs that a send can serve.

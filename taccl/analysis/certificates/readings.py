@@ -14,7 +14,7 @@ import numpy as np
 
 from taccl.collective import Chunk, Collective
 from taccl.costs import hold_columns
-from taccl.problem import Problem
+from taccl.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half
 
 #: Of so many moments bounds are worked out: those after which most seems to be left.
@@ -76,6 +76,22 @@ def turned_round(problem: Problem) -> Problem | None:
         topology=problem.topology.reversed(),
         collective=replace(collective, name=f"{collective.name}, backwards", chunks=turned),
     )
+
+
+def merging_freely(problem: Problem) -> Problem:
+    """The problem with sends that merge over all links, any number of chunks.
+
+    A problem whose clauses limit merging below the default, or say anything else, stays as it is: the default
+    is a starting point of the search, which merges more where that finishes sooner.
+    """
+    clauses = problem.clauses
+    if clauses != clauses.only("merge"):
+        return problem
+    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+    if not (clauses.merging >= default.merging and clauses.max_merge >= default.max_merge):
+        return problem
+    everywhere, most = frozenset(problem.links_allowed), max(clauses.max_merge, problem.collective.num_chunks)
+    return problem.with_clauses(merging=everywhere, max_merge=most)
 
 
 def late_part(problem: Problem, moment: Fraction) -> Problem | None:

@@ -43,7 +43,7 @@ class Volume:
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
         #: Largest weight that one alpha sends, of one chunk if data is whole.
-        self.piece = 1 if self.by_chunk else _largest_piece(problem, divisible=divisible)
+        self.piece = 1 if self.by_chunk else largest_piece(problem, divisible=divisible)
         #: Holds are multiplied by this, so that a unit's share of alpha is whole, or nearly.
         self.ticks_scale = problem.clauses.max_merge * self.piece
         if not self.by_chunk:
@@ -116,7 +116,7 @@ class Volume:
         return supply
 
 
-def _largest_piece(problem: Problem, *, divisible: bool) -> int:
+def largest_piece(problem: Problem, *, divisible: bool) -> int:
     """Most units that a send can carry of one chunk, or, if divisible, of chunks that start and end alike.
 
     Chunkings may join such chunks, sums whatever their roots.

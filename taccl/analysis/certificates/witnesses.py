@@ -17,6 +17,9 @@ dissemination
 pair counting
     A rank or a node: each contribution from outside must come to each rank there that wants the sum, by sends
     that bring no more of them than their senders can have, to no more ranks than time is left for.
+byte counting
+    A rank or a node, over all chunkings: each byte must come to each rank there that wants it, in sends that
+    each pay their latency, bring no more than their senders can have, and serve ranks that time is left for.
 single machine
     A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
 throughput
@@ -193,6 +196,15 @@ class PairCounting(Witness):
 
     kind = proves = "pair counting"
     ranks: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCounting(Witness):
+    """Ranks that want data from outside, and the resources that share out the links into them, in turn."""
+
+    kind = proves = "byte counting"
+    ranks: frozenset[int]
+    resources: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

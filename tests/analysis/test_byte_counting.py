@@ -1,0 +1,131 @@
+"""Byte counting: data must come to each rank in sends that pay their latency; derived by hand, and tried."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.byte_counting import byte_counting_bounds
+from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.readings import as_spreading, merging_freely
+from taccl.analysis.certificates.witnesses import ByteCounting
+from taccl.synthesis.synthesize import synthesize
+from tests.fuzzing import cases, some
+from tests.synthesis.brute_force import TooLarge, finishes_by
+from tests.synthesis.brute_force_apart import sums_by
+from tests.synthesis.small_problems import joined
+
+if TYPE_CHECKING:
+    from taccl.problem import Problem
+
+
+def certificates(problem: Problem) -> list[Certificate]:
+    """The claims for ranks and for nodes, over all chunkings."""
+    found = byte_counting_bounds(NeededSends(as_spreading(problem)), in_network=False)
+    per_us = problem.costs.ticks_per_us
+    return [
+        Certificate(problem, Fraction(each.ticks) / per_us, each.kind, each.limits, each.witness, True)
+        for each in found
+    ]
+
+
+def test_four_merged_sends_bring_data_of_fifteen_ranks() -> None:
+    """In 1.2 us of alphas of a DGX-2 a rank gets data of 1, 2, 4 and 8 ranks: 15 KB take 0.12 us more."""
+    problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
+    best = max(each.bound for each in certificates(problem))
+    assert Fraction(1319, 1000) < best <= Fraction(132, 100)
+
+
+@pytest.mark.slow
+def test_sums_that_all_need_take_the_bytes_of_every_send() -> None:
+    """Four sends of at most 1, 2, 4 and 8 contributions to all 16 KB need 1.2 us and 64 KB, five no fewer bytes.
+
+    Within 1.5 us no fifth send fits, and 64 KB take 0.512 us beside four alphas.
+    """
+    problem = taccl.make_problem(taccl.topologies.dgx2(), "allreduce", size_bytes=16_000)
+    best = max(each.bound for each in certificates(problem))
+    assert Fraction(3, 2) < best < synthesize(problem, backend="greedy", time_limit_s=5).schedule.finish
+
+
+def test_data_that_enters_a_node_last_has_no_time_to_spread() -> None:
+    """A byte that enters a node of two in the last 2 us reaches one rank: it enters once more, or came sooner.
+
+    Sends between nodes take 3 us and 4 us a MB. 1 MB must come to both ranks, 2 us apart.
+    """
+    topology = joined([0, 1, 1], alpha=2, beta=4, far=3, shared=True)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.Clauses())
+    node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
+    # 3 us of latency and 4 of bytes, half of which pass for both ranks until 2 us before the end:
+    # x + (x - 2) = 2 MB of pairs, at 4 us a MB, with x = T - 3.
+    assert 7.99 < node.bound <= 8
+
+
+def test_the_certificate_proves_no_more() -> None:
+    """Neither a later finish, nor by resources that not all links into the ranks hold."""
+    problem = merging_freely(taccl.make_problem(taccl.topologies.dgx2(), "reduce-scatter", size_bytes=16_000))
+    bound = certificates(problem)[0]
+    assert bound.check() and bound.kind == "byte counting"
+    assert not replace(bound, bound=bound.bound + Fraction(1, 1000)).check()
+    assert not replace(bound, witness=ByteCounting(bound.witness.ranks, ())).check()
+    assert not replace(bound, divisible=False).check()
+
+
+def quick(problem: Problem) -> Fraction:
+    """The finish of the better of some baselines."""
+    names = ("pairwise", "multiplying", "one-shot", "tree", "ring")
+    applicable = [name for name in names if name in taccl.baselines.BASELINES]
+    found = []
+    for name in applicable:
+        with contextlib.suppress(taccl.InputError):
+            found.append(taccl.baselines.baseline(name, problem, cut=False).finish)
+    return min(found)
+
+
+def random_bytes(seed: int) -> list[Problem]:
+    """A collective of up to four ranks in one chunk per rank and in two, of sends that merge anywhere or not."""
+    rng = random.Random(f"bytes {seed}")
+    nodes = rng.choice([[0, 0], [0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0]])
+    far = rng.choice((1, 2, 3))
+    topology = joined(
+        nodes, alpha=rng.choice((0, 1, 2)), beta=rng.choice((1, 2)), far=far, shared=rng.random() < 0.5
+    )
+    name = rng.choice(["allgather", "allreduce", "reduce_scatter", "broadcast", "gather", "alltoall"])
+    is_free = rng.random() < 0.7
+    links, most = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.5), rng.choice((1, 2))
+    found = []
+    for parts in (1, 2):
+        collective = getattr(collectives, name)(len(nodes), chunks_per_rank=parts)
+        problem = taccl.make_problem(topology, collective, chunk_bytes=2 // parts * 1_000_000)
+        limited = problem.with_clauses(merging=links, max_merge=most * parts)
+        found.append(merging_freely(problem) if is_free else limited)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_schedule_in_any_chunks_beats_the_bytes() -> None:
+    """The largest claim of any number of chunks holds for each number; the verifier's and all tiny schedules."""
+    decided = 0
+    for seed in cases("byte counting, over all schedules", few=8, many=400):
+        problems = random_bytes(seed)
+        found = [each for problem in problems for each in certificates(problem)]
+        assert all(each.check() for each in found), seed
+        best = max((each.bound for each in found), default=Fraction(0))
+        for problem in problems:
+            assert best <= quick(problem), seed
+            spread, last = as_spreading(problem), -(-best * problem.costs.ticks_per_us // 1) - 1
+            by = sums_by if spread.collective.combining else finishes_by
+            try:
+                assert not by(spread, int(last), max_states=1_500), seed
+            except TooLarge:
+                continue
+            decided += 1
+    assert decided > some(2, 40)
