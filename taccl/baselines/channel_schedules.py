@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: Max transfers of schedules that are made in two orders.
 _FEW_TRANSFERS = 100_000
+#: Max messages that a prediction replays (about 0.15 s), and the fewest pieces.
+_MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
 class Prediction(NamedTuple):
@@ -70,9 +72,29 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
         latency_us, time_us = lanes.round_us(0, steps)[1], lanes.round_us(mb / n / num, steps)[1]
         us_per_mb *= steps / n
     else:
-        latency_us, time_us = lanes.starts_us(0, in_turn=False)[1], lanes.pieces_us(lanes.num_pieces)
+        latency_us, time_us = lanes.starts_us(0, in_turn=False)[1], _piped_us(lanes)
     gb_per_s = 1000 / us_per_mb if us_per_mb else float("inf")
     return Prediction(latency_us, gb_per_s, hop_gb_per_s, time_us)
+
+
+def _piped_us(lanes: Lanes) -> float:
+    """Time of all pieces on open lanes: served as they become ready, or each hop at its turn.
+
+    The first pieces are replayed as they fill and drain the lanes. Each further one follows at their rate,
+    and no faster than the busiest resource passes a message on every hop.
+    """
+    pieces = lanes.num_pieces
+    if lanes.relayed:
+        return lanes.pieces_us(pieces)
+    mb, most = lanes.mb_of(pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
+    few, num, period_us = min(int(pieces), most), len(lanes.hops), lanes.period_us(mb)
+    columns = _pieces(few * num, lanes)
+    _, ends = _first_come_us(lanes.problem.topology, mb, columns)
+    last_us, half = float(ends.max(initial=0)), few // 2
+    before_us = float(ends[columns.chunk < half * num].max(initial=0))
+    each_us = max(period_us, (last_us - before_us) / (few - half))
+    in_turn_us = lanes.starts_us(mb)[1] + (pieces - 1) * period_us
+    return min(last_us + (pieces - few) * each_us, max(last_us, in_turn_us))
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
@@ -103,11 +125,14 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     if lanes.relayed:
         spread = partial(_round if lanes.goes_round else _down, lanes=lanes, name=name)
         return run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
-    columns = (_rounds if lanes.goes_round else _pieces)(problem, lanes, roots)
+    columns = (
+        _rounds(problem, lanes, roots) if lanes.goes_round else _pieces(problem.collective.num_chunks, lanes)
+    )
     check_number(problem, len(columns.chunk))
+    first_come_us, _ = _first_come_us(on, max(problem.chunk_bytes) / 1e6, columns)
     # Channels run side by side: where a hop is late, others go first, or wait (by start, by step).
     orders: list[tuple[Ints | Floats, ...]] = [
-        (columns.lane, columns.turn, columns.step, _first_come_us(problem, columns))
+        (columns.lane, columns.turn, columns.step, first_come_us)
     ]
     is_small = len(columns.chunk) <= _FEW_TRANSFERS
     if is_small or not lanes.goes_round:  # the pieces of trees keep to the plan
@@ -126,12 +151,13 @@ def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Float
     )
 
 
-def _first_come_us(problem: Problem, columns: _Columns) -> Floats:
-    """(sends,) start of each send where resources serve sends as these become ready, by step and turn.
+def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Floats, Floats]:
+    """(sends,) start and end of each send where resources serve sends as these become ready.
 
-    A send waits for its chunk, or for all that it adds up, to reach its source.
+    Of sends that are ready at once, the one of the earlier step and turn goes first. A send waits for its
+    chunk of `mb` MB, or for all that it adds up, to reach its source.
     """
-    links, held = problem.topology.links, problem.topology.holds_of_link
+    links, held = topology.links, topology.holds_of_link
     chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
     arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
     for send, over in enumerate(link):
@@ -145,7 +171,6 @@ def _first_come_us(problem: Problem, columns: _Columns) -> Floats:
         num_awaited.append(len(awaited))
         for earlier in awaited:
             followers[earlier].append(send)
-    mb = max(problem.chunk_bytes) / 1e6
     us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in links]
     # Of each link, its resources, and from when until when after its start a send holds them.
     holds: list[list[tuple[int, float, float]]] = []
@@ -173,7 +198,7 @@ def _first_come_us(problem: Problem, columns: _Columns) -> Floats:
             next_of[before] = send
             num_awaited[send] += 1
         last_of[link[send], lane[send]] = send
-    free, ready = [0.0] * len(problem.topology.resources), [0.0] * len(order)
+    free, ready = [0.0] * len(topology.resources), [0.0] * len(order)
     starts = np.zeros(len(order))
     pending = [(0.0, place[send]) for send in order if not num_awaited[send]]
     while pending:
@@ -195,7 +220,7 @@ def _first_come_us(problem: Problem, columns: _Columns) -> Floats:
             num_awaited[later] -= 1
             if not num_awaited[later]:
                 heappush(pending, (ready[later], place[later]))
-    return starts
+    return starts, starts + np.array(us)[columns.link]
 
 
 class _Columns(NamedTuple):
@@ -246,10 +271,10 @@ def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Col
     )
 
 
-def _pieces(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Columns:
+def _pieces(num_chunks: int, lanes: Lanes) -> _Columns:
     """Chunks are dealt out to the lanes, and follow one another up, down, or up and down each."""
     num = len(lanes.hops)
-    chunk = np.arange(problem.collective.num_chunks)[:, None]
+    chunk = np.arange(num_chunks)[:, None]
     piece, lane = np.divmod(chunk, num)
     mb = lanes.mb_of(lanes.num_pieces)
     starts, period = lanes.starts_us(mb)[0], lanes.period_us(mb)

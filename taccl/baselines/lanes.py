@@ -138,18 +138,11 @@ class Lanes:
         part = (np.array(starts) / replayed) % 1
         return max(1.0, replayed / float(self.busy[1].max())), part.reshape(self.turns.shape)
 
-    def pieces_us(self, pieces: float, *, least_filled: float = 0.0) -> float:
-        """Time of pieces that follow one another down, up, or up and down every lane.
-
-        - `least_filled`: Part of each lane that is taken to be busy at least; 1 is the worst case.
-        """
+    def pieces_us(self, pieces: float) -> float:
+        """Estimated time of pieces that follow one another, where each hop waits for half of its turns."""
         mb = self.mb_of(pieces)
-        stream_us = (pieces - 1) * self.period_us(mb)
         alone_us, in_turn_us = self.starts_us(mb, in_turn=False)[1], self.starts_us(mb)[1]
-        # While lanes fill and drain, hops wait for half as long as in between; for less if they never fill.
-        filled = min(1.0, stream_us / in_turn_us) if in_turn_us else 0.0
-        waiting = max(filled, least_filled) / 2
-        return alone_us + waiting * (in_turn_us - alone_us) + stream_us
+        return (alone_us + in_turn_us) / 2 + (pieces - 1) * self.period_us(mb)
 
     def starts_us(self, mb: float, *, in_turn: bool = True) -> tuple[Floats, float]:
         """(ways, lanes, hops) start of the first piece on each hop, and when it is everywhere.
@@ -231,7 +224,7 @@ class Lanes:
     def _best_pieces(self) -> int:
         most = max(1, _MOST_PIECED // self._alpha_us.size)
         numbers = sorted({*(2**power for power in range(most.bit_length())), most})
-        best: int = min(numbers, key=lambda pieces: self.pieces_us(pieces, least_filled=1.0))
+        best: int = min(numbers, key=self.pieces_us)
         return best
 
     def _held_us(self, mb: float) -> Floats:
