@@ -131,9 +131,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     check_number(problem, len(columns.chunk))
     first_come_us, _ = _first_come_us(on, max(problem.chunk_bytes) / 1e6, columns)
     # Channels run side by side: where a hop is late, others go first, or wait (by start, by step).
-    orders: list[tuple[Ints | Floats, ...]] = [
-        (columns.lane, columns.turn, columns.step, first_come_us)
-    ]
+    orders: list[tuple[Ints | Floats, ...]] = [(columns.lane, columns.turn, columns.step, first_come_us)]
     is_small = len(columns.chunk) <= _FEW_TRANSFERS
     if is_small or not lanes.goes_round:  # the pieces of trees keep to the plan
         orders.append((columns.lane, columns.turn, columns.start))

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.problem import Costs, Problem
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import Schedule, schedule_of
 
 #: Causes of a wait; a cause that is not negative is the resource.
 DATA, SUM, CLAUSE = -1, -2, -3
@@ -63,12 +63,29 @@ def bits_of(ranks: Iterable[int]) -> int:
     return sum(1 << rank for rank in set(ranks))
 
 
+def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
+    """Sets of ranks as bits; equal sets are read once."""
+    rows = [tuple(ranks) for ranks in sets]
+    bits = {ranks: bits_of(ranks) for ranks in set(rows)}
+    return [bits[ranks] for ranks in rows]
+
+
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
     """Arrivals with nothing in common that make up a sum, early ones first; None if there are none.
 
     Which of them is an exact cover, sought depth first: by the lowest rank that is missing. It may be given
     up after very many steps, as if there were none.
     """
+    parts, union = [], 0
+    for each in arrivals:
+        if not each.bits & ~wanted:
+            if each.bits & union:
+                break
+            union |= each.bits
+            parts.append(each)
+    else:
+        if union == wanted:  # they have nothing in common: no other parts make it up
+            return parts
     by_lowest: dict[int, list[Arrival]] = defaultdict(list)
     for each in sorted(set(arrivals)):
         if not each.bits & ~wanted:
@@ -80,11 +97,11 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
         if len(untried) == len(chosen):
             untried.append((missing, iter(by_lowest[missing & -missing])))
         missing, candidates = untried[-1]
-        part = next((each for each in candidates if not each.bits & ~missing), None)
+        found = next((each for each in candidates if not each.bits & ~missing), None)
         steps += 1
-        if part is not None:
-            chosen.append(part)
-            missing &= ~part.bits
+        if found is not None:
+            chosen.append(found)
+            missing &= ~found.bits
             continue
         untried.pop()
         if not untried or steps > _MOST_STEPS:
@@ -182,7 +199,7 @@ class Precedence:
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
         """The sends at these starts, in ticks of the problem whose costs say how long they take."""
         begin = np.asarray(start)[self.send]
-        return make_schedule(
+        return schedule_of(
             problem or self.problem, **self._columns, group=self.send, start=begin,
             end=begin + np.array(self.duration)[self.send], producer=producer,
         )  # fmt: skip
@@ -287,7 +304,7 @@ class Precedence:
     def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
         """A sum is sent once the arrivals that make it up are there, which are kept apart."""
         links = self.own.topology.links
-        carried = [bits_of(ranks) for ranks in contributions]
+        carried = all_bits(contributions)
         arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
             for rank in links[self.link[s]].dsts:
@@ -296,17 +313,22 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
+        #: The parts of sums that were sent before: the same are taken for each further send after them.
+        known: dict[tuple[int, int, int], list[Arrival]] = {}
         for transfer, s in enumerate(self.send):
-            chunk = self.chunk[transfer]
+            chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
             for rank in links[self.link[s]].srcs:
-                if carried[transfer] == 1 << rank and rank in self.own.collective.chunks[chunk].origins:
+                if bits == 1 << rank and rank in self.own.collective.chunks[chunk].origins:
                     continue
-                here = arrivals[rank, chunk]
-                parts = make_up(carried[transfer], [each for each in here if each.end <= self.start[s]])
-                if parts is None and self._impose:
-                    parts = make_up(carried[transfer], here)
-                if parts is None:
-                    raise _absent(rank, chunk)
+                parts = known.get((rank, chunk, bits))
+                if parts is None or any(part.end > begun for part in parts):
+                    here = arrivals[rank, chunk]
+                    parts = make_up(bits, [each for each in here if each.end <= begun])
+                    if parts is None and self._impose:
+                        parts = make_up(bits, here)
+                    if parts is None:
+                        raise _absent(rank, chunk)
+                    known[rank, chunk, bits] = parts
                 for part in parts:
                     if part.send >= 0:
                         self._wait(part.send, s, DATA, after=self.duration[part.send])

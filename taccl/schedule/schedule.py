@@ -213,6 +213,25 @@ def make_schedule(
 
     Raises `InputError` if a column holds anything but numbers in its range, or the columns differ in length.
     """
+    return schedule_of(
+        problem, chunk=chunk, link=link, start=start, end=end, group=group, reduce=reduce, producer=producer,
+        contributions=contributions,
+    )  # fmt: skip
+
+
+def schedule_of(
+    problem: Problem,
+    *,
+    chunk: ArrayLike,
+    link: ArrayLike,
+    start: ArrayLike,
+    end: ArrayLike,
+    group: ArrayLike | None = None,
+    reduce: ArrayLike | None = None,
+    producer: str = "",
+    contributions: Sequence[Collection[int]] | None = None,
+) -> Schedule:
+    """`make_schedule` for columns of this library's own making: types of single contributions are not checked."""
     given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
     given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}
     columns = {name: _column(name, values) for name, values in given.items()}
@@ -221,7 +240,9 @@ def make_schedule(
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
         number: dict[tuple[int, ...], int] = {}
-        named = [number.setdefault(tuple(sorted(ranks)), len(number)) for ranks in contributions]
+        rows = [tuple(ranks) for ranks in contributions]
+        in_order = {ranks: tuple(sorted(ranks)) for ranks in set(rows)}
+        named = [number.setdefault(in_order[ranks], len(number)) for ranks in rows]
         columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
         _check_lengths({name: columns[name] for name in ("chunk", "carries")})
         columns.setdefault("reduce", lacking(problem, columns["chunk"].tolist(), contributions))
@@ -241,8 +262,10 @@ def lacking(
 ) -> NDArray[np.bool_]:
     """True for each transfer with named contributions that lacks one of its chunk."""
     of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
-    known = zip(chunks, contributions, strict=True)
-    return np.array([len(set(ranks)) < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)
+    rows = [tuple(ranks) for ranks in contributions]
+    count = {ranks: len(set(ranks)) for ranks in set(rows)}
+    known = zip(chunks, rows, strict=True)
+    return np.array([count[ranks] < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)
 
 
 def _check_carries(schedule: Schedule) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from taccl.problem import Problem
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import Schedule, lacking
+from taccl.schedule.schedule import Schedule, lacking, schedule_of
+from taccl.schedule.single_pass import times_in_order
 
 
 def exact_times(
@@ -57,10 +58,20 @@ def exact_times(
     # Sends that start together on one resource keep the order in which they are named.
     _, first, send = np.unique(group, return_index=True, return_inverse=True)
     send = np.argsort(np.argsort(first))[send]
+    if sequence is not None:
+        times = times_in_order(
+            problem, chunk=chunk, link=link, send=send, reduce=reduce, place=key, contributions=contributions
+        )
+        if times is not None:
+            start, end = times
+            return schedule_of(
+                problem, chunk=chunk, link=link, start=start, end=end, group=send, reduce=reduce,
+                producer=producer, contributions=contributions,
+            )  # fmt: skip
     order = Precedence(
         problem, problem, chunk=chunk, link=link, group=send, reduce=reduce, start=key,
         end=None if ends is None else np.asarray(ends, dtype=np.int64), places=starts is None, impose=True,
         contributions=contributions,
     )  # fmt: skip
-    start = Tasks.of_sends(order, turns=True).heads()
-    return order.schedule(np.array(start, dtype=np.int64), producer=producer)
+    heads = Tasks.of_sends(order, turns=True).heads()
+    return order.schedule(np.array(heads, dtype=np.int64), producer=producer)

@@ -1,0 +1,55 @@
+"""Times of sends in order, by one pass and by their precedence graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.baselines import baseline
+from taccl.errors import CollectiveError
+from taccl.schedule import timing
+from taccl.topology import fabrics, machines
+
+TOPOLOGIES = {
+    "torus": fabrics.torus(2, 4),
+    "star": fabrics.star(4),
+    "ndv2": machines.ndv2(),
+}
+
+
+@pytest.mark.parametrize("name", ["ring", "recursive", "multiplying", "one-shot", "pairwise"])
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize("fabric", TOPOLOGIES)
+def test_one_pass_finds_the_times_of_the_precedence_graph(fabric, collective, name, monkeypatch):
+    """Copies, sums in place and named contributions, merged or not."""
+    problem = taccl.make_problem(TOPOLOGIES[fabric], collective, size_bytes=1 << 18)
+    try:
+        fast = baseline(name, problem, cut=False)
+    except CollectiveError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(timing, "times_in_order", lambda *_, **__: None)
+    assert fast == baseline(name, problem, cut=False)
+
+
+def test_one_pass_times_the_orders_of_baselines():
+    """None would send every order to the precedence graph."""
+    problem = taccl.make_problem(TOPOLOGIES["ndv2"], "allgather", size_bytes=1 << 18)
+    made = baseline("ring", problem, cut=False)
+    places = np.arange(made.num_transfers)
+    times = timing.times_in_order(
+        made.problem, chunk=made.chunk, link=made.link, send=made.group, reduce=made.reduce, place=places
+    )
+    assert times is not None
+    assert times[1].max() == made.finish_ticks
+
+
+def test_sends_that_precede_their_data_take_the_precedence_graph():
+    """Rank 1 is to pass on a chunk of rank 0 before it gets there; it waits for the chunk."""
+    topology = fabrics.ring(3)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=1000)
+    ends = {(link.src, link.dst): e for e, link in enumerate(topology.links)}
+    order = {"chunk": [0, 0], "link": [ends[1, 2], ends[0, 1]], "sequence": [0, 1]}
+    schedule = timing.exact_times(problem, **order)
+    taccl.verify(schedule).raise_if_failed()
+    assert schedule.link.tolist() == [ends[0, 1], ends[1, 2]]
