@@ -6,6 +6,7 @@ they cut chunks into smaller ones for as long as that pays; with ``cut=False`` t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,8 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.straight import one_shot, pairwise
+from taccl.baselines.spread import MANY_CUT
+from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
 
@@ -76,21 +78,34 @@ _CUT_ANYWAY = 2_000
 @checked
 def best(problem: Problem, *, cut: bool = True) -> Schedule:
     """The schedule that finishes first, of all baselines that can do the collective on the topology."""
-    found: list[tuple[Schedule, Callable[..., Schedule]]] = []
-    for function in BASELINES.values():
-        try:
-            found.append((function(problem, cut=False), function))
-        except CollectiveError:
-            continue
-    if not found:
+    made: dict[str, Schedule] = {}
+    for name, function in sorted(BASELINES.items(), key=lambda item: item[1] is one_shot):
+        finishes_us = [schedule.finish_us for schedule in made.values()]
+        if function is one_shot and finishes_us and least_one_shot_us(problem) > min(finishes_us):
+            continue  # it lists by far the most transfers
+        with suppress(CollectiveError):
+            made[name] = function(problem, cut=False)
+    if not made:
         raise CollectiveError(f"no baseline can do {problem.title}; synthesize it", where="baseline")
-    found.sort(key=lambda each: each[0].finish)
+    found = sorted(
+        ((made[name], function) for name, function in BASELINES.items() if name in made),
+        key=lambda each: each[0].finish,
+    )
     fastest = found[0][0]
     for whole, function in found if cut else ():
-        # Pieces cross what whole chunks crossed, and keep it busy for their bytes as long.
-        if whole.num_transfers <= _CUT_ANYWAY or _busy_us(whole) < fastest.finish_us:
+        if whole.num_transfers <= _CUT_ANYWAY or _soonest_cut_us(whole) < fastest.finish_us:
             fastest = min(fastest, function(problem, cut=True), key=lambda schedule: schedule.finish)
     return fastest
+
+
+def _soonest_cut_us(schedule: Schedule) -> float:
+    """Estimated finish of a schedule in finer chunks.
+
+    These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
+    divided by the number of parts at most.
+    """
+    busy_us, parts = _busy_us(schedule), max(2.0, MANY_CUT / schedule.num_transfers)
+    return busy_us + (schedule.finish_us - busy_us) / parts
 
 
 def _busy_us(schedule: Schedule) -> float:

@@ -128,7 +128,7 @@ def hierarchical(
         dims = dimensions_of(problem, baseline="hierarchical")
         if len(dims) > 1 or order is not None or chunks is not None:
             along = partial(_along, dims=dims, order=_order(dims, order))
-            found.append(cut_while_it_pays(problem, along, cut=cut))
+            found.append(cut_while_it_pays(problem, along, name=f"dimensions {order}", cut=cut))
     except CollectiveError:
         if order is not None:
             raise
@@ -163,7 +163,7 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
     dims = dimensions_of(problem, baseline="dimension-balanced")
     if len(dims) < 2:
         raise CollectiveError(f"found one dimension, {dims[0]}; use hierarchical", where="dimension-balanced")
-    return cut_while_it_pays(problem, partial(_balanced, dims=dims), cut=cut)
+    return cut_while_it_pays(problem, partial(_balanced, dims=dims), name="dimension-balanced", cut=cut)
 
 
 def _order(dims: Dimensions, order: Sequence[int] | None) -> tuple[int, ...]:
@@ -198,7 +198,7 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
     def made(problem: Problem) -> Schedule:
         return fastest(run(problem, partial(_two_levels, inside=each)) for each in ("ring", "direct"))
 
-    return cut_while_it_pays(problem, made, cut=cut)
+    return cut_while_it_pays(problem, made, name="two levels", cut=cut)
 
 
 def _two_levels(problem: Problem, *, inside: str) -> Schedule:

@@ -49,7 +49,7 @@ def in_network(problem: Problem, *, cut: bool = True) -> Schedule:
     A. Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI 2021. NVLS
     of the NVIDIA Collective Communications Library.
     """
-    return cut_while_it_pays(problem, _by_switches, cut=cut, pays=_PAYS)
+    return cut_while_it_pays(problem, _by_switches, name="in-network", cut=cut, pays=_PAYS)
 
 
 def _by_switches(problem: Problem) -> Schedule:

@@ -94,7 +94,7 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
             f"{collective.name}; use recursive, or synthesize it",
             where="baseline",
         )
-    return cut_while_it_pays(problem, _fastest_plan, cut=cut)
+    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut)
 
 
 def _fastest_plan(problem: Problem) -> Schedule:

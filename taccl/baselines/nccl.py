@@ -264,7 +264,7 @@ def _nvls(problem: Problem, *, cut: bool) -> Schedule:
     with several nodes each rank in turn, so that every card has its share.
     """
     return cut_while_it_pays(
-        problem, _through_switches, cut=cut, parts=len(problem.topology.ranks_of_node[0])
+        problem, _through_switches, name="nvls", cut=cut, parts=len(problem.topology.ranks_of_node[0])
     )
 
 

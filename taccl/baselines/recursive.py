@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     Steps,
     after_exchange,
@@ -69,7 +70,9 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_power_of_two(problem, baseline="recursive")
     ranks = range(problem.topology.num_ranks)
     steps = [[[rank ^ (1 << bit) for rank in ranks]] for bit in range(len(ranks).bit_length() - 1)]
-    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="recursive"), cut=cut)
+    return cut_while_it_pays(
+        problem, partial(_both_orders, steps=steps, name="recursive"), name="recursive", cut=cut
+    )
 
 
 @checked
@@ -103,11 +106,11 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
 
     def swung(problem: Problem) -> Schedule:
         schedules = [exchange(problem, [steps[::-1] for steps in parts], producer="swing")]
-        if _sums_everywhere(problem):
+        if _sums_everywhere(problem) and _doubling_us(problem, parts[0]) < schedules[0].finish_us:
             schedules.append(doubling(problem, parts[0], producer="swing doubling"))
         return fastest(schedules)
 
-    return cut_while_it_pays(problem, swung, cut=cut)
+    return cut_while_it_pays(problem, swung, name="swing", cut=cut)
 
 
 @checked
@@ -136,7 +139,7 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
     _require_power_of_two(problem, baseline="bine")
     size = problem.topology.num_ranks
     steps = [[[swing_partner(r, step, size) for r in range(size)]] for step in range(size.bit_length() - 1)]
-    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="bine"), cut=cut)
+    return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="bine"), name="bine", cut=cut)
 
 
 def exchange(
@@ -155,6 +158,16 @@ def doubling(problem: Problem, steps: Partners, *, producer: str) -> Schedule:
         sums.step(moves, lambda rank, _: summed[rank])
         summed = after_exchange(summed, turns)
     return sums.schedule(producer=producer)
+
+
+def _doubling_us(problem: Problem, steps: Partners) -> float:
+    """Time for which the bytes of `doubling` keep the busiest resource busy."""
+    routes, held = ShortestRoutes.of(problem), problem.topology.holds_of_link
+    us_per_mb = np.zeros(len(problem.topology.resources))
+    for ends in (ends for turns in steps for partners in turns for ends in enumerate(partners)):
+        for hold in (hold for link in routes.route(*ends) for hold in held[link]):
+            us_per_mb[hold.resource] += float(hold.beta_us_per_mb)
+    return float(us_per_mb.max(initial=0)) * sum(problem.chunk_bytes) / 1e6
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
@@ -178,7 +191,7 @@ def _both_orders(problem: Problem, *, steps: Partners, name: str) -> Schedule:
     """The fastest of exchanges with near or far partners first; of an allreduce, doublings beside them."""
     orders = {"near partners first": steps, "far partners first": steps[::-1]}
     schedules = [exchange(problem, [each], producer=f"{name} ({order})") for order, each in orders.items()]
-    if _sums_everywhere(problem):
+    if _sums_everywhere(problem) and _doubling_us(problem, steps) < fastest(schedules).finish_us:
         schedules += [
             doubling(problem, each, producer=f"{name} doubling ({order})") for order, each in orders.items()
         ]

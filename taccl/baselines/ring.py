@@ -78,7 +78,7 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     # So that every rank has a chunk on each ring.
     parts = -(-num_rings * problem.topology.num_ranks // max(1, problem.collective.num_chunks))
     make = partial(_fastest_rings, num_rings=num_rings)
-    return cut_while_it_pays(problem, make, cut=cut, parts=max(2, parts))
+    return cut_while_it_pays(problem, make, name="ring", cut=cut, parts=max(2, parts))
 
 
 def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:

@@ -57,10 +57,10 @@ def servers(problem: Problem, *, cut: bool = True, levels: Literal["one", "two"]
     """
     forms = {"one": _one_level, "two": _two_levels}
     if levels is not None:
-        return cut_while_it_pays(problem, forms[levels], cut=cut, pays=_PAYS)
-    found = [cut_while_it_pays(problem, _one_level, cut=cut, pays=_PAYS)]
+        return cut_while_it_pays(problem, forms[levels], name=f"servers {levels}", cut=cut, pays=_PAYS)
+    found = [cut_while_it_pays(problem, _one_level, name="servers one", cut=cut, pays=_PAYS)]
     with suppress(CollectiveError):
-        found.append(cut_while_it_pays(problem, _two_levels, cut=cut, pays=_PAYS))
+        found.append(cut_while_it_pays(problem, _two_levels, name="servers two", cut=cut, pays=_PAYS))
     return min(found, key=lambda schedule: schedule.finish)
 
 

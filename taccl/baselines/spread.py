@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.baselines.routes import ShortestRoutes
+from taccl.caching import cached
 from taccl.errors import CollectiveError
 from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
 from taccl.schedule.timing import exact_times
@@ -36,7 +37,7 @@ _FEW_TRANSFERS = 10_000
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
 #: Schedules of more transfers are cut no further, and none of more than the latter is made by cutting.
-_MANY_CUT, _MOST_CUT = 20_000, 100_000
+MANY_CUT, _MOST_CUT = 20_000, 100_000
 
 #: Chunks that go over a link together where it merges, and whose contributions are in the sum of each.
 Send = tuple["Sequence[int]", int, "Sequence[tuple[int, ...]]"]
@@ -207,6 +208,7 @@ def cut_while_it_pays(
     problem: Problem,
     make: Callable[[Problem], Schedule],
     *,
+    name: str,
     cut: bool,
     parts: int = 2,
     pays: Fraction = _PAYS,
@@ -214,12 +216,15 @@ def cut_while_it_pays(
     """The schedule of a problem without its sketch, whose chunks are cut for as long as that pays.
 
     - `make`: From a problem to its schedule.
+    - `name`: Name of what `make` makes; the schedule of whole chunks is made once for a problem.
     - `cut`: Whether chunks may be cut; else they are those of the problem.
     - `parts`: Into how many each is cut first; then into twice as many, and so on.
     - `pays`: Finer chunks must finish in this share of the time.
     """
-    problem = without_sketch(problem)
-    best = make(problem)
+    made = _whole(problem)
+    if name not in made:
+        made[name] = make(without_sketch(problem))
+    best, problem = made[name], without_sketch(problem)
     if not best.num_transfers:
         return best
     most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
@@ -232,9 +237,15 @@ def cut_while_it_pays(
         if found.finish > pays * best.finish:
             break
         best, parts = found, 2 * parts
-        if 2 * found.num_transfers > _MANY_CUT:
+        if 2 * found.num_transfers > MANY_CUT:
             break
     return best
+
+
+@cached
+def _whole(problem: Problem) -> dict[str, Schedule]:
+    """Schedules of the problem's own chunks, by the name of their algorithm."""
+    return {}
 
 
 def cut_chunks(problem: Problem, parts: int) -> Problem:

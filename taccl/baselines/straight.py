@@ -69,7 +69,7 @@ def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     NVIDIA Collective Communications Library sends alltoall in the same order.
     """
     require_no_derivations(problem, baseline="pairwise")
-    return cut_while_it_pays(problem, lambda each: run(each, _exchange), cut=cut)
+    return cut_while_it_pays(problem, lambda each: run(each, _exchange), name="pairwise", cut=cut)
 
 
 @checked
@@ -101,7 +101,28 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
             f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
             where="baseline",
         )
-    return cut_while_it_pays(problem, _sums, cut=cut)
+    return cut_while_it_pays(problem, _sums, name="one-shot", cut=cut)
+
+
+def least_one_shot_us(problem: Problem) -> float:
+    """Lower bound on the finish of `one_shot`, without listing it; 0 for a collective without sums.
+
+    Every contribution to a sum is sent at least once. All resources share the bytes at best.
+    """
+    topology, collective = problem.topology, problem.collective
+    if not collective.sums_up:
+        return 0.0
+    mb = (
+        sum(
+            size * len(chunk.destinations) * (len(chunk.origins) - 1)
+            for size, chunk in zip(problem.chunk_bytes, collective.chunks, strict=True)
+        )
+        / 1e6
+    )
+    us_per_mb = min(
+        max((float(hold.beta_us_per_mb) for hold in holds), default=0.0) for holds in topology.holds_of_link
+    )
+    return mb * us_per_mb / max(1, len(topology.resources))
 
 
 def _exchange(problem: Problem) -> Schedule:

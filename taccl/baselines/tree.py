@@ -51,7 +51,7 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     """
     require_everywhere(problem, baseline="tree")
     members = ("nodes", "ranks") if problem.topology.num_nodes > 1 else ("ranks",)
-    return cut_while_it_pays(problem, partial(_both_trees, members=members), cut=cut)
+    return cut_while_it_pays(problem, partial(_both_trees, members=members), name="tree", cut=cut)
 
 
 def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:

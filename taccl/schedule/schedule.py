@@ -231,7 +231,7 @@ def schedule_of(
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
-    """`make_schedule` for columns of this library's own making: types of single contributions are not checked."""
+    """`make_schedule` without type checks of single contributions, for the library's own columns."""
     given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
     given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}
     columns = {name: _column(name, values) for name, values in given.items()}

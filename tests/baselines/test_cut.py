@@ -6,8 +6,9 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES
+from taccl.baselines import BASELINES, best
 from taccl.baselines.spread import cut_chunks, cut_while_it_pays
+from taccl.baselines.straight import least_one_shot_us
 from taccl.collectives import together
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
@@ -56,7 +57,7 @@ def test_cutting_ends_before_transfers_are_too_many(monkeypatch):
     """No more transfers are made than the most, however much finer chunks would pay."""
     monkeypatch.setattr("taccl.baselines.spread._MOST_CUT", 40)
     problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1 << 20)
-    found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), cut=True)
+    found = cut_while_it_pays(problem, lambda each: BASELINES["tree"](each, cut=False), name="here", cut=True)
     assert 20 < found.num_transfers <= 40
 
 
@@ -86,5 +87,25 @@ def test_nothing_to_send_is_not_cut():
         made.append(each)
         return BASELINES["tree"](each, cut=False)
 
-    assert len(cut_while_it_pays(problem, make, cut=True)) == 0
+    assert len(cut_while_it_pays(problem, make, name="here", cut=True)) == 0
     assert len(made) == 1
+
+
+def test_whole_chunks_are_made_once():
+    """The schedule of whole chunks is kept for a search that asks for finer ones later."""
+    problem = make_problem(fabrics.ring(3, alpha_us=0), collectives.broadcast(3), chunk_bytes=1)
+    whole = BASELINES["tree"](problem, cut=False)
+    assert BASELINES["tree"](problem, cut=True) is whole
+
+
+def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
+    """One-shot sums of large chunks on a torus send 15 times what others send."""
+    problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
+    monkeypatch.setattr("taccl.baselines.straight._sums", lambda _: pytest.fail("one-shot is listed"))
+    assert verify(best(problem)).ok
+
+
+def test_one_shot_finishes_no_sooner_than_its_bound():
+    """Contributions that are counted beforehand are all sent."""
+    problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
+    assert 0 < least_one_shot_us(problem) <= BASELINES["one-shot"](problem, cut=False).finish_us
