@@ -94,7 +94,7 @@ def _piped_us(lanes: Lanes) -> float:
     before_us = float(ends[columns.chunk < half * num].max(initial=0))
     each_us = max(period_us, (last_us - before_us) / (few - half))
     in_turn_us = lanes.starts_us(mb)[1] + (pieces - 1) * period_us
-    return min(last_us + (pieces - few) * each_us, max(last_us, in_turn_us))
+    return min(last_us + (pieces - few) * each_us, in_turn_us)
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:

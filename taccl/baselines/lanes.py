@@ -177,12 +177,12 @@ class Lanes:
     def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
         """(steps, lanes, hops) start of each message on closed rings, step by step, and the end of all.
 
-        Messages go on as soon as they can.
+        First messages start at their turns. All go on as soon as they can.
         """
         latency = (self._alpha_us + mb * self._us_per_mb)[0]
         held = self._held_us(mb)[0]
         starts = np.zeros((steps, *latency.shape))
-        ready = free = np.zeros_like(latency)
+        ready, free = self._replayed[1][0] * self.period_us(mb), np.zeros_like(latency)
         end = 0.0
         for step in range(steps):
             starts[step] = np.maximum(ready, free)
