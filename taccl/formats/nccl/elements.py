@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from taccl.arguments import quoted
-from taccl.formats.nccl.server import Nic, PcieServer
+from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 

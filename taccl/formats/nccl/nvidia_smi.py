@@ -17,11 +17,10 @@ from typing import Literal
 
 from taccl.arguments import Number, checked_as, quoted
 from taccl.errors import FormatError, TopologyError
+from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
-    Nic,
-    PcieServer,
     PcieUse,
     Wiring,
     build_servers,

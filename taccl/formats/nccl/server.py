@@ -1,135 +1,31 @@
-"""A server as files describe it, and topologies of several such servers.
+"""Topologies of several equal servers, as files describe one.
 
-A server is a tree of PCIe: CPUs, switches, GPUs and NICs. NVLinks join GPUs pair by pair, or through
-NVSwitch; xGMI takes the place of NVLink in servers of AMD. A rank is a GPU, a node is a server;
-``docs/formats.md`` says what the topology makes of that. A resource is left out where another one, held by at
-least the same sends for at least as long, says it all.
+A rank is a GPU, a node is a server; ``docs/formats.md`` says what the topology makes of that. A resource is
+left out where another one, held by at least the same sends for at least as long, says it all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from importlib import import_module
-from itertools import combinations, pairwise, permutations
-from typing import Any, Literal, NamedTuple
+from itertools import combinations, permutations
+from typing import Literal
 
 from taccl.errors import TopologyError
+from taccl.formats.nccl.pcie import PcieServer, WayStep, gb_per_s
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import Side, Topology, TopologyBuilder
 from taccl.units import format_count
 
 Pair = tuple[int, int]
-#: One limit on the path of a send: a name, a beta, and the end of the send that keeps it busy.
-WayStep = tuple[str, Fraction, Side]
 
 PcieUse = Literal["where-needed", "always"]
 
 #: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
 INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")
-#: us per MB of 16 lanes of PCIe 6, by NCCL's figure: no link is guessed to be faster.
-_FASTEST_PCIE = Fraction(1000, 96)
-
-
-class Nic(NamedTuple):
-    """A network interface at a node of the tree."""
-
-    name: str
-    at: str
-    beta_us_per_mb: Fraction
-
-
-@dataclass(eq=False)
-class PcieServer:
-    """One node: its tree of PCIe, where in it each local rank is, and what joins them.
-
-    - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
-    - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
-    - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
-    - `nvlink_beta_us_per_mb`: Beta of one NVLink.
-    - `fabric`: ``"NVLink"`` or ``"xGMI"``.
-    - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
-      link between the two, and the name of that link}.
-    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, and the argument that
-      replaces it}.
-    - `pcie_source`: Origin of PCIe rates that are neither given nor guessed, and the argument that replaces
-      them.
-    - `assumed`: Everything assumed, dropped or guessed so far.
-    """
-
-    name: str
-    tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
-    cpus: dict[str, Fraction | None] = field(default_factory=dict)
-    gpus: list[str] = field(default_factory=list)
-    nics: list[Nic] = field(default_factory=list)
-    nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    switches: Sequence[Mapping[int, int]] = ()
-    nvlink_beta_us_per_mb: Fraction = Fraction(1)
-    fabric: str = "NVLink"
-    devices: dict[str, tuple[str, Fraction, str]] = field(default_factory=dict)
-    guesses: dict[str, str] = field(default_factory=dict)
-    pcie_source: str = ""
-    assumed: list[str] = field(default_factory=list)
-
-    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
-        """Add a CPU, with links to every other CPU of that beta; None where they limit nothing.
-
-        - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
-        """
-        for other, beta in self.cpus.items():
-            self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
-            self._add_step(other, name, (f"{other} to {name}", beta, "send"), guess)
-        self.tree.add_node(name)
-        self.cpus[name] = beta_us_per_mb
-
-    def add_device(
-        self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
-    ) -> None:
-        """Add or replace a PCIe switch or a device below another part, with a link as fast both ways."""
-        self.devices[key] = parent, beta_us_per_mb, name
-        self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
-        self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
-
-    def _add_step(self, start: str, end: str, step: tuple[str, Fraction | None, Side], guess: str) -> None:
-        self.tree.add_edge(start, end, step=step)
-        if guess:
-            self.guesses[step[0]] = guess
-
-    def lift_guesses(self) -> None:
-        """Raise guessed links that serve NICs alone, as of a card with two ports, to what these NICs send."""
-        serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
-        sent: dict[str, Fraction] = defaultdict(Fraction)
-        used = sorted({nic for near in _nearest_nics(self) for nic in near})
-        for nic in (self.nics[each] for each in used):
-            for key in self._above(nic.at):
-                sent[key] += 1 / nic.beta_us_per_mb
-        for key in sent.keys() - serves_gpus:
-            parent, beta, name = self.devices[key]
-            guess = self.guesses.get(f"PCIe out of {name}", "")
-            lifted = max(1 / sent[key], _FASTEST_PCIE)
-            if guess and lifted < beta:
-                guess = f"{_rate(lifted)} for a PCIe link that serves several NICs (pcie_gb_per_s=)"
-                self.assumed += [guess] * (guess not in self.assumed)
-                self.add_device(key, parent, lifted, name=name, guess=guess)
-
-    def _above(self, key: str) -> Iterator[str]:
-        """The device and the PCIe switches above it."""
-        while key in self.devices:
-            yield key
-            key = self.devices[key][0]
-
-    def way(self, start: str, end: str) -> list[str]:
-        """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
-        found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
-        return found
-
-    def steps(self, start: str, end: str) -> list[WayStep]:
-        """The steps that limit a way: name, beta, and the end of a send that keeps each busy."""
-        steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
-        return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +156,14 @@ class _Nics:
     """NICs of every local rank, and the steps to and from them.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
-    proportion to their rates. Ranks with the same nearest NICs divide them where the numbers allow, and else
-    share them all.
+    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them where the
+    numbers allow, and else share them all.
     """
 
     def __init__(self, server: PcieServer) -> None:
         self._server = server
-        self.of_rank = _nearest_nics(server)
+        self.of_rank = server.nearest_nics()
+        self._shares = list(map(server.shares, server.gpus, self.of_rank))
         users = {
             nic: tuple(rank for rank, nics in enumerate(self.of_rank) if nic in nics)
             for nic in range(len(server.nics))
@@ -282,16 +179,12 @@ class _Nics:
         """Names of NICs that are used together."""
         return " + ".join(self._server.nics[nic].name for nic in unit)
 
-    def beta(self, rank: int) -> Fraction:
-        """Microseconds per MB of all NICs of a local rank together."""
-        return 1 / sum((1 / self._server.nics[nic].beta_us_per_mb for nic in self.of_rank[rank]), Fraction(0))
-
     def steps(self, rank: int, side: Side) -> list[WayStep]:
         """PCIe steps to the NICs of a local rank, or from them; each is held for its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
-        for nic in (server.nics[each] for each in self.of_rank[rank]):
-            share = self.beta(rank) / nic.beta_us_per_mb
-            for name, beta, _ in server.steps(gpu, nic.at) if side == "send" else server.steps(nic.at, gpu):
+        for nic, share in self._shares[rank].items():
+            at = server.nics[nic].at
+            for name, beta, _ in server.steps(gpu, at) if side == "send" else server.steps(at, gpu):
                 held[name] = held.get(name, Fraction(0)) + share * beta
         return [(name, beta, side) for name, beta in held.items()]
 
@@ -314,9 +207,13 @@ class _Nics:
 
     def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
         """NICs that a send of a local rank holds, out of a node or into it."""
-        way = "egress" if side == "send" else "ingress"
+        way, shares, nics = "egress" if side == "send" else "ingress", self._shares[rank], self._server.nics
         return [
-            (f"NIC{'s' * (len(unit) > 1)} {self.name(unit)} of node {node} {way}", self.beta(rank), side)
+            (
+                f"NIC{'s' * (len(unit) > 1)} {self.name(unit)} of node {node} {way}",
+                max(shares[nic] * nics[nic].beta_us_per_mb for nic in unit),
+                side,
+            )
             for ranks, unit in self.units.items()
             if rank in ranks
         ]
@@ -340,31 +237,10 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics
                 shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _nearest_nics(server: PcieServer) -> list[tuple[int, ...]]:
-    """NICs of every local rank, by index: the nearest ones, divided among ranks that have the same ones."""
-    ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for rank, gpu in enumerate(server.gpus):
-        ways = [server.way(gpu, nic.at) for nic in server.nics]
-        # Below a CPU, by way of one, or of two; then the number of steps.
-        far = [(len(server.cpus.keys() & way), len(way)) for way in ways]
-        ranks_near[tuple(nic for nic, each in enumerate(far) if each == min(far))].append(rank)
-    chosen: list[tuple[int, ...]] = [()] * len(server.gpus)
-    for near, ranks in ranks_near.items():
-        is_alike = len({server.nics[nic].beta_us_per_mb for nic in near}) == 1
-        for place, rank in enumerate(ranks):
-            chosen[rank] = near
-            if is_alike and len(ranks) % len(near) == 0:
-                chosen[rank] = (near[place % len(near)],)
-            elif is_alike and len(near) % len(ranks) == 0:
-                each = len(near) // len(ranks)
-                chosen[rank] = near[place * each : (place + 1) * each]
-    return chosen
-
-
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | None) -> list[str]:
     """Rates that the file or an argument states and an assumed rate on the same path undercuts."""
     limits = [
-        f"NICs {', '.join(names)} ({_rate(nic)}) are reached at {_rate(step)} only, limited by {guess}"
+        f"NICs {', '.join(names)} ({gb_per_s(nic)}) are reached at {gb_per_s(step)} only, limited by {guess}"
         for (guess, step, nic), names in ([] if nics is None else nics.undercut().items())
     ]
     pairs_of: dict[tuple[str, Fraction], int] = defaultdict(int)
@@ -375,13 +251,10 @@ def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | N
         if name in server.guesses and min(stated, default=slowest) < slowest:
             pairs_of[server.guesses[name], slowest] += 1
     return limits + [
-        f"{format_count(count, 'pair')} of local ranks reach {_rate(slowest)} over PCIe, limited by {guess}"
+        f"{format_count(count, 'pair')} of local ranks reach {gb_per_s(slowest)} over PCIe, limited by "
+        f"{guess}"
         for (guess, slowest), count in pairs_of.items()
     ]
-
-
-def _rate(beta_us_per_mb: Fraction) -> str:
-    return f"{float(1000 / beta_us_per_mb):.4g} GB/s"
 
 
 def _notes(wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
@@ -395,7 +268,11 @@ def _notes(wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
     owners = "; ".join(
         f"{nics.name(unit)}: {', '.join(map(str, ranks))}" for ranks, unit in nics.units.items()
     )
-    return [*notes, f"every rank sends through its nearest NICs (NIC: local ranks): {owners}"]
+    return [
+        *notes,
+        "every rank sends through its nearest NICs, and farther ones that are faster (NIC: local ranks): "
+        f"{owners}",
+    ]
 
 
 def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
@@ -417,5 +294,7 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
         assumed.append("the network between nodes passes all that NICs send, and its nodes are alike")
         if nics.unused:
             names = ", ".join(nics.unused)
-            assumed.append(f"NICs {names} are left out: others are nearer to every rank (nics= chooses)")
+            assumed.append(
+                f"NICs {names} are left out: others are nearer to every rank, and as fast (nics= chooses)"
+            )
     return assumed

@@ -348,3 +348,55 @@ def test_number_of_nvlinks_is_not_split(tmp_path):
     path = _smi(tmp_path, "GPU0 X NV12", "GPU1 NV1 X")
     with pytest.raises(taccl.FormatError, match="NV12 from GPU1 to GPU0|NV1 from GPU1|NV12 from GPU0"):
         _load(path)
+
+
+def _dump(tmp_path, *devices):
+    """A file of one CPU with these devices below it, each as XML."""
+    path = tmp_path / "dump.xml"
+    path.write_text(f'<system version="1"><cpu numaid="0">{"".join(devices)}</cpu></system>')
+    return path
+
+
+def _gpu(rank):
+    return (
+        f'<pci busid="0:{rank}:0.0" class="0x030200" link_speed="16.0 GT/s" link_width="16">'
+        f'<gpu dev="{rank}" sm="80" rank="{rank}"/></pci>'
+    )
+
+
+def _nic(number, *mbit_per_s, width=16):
+    nets = "".join(
+        f'<net name="p{number}{port}" dev="0" speed="{speed}" port="{port}" gdr="1"/>'
+        for port, speed in enumerate(mbit_per_s)
+    )
+    return (
+        f'<pci busid="0:{20 + number}:0.0" class="0x020000" link_speed="16.0 GT/s" link_width="{width}">'
+        f"<nic>{nets}</nic></pci>"
+    )
+
+
+def _bridge(number, *below):
+    return (
+        f'<pci busid="0:{40 + number}:0.0" class="0x060400" link_speed="16.0 GT/s" link_width="16">'
+        f"{''.join(below)}</pci>"
+    )
+
+
+def test_bridges_above_a_nic_do_not_make_it_farther(tmp_path):
+    """Two NICs of 10 GB/s below one CPU are both kept, though one of them is behind a bridge."""
+    topology = _load(_dump(tmp_path, _gpu(0), _nic(0, 80000), _bridge(0, _nic(1, 80000))), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((20, 20))
+
+
+def test_faster_nic_that_is_farther_is_used(tmp_path):
+    """A NIC of 1 Gb/s beside the GPU does not keep it from the one of 100 Gb/s."""
+    near = _bridge(0, _gpu(0), _nic(0, 1000))
+    topology = _load(_dump(tmp_path, near, _bridge(1, _nic(1, 100000))), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((12.625, 12.625))
+
+
+def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
+    """Two ports of 25 GB/s in a slot of 12 and one of 12 GB/s in another one send 24 GB/s together."""
+    cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
+    topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((24, 24))

@@ -1,0 +1,175 @@
+"""The PCIe tree of a server: CPUs, switches, GPUs and NICs, and which NICs are near to which GPU.
+
+NVLinks join GPUs pair by pair, or through NVSwitch; xGMI takes the place of NVLink in servers of AMD.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from taccl.topology.topology import Side
+
+#: One limit on the path of a send: a name, a beta, and the end of the send that keeps it busy.
+WayStep = tuple[str, Fraction, Side]
+#: us per MB of 16 lanes of PCIe 6, by NCCL's figure: no link is guessed to be faster.
+_FASTEST_PCIE = Fraction(1000, 96)
+
+
+class Nic(NamedTuple):
+    """A network interface at a node of the tree."""
+
+    name: str
+    at: str
+    beta_us_per_mb: Fraction
+
+
+@dataclass(eq=False)
+class PcieServer:
+    """One node: its tree of PCIe, where in it each local rank is, and what joins them.
+
+    - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
+    - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
+    - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
+    - `nvlink_beta_us_per_mb`: Beta of one NVLink.
+    - `fabric`: ``"NVLink"`` or ``"xGMI"``.
+    - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
+      link between the two, and the name of that link}.
+    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, and the argument that
+      replaces it}.
+    - `pcie_source`: Origin of PCIe rates that are neither given nor guessed, and the argument that replaces
+      them.
+    - `assumed`: Everything assumed, dropped or guessed so far.
+    """
+
+    name: str
+    tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
+    cpus: dict[str, Fraction | None] = field(default_factory=dict)
+    gpus: list[str] = field(default_factory=list)
+    nics: list[Nic] = field(default_factory=list)
+    nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    switches: Sequence[Mapping[int, int]] = ()
+    nvlink_beta_us_per_mb: Fraction = Fraction(1)
+    fabric: str = "NVLink"
+    devices: dict[str, tuple[str, Fraction, str]] = field(default_factory=dict)
+    guesses: dict[str, str] = field(default_factory=dict)
+    pcie_source: str = ""
+    assumed: list[str] = field(default_factory=list)
+
+    def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
+        """Add a CPU, with links to every other CPU of that beta; None where they limit nothing.
+
+        - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
+        """
+        for other, beta in self.cpus.items():
+            self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
+            self._add_step(other, name, (f"{other} to {name}", beta, "send"), guess)
+        self.tree.add_node(name)
+        self.cpus[name] = beta_us_per_mb
+
+    def add_device(
+        self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
+    ) -> None:
+        """Add or replace a PCIe switch or a device below another part, with a link as fast both ways."""
+        self.devices[key] = parent, beta_us_per_mb, name
+        self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
+        self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
+
+    def _add_step(self, start: str, end: str, step: tuple[str, Fraction | None, Side], guess: str) -> None:
+        self.tree.add_edge(start, end, step=step)
+        if guess:
+            self.guesses[step[0]] = guess
+
+    def lift_guesses(self) -> None:
+        """Raise guessed links that serve NICs alone, as of a card with two ports, to what these NICs send."""
+        serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
+        sent: dict[str, Fraction] = defaultdict(Fraction)
+        used = sorted({nic for near in self.nearest_nics() for nic in near})
+        for nic in (self.nics[each] for each in used):
+            for key in self._above(nic.at):
+                sent[key] += 1 / nic.beta_us_per_mb
+        for key in sent.keys() - serves_gpus:
+            parent, beta, name = self.devices[key]
+            guess = self.guesses.get(f"PCIe out of {name}", "")
+            lifted = max(1 / sent[key], _FASTEST_PCIE)
+            if guess and lifted < beta:
+                guess = f"{gb_per_s(lifted)} for a PCIe link that serves several NICs (pcie_gb_per_s=)"
+                self.assumed += [guess] * (guess not in self.assumed)
+                self.add_device(key, parent, lifted, name=name, guess=guess)
+
+    def _above(self, key: str) -> Iterator[str]:
+        """The device and the PCIe switches above it."""
+        while key in self.devices:
+            yield key
+            key = self.devices[key][0]
+
+    def way(self, start: str, end: str) -> list[str]:
+        """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
+        found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
+        return found
+
+    def steps(self, start: str, end: str) -> list[WayStep]:
+        """The steps that limit a way: name, beta, and the end of a send that keeps each busy."""
+        steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
+        return [(name, beta, side) for name, beta, side in steps if beta is not None]
+
+    def nearest_nics(self) -> list[tuple[int, ...]]:
+        """NICs of every local rank, by index, divided among ranks that have the same ones.
+
+        The nearest NICs join the GPU's path up the tree at its lowest part; bridges on the NIC's own side do
+        not count. A farther NIC that is faster than each of these is used too, as NCCL prefers it.
+        """
+        ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for rank, gpu in enumerate(self.gpus):
+            ranks_near[self._near(gpu)].append(rank)
+        chosen: list[tuple[int, ...]] = [()] * len(self.gpus)
+        for near, ranks in ranks_near.items():
+            is_alike = len({self.nics[nic].beta_us_per_mb for nic in near}) == 1
+            for place, rank in enumerate(ranks):
+                chosen[rank] = near
+                if is_alike and len(ranks) % len(near) == 0:
+                    chosen[rank] = (near[place % len(near)],)
+                elif is_alike and len(near) % len(ranks) == 0:
+                    each = len(near) // len(ranks)
+                    chosen[rank] = near[place * each : (place + 1) * each]
+        return chosen
+
+    def _near(self, gpu: str) -> tuple[int, ...]:
+        above, far, reached = set(self._above(gpu)), [], []
+        for nic in self.nics:
+            way = set(self.way(gpu, nic.at))
+            far.append((len(self.cpus.keys() & way), len(above & way)))
+            reached.append(max([nic.beta_us_per_mb, *(beta for _, beta, _ in self.steps(gpu, nic.at))]))
+        fastest = min(
+            (beta for beta, each in zip(reached, far, strict=True) if each == min(far)), default=None
+        )
+        return tuple(
+            nic
+            for nic, each in enumerate(far)
+            if each == min(far) or (fastest is not None and reached[nic] < fastest)
+        )
+
+    def shares(self, gpu: str, nics: Iterable[int]) -> dict[int, Fraction]:
+        """{NIC: its share of a send of that GPU}, by the rates at which PCIe reaches all of them together."""
+        rates = {nic: 1 / self.nics[nic].beta_us_per_mb for nic in nics}
+        through: dict[tuple[int, str, str], list[int]] = defaultdict(list)
+        for nic in rates:
+            for depth, (start, end) in enumerate(pairwise(self.way(gpu, self.nics[nic].at))):
+                through[depth, start, end].append(nic)
+        for (_, start, end), served in sorted(through.items(), reverse=True):
+            beta = self.tree.edges[start, end]["step"][1]
+            together = sum((rates[nic] for nic in served), Fraction(0))
+            if beta is not None and 1 / beta < together:
+                rates |= {nic: rates[nic] / together / beta for nic in served}
+        together = sum(rates.values(), Fraction(0))
+        return {nic: rate / together for nic, rate in rates.items()}
+
+
+def gb_per_s(beta_us_per_mb: Fraction) -> str:
+    """The rate of a link of that beta, as text."""
+    return f"{float(1000 / beta_us_per_mb):.4g} GB/s"
