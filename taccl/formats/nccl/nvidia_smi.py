@@ -103,6 +103,8 @@ def load_nvidia_smi(
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
     cpu_beta = None if cpu_gb_per_s is None else beta_of_bandwidth(cpu_gb_per_s, where="cpu_gb_per_s")
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
+    if matrix.in_file > 1:
+        server.assumed.append(f"the first of {matrix.in_file} matrices in the file describes every node")
     if matrix.repairs:
         server.assumed.append(f"words without a space between them: {first_of(matrix.repairs, 4)}")
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
@@ -161,13 +163,18 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Devices in the order of their columns, their cells, affinities and names, and repairs of the text."""
+    """Devices in the order of their columns, their cells, affinities and names.
+
+    - `repairs`: Repairs of the text.
+    - `in_file`: Number of matrices in the file, of which this is the first.
+    """
 
     devices: tuple[str, ...]
     cells: dict[tuple[str, str], str]
     affinity: dict[str, str]
     names: dict[str, str]
     repairs: tuple[str, ...]
+    in_file: int
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -190,11 +197,12 @@ class _Matrix:
 def _read_matrix(text: str, where: str) -> _Matrix:
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
-    headers = [(i, found) for i, line in enumerate(lines) if (found := _HEADER.match(line))]
-    start, header = next(
-        ((i, found) for i, found in headers if "CPU Affinity" in lines[i] or not found[1].strip()),
-        (None, None),
-    )
+    found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
+    # Old drivers print no affinities; where there are some, a line without is a sentence or a row.
+    headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
+    for i, _ in headers[1:2]:
+        lines = lines[:i]
+    start, header = next(iter(headers or [each for each in found if not each[1][1].strip()]), (None, None))
     if start is None or header is None:
         raise FormatError(
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
@@ -242,7 +250,12 @@ def _read_matrix(text: str, where: str) -> _Matrix:
                 )
     legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
     return _Matrix(
-        devices, cells, affinity, {m[1]: m[2][:60] for m in legend if m and m[1] in devices}, tuple(repairs)
+        devices,
+        cells,
+        affinity,
+        {m[1]: m[2][:60] for m in legend if m and m[1] in devices},
+        tuple(repairs),
+        max(len(headers), 1),
     )
 
 

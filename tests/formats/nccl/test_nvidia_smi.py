@@ -280,3 +280,24 @@ def test_missing_file_is_an_input_error(tmp_path):
     """A path to nothing is named."""
     with pytest.raises(InputError, match=r"nothing\.txt"):
         load_nvidia_smi(tmp_path / "nothing.txt")
+
+
+def test_sentence_that_begins_with_a_gpu_is_no_header(tmp_path):
+    """A report that starts with "GPU0 hangs." is read like the matrix alone."""
+    path = _write(tmp_path, *_equal("PIX", 2), columns=_gpus(2))
+    with pytest.warns(AssumptionWarning):
+        alone = load_nvidia_smi(path)
+    path.write_text("GPU0 hangs.\n\n" + path.read_text())
+    with pytest.warns(AssumptionWarning):
+        assert load_nvidia_smi(path).links == alone.links
+
+
+def test_second_matrix_of_a_file_is_told(tmp_path):
+    """Of the matrices of two hosts, the first one is read, rows and names, and the topology says so."""
+    legend = "\nNIC Legend:\n\n  NIC0: {}\n\n"
+    rows = ["GPU0 X PIX 0-7 0", "NIC0 PIX X"]
+    path = _write(tmp_path, *rows, columns=["GPU0", "NIC0"], after=legend.format("mlx5_0"))
+    path.write_text(path.read_text() + path.read_text().replace("PIX", "SYS").replace("mlx5_0", "mlx5_9"))
+    with pytest.warns(AssumptionWarning, match="the first of 2 matrices in the file describes every node"):
+        topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=12)
+    assert any("mlx5_0: 0" in note for note in topology.notes)
