@@ -218,6 +218,10 @@ class Sketch(Table):
     _source: str = PrivateAttr(default="")
     _fields: dict[str, str] = PrivateAttr(default_factory=dict)
 
+    def __eq__(self, other: object) -> bool:
+        """True if all fields are equal, whichever files the two came from."""
+        return self.__dict__ == other.__dict__ if isinstance(other, Sketch) else NotImplemented
+
     @property
     def source(self) -> str:
         """The file or shipped name that the sketch came from; empty for one made in Python."""
