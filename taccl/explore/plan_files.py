@@ -170,7 +170,9 @@ def _fill(plan: Plan, folder: Path) -> list[str]:
                 xml.append(files["msccl_xml"])
                 (folder / xml[-1]).parent.mkdir(exist_ok=True)
                 (folder / xml[-1]).write_text(_xml_text(each, name, runtime), encoding="utf-8")
-                served[runtime.name].append(ServedSizes(xml[-1], *sizes, each.program.in_place))
+                served[runtime.name].append(
+                    ServedSizes(xml[-1], *sizes, each.program.in_place, num_chunks=each.program.size_chunks)
+                )
                 continue
             for key, file, program in _placed(plan, each, stem, notes):
                 built = _mscclpp_plan(plan, each, program, file, ranks_per_node, notes)

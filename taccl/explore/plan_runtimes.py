@@ -29,13 +29,17 @@ _SERVED_BY_MSCCLPP = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 
 
 class ServedSizes(NamedTuple):
-    """One file: the sizes that it is for, multiples of `unit_bytes`, and the place of the data."""
+    """One file: the sizes that it is for, multiples of `unit_bytes`, and the place of the data.
+
+    - `num_chunks`: Runtimes of MSCCL XML use it for numbers of elements that this divides.
+    """
 
     file: str
     min_bytes: int
     max_bytes: int
     in_place: bool
     unit_bytes: int = 1
+    num_chunks: int = 1
 
 
 def under_protocols_of(
@@ -69,6 +73,9 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
         sizes = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _joined(files))
         units = sorted({each.unit_bytes for each in files} - {1})
         multiples = f", multiples of {' or '.join(map(format_size, units))}" if units else ""
+        chunks = sorted({each.num_chunks for each in files} - {1})
+        if chunks:
+            multiples += f", multiples of {' or '.join(map(str, chunks))} elements"
         parts.append(f"{sizes} in {format_count(len(files), 'file')}, {place}{multiples}")
         gaps = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _gaps(plan, files))
         if gaps:

@@ -107,11 +107,14 @@ def test_a_plan_says_what_each_runtime_gets(run, run_json, tmp_path):
     words = ("--topology", "fully-connected:2", "--collective", "allreduce", "--sizes", "4KB,64KB")
     code, out, _ = run("plan", *words, "--time-limit", "0.5", "-o", tmp_path / "p")
     assert code == 0
-    assert "msccl: 4KB to 64KB in 1 file, in place" in out
+    assert "msccl: 4KB to 64KB in 1 file, in place, multiples of 2 elements" in out
     assert "mscclpp: 4KB to 64KB in 1 file, in place, multiples of 32B" in out
     words = (*words, "--time-limit", "0.5", "--runtime", "rccl", "--out-of-place", "-o", tmp_path / "q")
     code, found = run_json("plan", *words)
-    assert (code, found["coverage"]) == (0, {"rccl": "rccl: 4KB to 64KB in 1 file, out of place"})
+    assert (code, found["coverage"]) == (
+        0,
+        {"rccl": "rccl: 4KB to 64KB in 1 file, out of place, multiples of 2 elements"},
+    )
 
 
 def test_both_places_cannot_be_asked_for_alone(run):

@@ -59,15 +59,18 @@ def test_mi300x_is_told_by_rccls_own_variables(tmp_path):
 
 
 def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
-    """The ends of ranges in whole chunks of 4-byte elements: of 8 chunks, 32 bytes."""
+    """The ends of ranges in whole chunks of 4-byte elements (of 8 chunks, 32 bytes), and no other number."""
     plan = plan_of("mi300x", "allreduce")
-    saved(plan, tmp_path / "p")
+    coverage = saved(plan, tmp_path / "p")["coverage"]["rccl"]
+    chunks = " or ".join(map(str, sorted({each.program.size_chunks for each in plan.ranges})))
+    assert coverage.endswith(f"in place, multiples of {chunks} elements")
     folder = tmp_path / "p" / "msccl-algorithms"
     for number, each in enumerate(plan.ranges, 1):
         unit = 4 * each.program.size_chunks
         for size in (-(-each.min_bytes // unit) * unit, each.max_bytes // unit * unit):
             got = rccl.choose(folder, "allreduce", 8, size // 4, 4, in_place=True)
             assert got == f"range-{number:02}.xml"
+            assert rccl.choose(folder, "allreduce", 8, size // 4 + 1, 4, in_place=True) == ""
             assert rccl.choose(folder, "allreduce", 8, size // 4, 4, in_place=False) == ""
 
 
