@@ -255,17 +255,16 @@ def _mscclpp_plan(
             reasons.append(str(error))
             continue
         if protocol != program.protocol:
-            notes.append(f"{file}: MSCCL++ has no {program.protocol}, so that it sends by {protocol}")
+            why = reasons[0].partition(";")[0] if reasons else f"MSCCL++ has no {program.protocol}"
+            notes.append(f"{file} is for {protocol}, not {program.protocol}: {why}")
         return built
     notes.append(f"{file.removesuffix('.plan.json')} has no MSCCL++ plan: {'; '.join(reasons)}")
     return None
 
 
 def _protocols(plan: Plan, each: PlanRange, program: Program) -> list[str]:
-    """The program's protocol; or, where MSCCL++ lacks it, those that it has, the fastest first."""
+    """Protocols of MSCCL++: the program's first, if it has that, then the fastest first."""
     known = RUNTIMES["mscclpp"].protocols
-    if program.protocol in known:
-        return [program.protocol]
     timed: list[tuple[float, str]] = []
     for protocol in known:
         predicted = 0.0
@@ -274,4 +273,4 @@ def _protocols(plan: Plan, each: PlanRange, program: Program) -> list[str]:
             with contextlib.suppress(InputError):  # its order cannot be kept there
                 predicted = simulate(each.schedule, topology=under).as_schedule().predicted_us
         timed.append((predicted, protocol))
-    return [protocol for _, protocol in sorted(timed)]
+    return [protocol for _, protocol in sorted(timed, key=lambda each: (each[1] != program.protocol, each))]

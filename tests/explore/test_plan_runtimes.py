@@ -124,11 +124,25 @@ def test_mscclpp_serves_ranges_whose_protocol_it_lacks(tmp_path):
     for number in lacking:
         found = files[number]
         assert found["protocol"] in ("LL", "Simple")
-        assert any(f"range-{number:02}.plan.json: MSCCL++ has no LL128" in note for note in index["notes"])
+        assert any(
+            note.startswith(f"range-{number:02}.plan.json is for ") and "MSCCL++ has no LL128" in note
+            for note in index["notes"]
+        )
     units = " or ".join(f"{unit}B" for unit in sorted({unit_bytes(each) for each in files.values()}))
     assert index["coverage"]["mscclpp"] == (
         f"mscclpp: 4KB to 64MB in {len(plan.ranges)} files, in place, multiples of {units}"
     )
+
+
+def test_mscclpp_serves_ranges_in_which_packets_are_not_safe(tmp_path):
+    """Beside MSCCL's LL files of a reduce, MSCCL++ gets Simple ones, which is noted."""
+    plan = taccl.plan(
+        "dgx-h100", "reduce", sizes=["4KB"], backend="greedy", time_limit_s=10, protocol="ll", baselines=False
+    )
+    index = saved(plan, tmp_path / "p")
+    assert [each.protocol for each in plan.ranges] == ["ll"]
+    assert json.loads((tmp_path / "p" / "range-01.plan.json").read_text())["protocol"] == "Simple"
+    assert any("range-01.plan.json is for Simple, not LL: packets (LL)" in note for note in index["notes"])
 
 
 def test_a_plan_for_mscclpp_takes_its_protocols_alone(tmp_path):
