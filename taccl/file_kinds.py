@@ -254,7 +254,7 @@ _TEXTS = (
     _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
     _Text(
         "output of lspci",
-        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] [A-Z0-9]|^[ \t]*Lnk(Cap|Sta)2?:\s"
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\"|3D |[A-Z]|[0-9a-f]{4}: )|^[ \t]*Lnk(Cap|Sta)2?:\s"
         r"|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
         _no(_SERVER),
     ),
