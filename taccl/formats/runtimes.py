@@ -24,6 +24,7 @@ class Runtime:
     - `protocols`: Its protocols, of `taccl.program.program.PROTOCOLS`.
     - `max_steps`, `max_threadblocks`: Most steps of a threadblock that its parser of MSCCL XML accepts,
       including steps that only wait; and most threadblocks of a rank.
+    - `max_channels`: Most channels of a program (``MAXCHANNELS``).
     - `max_files`: Most files that it loads; None: no limit that plans reach.
     - `renamed`: {MSCCL's name of a collective: the runtime's}.
     - `takes_custom`: True if it accepts custom collectives.
@@ -35,6 +36,7 @@ class Runtime:
     protocols: tuple[str, ...] = ("Simple", "LL", "LL128")
     max_steps: int = 256
     max_threadblocks: int = 216
+    max_channels: int = 32
     max_files: int | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)
     takes_custom: bool = True
@@ -59,8 +61,8 @@ RUNTIMES = {
             takes_custom=False, includes_most=True,
         ),
         Runtime(
-            "rccl", "RCCL", max_steps=64, max_threadblocks=64, renamed=_RENAMED, takes_custom=False,
-            includes_most=True,
+            "rccl", "RCCL", max_steps=64, max_threadblocks=64, max_channels=128, renamed=_RENAMED,
+            takes_custom=False, includes_most=True,
         ),
         Runtime("mscclpp", "MSCCL++", protocols=("Simple", "LL")),
     )

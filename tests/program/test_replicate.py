@@ -88,6 +88,7 @@ def test_threadblocks_limit_instances():
 
 def test_limits_are_those_of_the_formats():
     """Limits assumed of both runtimes are those that their formats enforce."""
-    assert (msccl.MAX_CHANNELS, RUNTIMES["msccl"].max_steps) == (limits.MAX_CHANNELS, limits.MAX_STEPS)
+    runtime = RUNTIMES["msccl"]
+    assert (runtime.max_channels, runtime.max_steps) == (limits.MAX_CHANNELS, limits.MAX_STEPS)
     assert (limits.MAX_ELEMENTS, limits.MAX_DEPENDED) == (msccl.MAX_ELEMENTS, msccl.MAX_DEPENDED_ID + 1)
     assert build_mscclpp_plan.__wrapped__.__kwdefaults__["max_threadblocks"] == limits.MAX_THREADBLOCKS

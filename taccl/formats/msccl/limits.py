@@ -11,7 +11,7 @@ from taccl.formats.runtimes import Runtime
 from taccl.program.program import Program
 from taccl.program.split import weight
 
-MAX_DEPENDED_ID, MAX_CHANNELS, MAX_PEERS = 127, 32, 32
+MAX_DEPENDED_ID, MAX_PEERS = 127, 32
 MAX_COUNT, MAX_ELEMENTS, MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 71, 4095, 63, 16, 255
 
 
@@ -39,7 +39,7 @@ def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, .
     """All that has a limit: where it is, how many there are, and may be, of what, and how to have fewer."""
     fewer = "fewer num_channels or instances"
     joined = f"threadblocks='per-peer', or {fewer}"
-    yield (), program.num_channels, MAX_CHANNELS, "channels", fewer
+    yield (), program.num_channels, runtime.max_channels, "channels", fewer
     for r, rank in enumerate(program.ranks):
         peers: dict[tuple[int, str], set[int]] = defaultdict(set)
         for threadblock in rank.threadblocks:

@@ -40,6 +40,7 @@ _LARGEST = Runtime(
     "any", "any runtime",
     max_steps=max(each.max_steps for each in RUNTIMES.values()),
     max_threadblocks=max(each.max_threadblocks for each in RUNTIMES.values()),
+    max_channels=max(each.max_channels for each in RUNTIMES.values()),
 )  # fmt: skip
 _LIMIT_BYTES = 64 * 10**6
 _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
@@ -98,7 +99,7 @@ class _File:
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
         self.num_ranks = self._number(algo, "ngpus", 1, 2**15)
-        self.num_channels = self._number(algo, "nchannels", 1, limits.MAX_CHANNELS)
+        self.num_channels = self._number(algo, "nchannels", 1, _LARGEST.max_channels)
         self.size = self._number(algo, "nchunksperloop", 1, 2**20)
         kind = self._choice(algo, "coll", (*_COLLECTIVES, *_ALIASES))
         self.kind = _ALIASES.get(kind, kind)
@@ -163,14 +164,17 @@ class _File:
                     )
 
     def _rank(self, gpu: XmlElement, rank: int) -> RankProgram:
-        inputs, outputs = ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks)
-        for attribute, expected in (("i_chunks", inputs), ("o_chunks", outputs)):
-            found = self._number(gpu, attribute, 0, 2**20)
-            # In place the runtime needs one of the two; the other may be declared empty.
-            if found != expected and not (self.in_place and found == 0):
+        sizes = list(ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks))
+        for place, attribute in enumerate(("i_chunks", "o_chunks")):
+            found, expected = self._number(gpu, attribute, 0, 2**20), sizes[place]
+            # In place the runtime needs one of the two; the other may be declared empty. Ranks of a custom
+            # collective may lack one.
+            if found != expected and (found or not (self.in_place or self.kind == "custom")):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"
                 )
+            sizes[place] = expected if self.in_place else found
+        inputs, outputs = sizes
         blocks = {self._number(tb, "id", 0, _LARGEST.max_threadblocks - 1): tb for tb in gpu.all("tb")}
         if sorted(blocks) != list(range(len(gpu.all("tb")))):
             raise gpu.error(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl.collectives import COLLECTIVES, allgather
+from taccl.collectives import COLLECTIVES, allgather, allreduce
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
 from taccl.program.interpret import interpret
@@ -283,7 +283,7 @@ SPOILED = [
     ('proto="Simple"', 'proto="simple"', "proto is 'simple'; expected one of Simple, LL, LL128"),
     ('ngpus="4"', 'ngpus="5"', "4 <gpu> elements with 4 ids; expected 5"),
     ('nchunksperloop="4"', 'nchunksperloop="6"', "expected a multiple of ngpus"),
-    ('nchannels="1"', 'nchannels="33"', "from 1 to 32"),
+    ('nchannels="1"', 'nchannels="129"', "from 1 to 128"),
     ('coll="allgather"', 'coll="gather"', "coll is 'gather'"),
     ('inplace="0"', 'inplace="no"', "inplace is 'no'"),
     ('minBytes="[0-9]+"', 'minBytes="999999999"', "expected a range"),
@@ -374,6 +374,34 @@ def test_a_custom_file_is_judged_by_what_it_is_said_to_be(valid):
     assert interpret(parse_msccl_xml(text, collective=allgather(4))).ok
     with pytest.raises(FormatError, match="ngpus is 4; the collective is over 3"):
         parse_msccl_xml(text, collective=allgather(3))
+
+
+def test_ranks_of_a_custom_file_may_lack_a_buffer():
+    """Rank 0 has no output and rank 1 no input: one sends, the other receives."""
+    tb = '<tb id="0" send="{}" recv="{}" chan="0"><step s="0" type="{}" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0"'
+    gpu = '<gpu id="{}" i_chunks="{}" o_chunks="{}" s_chunks="0">' + tb
+    gpu += ' cnt="1" depid="-1" deps="-1" hasdep="0"/></tb></gpu>'
+    text = (
+        '<algo name="x" ngpus="2" nchunksperloop="1" nchannels="1" proto="LL" coll="custom" inplace="0">'
+        f"{gpu.format(0, 1, 0, 1, -1, 's')}{gpu.format(1, 0, 1, -1, 0, 'r')}</algo>"
+    )
+    program = parse_msccl_xml(text)
+    assert [(each.input_chunks, each.output_chunks) for each in program.ranks] == [(1, 0), (0, 1)]
+    assert interpret(program).ok
+    with pytest.raises(FormatError, match=r"o_chunks is 0; expected 1 of allreduce"):
+        parse_msccl_xml(text.replace("custom", "allreduce"))
+    with pytest.raises(FormatError, match="output"):
+        parse_msccl_xml(text.replace('type="s" srcbuf="i"', 'type="s" srcbuf="o"'))
+
+
+def test_rccl_has_more_channels():
+    """128, where the others have 32."""
+    ranks = (RankProgram(1, 1, 0, (Threadblock((), channel=47),)),)
+    program = Program("x", ranks, allreduce(1, chunks_per_rank=1))
+    text = dump_msccl_xml(program, runtime="rccl")
+    assert parse_msccl_xml(text).num_channels == 48
+    with pytest.raises(ExportError, match="at most 32 channels"):
+        dump_msccl_xml(program, runtime="msccl-executor")
 
 
 def test_huge_files_are_not_read(tmp_path):
