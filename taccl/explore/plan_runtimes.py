@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.collective import Collective
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 XML_FOLDER = "msccl-algorithms"
 #: Collectives whose calls MSCCL++ gives to plans, of those that it takes for NCCL.
 _SERVED_BY_MSCCLPP = ("allreduce", "allgather", "reduce-scatter", "broadcast")
+#: Collectives whose calls count the elements of one rank.
+_COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
 
 class ServedSizes(NamedTuple):
@@ -76,6 +79,8 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
         chunks = sorted({each.num_chunks for each in files} - {1})
         if chunks:
             multiples += f", multiples of {' or '.join(map(str, chunks))} elements"
+            if any(not _divides_powers_of_two(each, plan) for each in chunks):
+                multiples += " (which leaves out powers of two)"
         parts.append(f"{sizes} in {format_count(len(files), 'file')}, {place}{multiples}")
         gaps = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _gaps(plan, files))
         if gaps:
@@ -87,6 +92,12 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
     if runtime.name == "mscclpp" and plan.collective not in _SERVED_BY_MSCCLPP:
         said += f"; its interface of NCCL has no {plan.collective}: for its own executor only"
     return f"{runtime.name}: {said}"
+
+
+def _divides_powers_of_two(num_chunks: int, plan: Plan) -> bool:
+    """True if chunks divide calls whose number of elements (of each rank, for some collectives) is one."""
+    ranks = plan.topology.num_ranks if plan.collective in _COUNTED_BY_RANK else 1
+    return (num_chunks // gcd(num_chunks, ranks)).bit_count() == 1
 
 
 def _root(plan: Plan) -> int | None:

@@ -206,6 +206,22 @@ def test_gaps_are_said():
     assert coverage_text(RUNTIMES["mscclpp"], plan, []) == "mscclpp: no file"
 
 
+@pytest.mark.parametrize(("num_chunks", "served"), [(8, True), (4, True), (6, False), (12, False)])
+def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
+    """A file of 6 chunks is skipped for 2 ** 20 elements, which the line tells."""
+    files = [ServedSizes("a", 4000, 64 * 10**6, True, num_chunks=num_chunks)]
+    text = coverage_text(RUNTIMES["rccl"], plan_of("ring:4", "allreduce"), files)
+    told = "" if served else " (which leaves out powers of two)"
+    assert text == f"rccl: 4KB to 64MB in 1 file, in place, multiples of {num_chunks} elements{told}"
+
+
+def test_chunks_of_each_rank_count_for_collectives_by_rank():
+    """An allgather of 3 ranks in 6 chunks takes 2 ** 20 elements from each rank."""
+    files = [ServedSizes("a", 4000, 64 * 10**6, False, num_chunks=6)]
+    text = coverage_text(RUNTIMES["rccl"], plan_of("ring:3", "allgather"), files)
+    assert text == "rccl: 4KB to 64MB in 1 file, out of place, multiples of 6 elements"
+
+
 def test_files_that_msccl_does_not_load_serve_nothing():
     """It loads four."""
     plan = plan_of("ring:4", "allreduce")
