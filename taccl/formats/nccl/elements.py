@@ -177,7 +177,8 @@ class System:
                 raise pci.error(f"found {len(gpus)} <gpu> in one device; expected one; keep one")
             rank, sm = (whole(gpus[0], name, -1) if gpus else -1 for name in ("rank", "sm"))
             gcn = gpus[0].attributes.get("gcn", "").strip()[:20] if gpus else ""
-            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag not in FABRICS}
+            known = {*FABRICS, "c2c"}
+            self.passed |= {child.tag for gpu in gpus for child in gpu.children if child.tag not in known}
             self.gpus.append(Gpu(busid, rank, sm, gcn, pci))
         nets = [net for nic in pci.all("nic") for net in nic.all("net")]
         if kind == _NIC and not nets:
@@ -256,7 +257,10 @@ class System:
         return beta_of_bandwidth(rate), bool(lanes and units)
 
     def _settle_pcie(self) -> None:
-        """Settle PCIe rates that the file lacks: no assumption of 16 lanes limits the fastest NIC."""
+        """Settle PCIe rates that the file lacks: no assumption of 16 lanes limits the fastest NIC.
+
+        GPUs with C2C links reach their CPU over these.
+        """
         fastest = min((nic.beta_us_per_mb for nic in self.server.nics), default=None)
         for key, parent, beta, name in self.unsaid:
             beta = beta if fastest is None else min(beta, fastest)
@@ -264,6 +268,11 @@ class System:
             guess += " (pcie_gb_per_s=)"
             self.assumed[guess] += 1
             self.server.add_device(key, parent, beta, name=name, guess=guess)
+        for gpu in self.gpus:
+            links = [link for each in gpu.element.all("gpu") for link in each.all("c2c")]
+            mb_per_s = sum(max(whole(link, "count") * whole(link, "bw"), 0) for link in links)
+            if mb_per_s:
+                self.server.add_cpu_link(gpu.busid, beta_of_bandwidth(Fraction(mb_per_s, 1000)), fabric="C2C")
         self.server.gpus = [gpu.busid for gpu in self.gpus]
         self.server.lift_guesses()
         tree = self.server.tree

@@ -80,6 +80,13 @@ class PcieServer:
         self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
         self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
 
+    def add_cpu_link(self, key: str, beta_us_per_mb: Fraction, *, fabric: str) -> None:
+        """Add a direct link between a device and its CPU, as C2C is; paths that reach the CPU take it."""
+        *_, top = self._above(key)
+        cpu, _, name = self.devices[top][0], *self.devices[key][1:]
+        self._add_step(key, cpu, (f"{fabric} out of {name}", beta_us_per_mb, "send"), "")
+        self._add_step(cpu, key, (f"{fabric} into {name}", beta_us_per_mb, "receive"), "")
+
     def _add_step(self, start: str, end: str, step: tuple[str, Fraction | None, Side], guess: str) -> None:
         self.tree.add_edge(start, end, step=step)
         if guess:

@@ -15,6 +15,7 @@ from pathlib import Path
 from taccl.arguments import Number, checked_as, quoted
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
+from taccl.formats.nccl.pcie import PcieServer
 from taccl.formats.nccl.server import (
     INTERNODE_ALPHA_US,
     INTRANODE_ALPHA_US,
@@ -22,7 +23,7 @@ from taccl.formats.nccl.server import (
     Wiring,
     build_servers,
 )
-from taccl.formats.xml_elements import parse_xml
+from taccl.formats.xml_elements import XmlElement, parse_xml
 from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 from taccl.topology.topology import Topology
@@ -116,6 +117,8 @@ def load_nccl_topology(
     if nvlink_beta is None:
         nvlink_beta = _nvlink_beta(ranked, server.fabric, assumed if joined else [])
     server.nvlink_beta_us_per_mb = nvlink_beta
+    if nvlinks is None:
+        _join_cpus(ranked, server)
     wiring = Wiring(
         nodes, pcie, rails,
         _alpha(intranode_alpha_us, INTRANODE_ALPHA_US, "intranode_alpha_us"),
@@ -165,9 +168,9 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
                 raise link.error(f"found count={count}; expected 1 to 1024")
             code = link.attributes.get("tclass", "").strip().lower()
             target = link.attributes.get("target", "").strip().lower()
-            if code.startswith("0x068001"):
-                left_out["a CPU"] += count
-            elif code.startswith("0x0680"):
+            if _is_to_cpu(link):
+                continue
+            if code.startswith("0x0680"):
                 into_switch[rank] += count
             elif not code.startswith(GPU_CLASSES) and target not in rank_of:
                 raise link.error(
@@ -189,6 +192,18 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
     assumed += [f"{count} {fabric}s to {what} are left out" for what, count in left_out.items()]
     switches: Switches = [dict(into_switch)] if into_switch else []
     return {pair: count for pair, count in directed.items() if pair[0] < pair[1]}, switches
+
+
+def _join_cpus(ranked: list[Gpu], server: PcieServer) -> None:
+    """Add the NVLinks between GPUs and their CPU, as POWER has them."""
+    for gpu in ranked:
+        count = sum(whole(link, "count") for link in gpu.nvlinks if _is_to_cpu(link))
+        if count:
+            server.add_cpu_link(gpu.busid, server.nvlink_beta_us_per_mb / count, fabric=server.fabric)
+
+
+def _is_to_cpu(link: XmlElement) -> bool:
+    return link.attributes.get("tclass", "").strip().lower().startswith("0x068001")
 
 
 def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) -> tuple[Pairs, Switches]:

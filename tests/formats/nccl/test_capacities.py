@@ -400,3 +400,22 @@ def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
     cards = _nic(0, 200000, 200000, width=8), _nic(1, 96000)
     topology = _load(_dump(tmp_path, _gpu(0), *cards), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((24, 24))
+
+
+@pytest.mark.parametrize("slot", ['link_speed="2.5 GT/s PCIe" link_width="1"', ""])
+def test_c2c_takes_the_place_of_pcie(tmp_path, slot):
+    """As in GH200: the GPU's PCIe link of one lane, or of unknown width, does not keep it from its NIC."""
+    gpu = f'<pci busid="9:1:0.0" class="0x030200" {slot}><gpu dev="0" sm="90" rank="0"><c2c bw="22000" count="2"/>'
+    topology = _load(_dump(tmp_path, f"{gpu}</gpu></pci>", _nic(0, 400000, width=32)), nodes=2)
+    assert _counted(topology)[:2] == pytest.approx((44, 44))
+    assert not any("c2c" in each for each in topology.assumed)
+
+
+def test_nvlinks_to_a_cpu_take_the_place_of_pcie(tmp_path):
+    """As in POWER9: two NVLinks of 20 GB/s to the CPU, and PCIe of two lanes that nothing uses."""
+    gpu = (
+        '<pci busid="{0}:0:0.0" class="0x030200" link_speed="8.0 GT/s PCIe" link_width="2">'
+        '<gpu dev="{0}" sm="70" rank="{0}"><nvlink target="0:0:0.0" count="2" tclass="0x068001"/></gpu></pci>'
+    )
+    path = _dump(tmp_path, gpu.format(0), gpu.format(1), _nic(0, 400000, width=32))
+    assert _counted(_load(path, nodes=2)) == pytest.approx((48, 40, 40))
