@@ -103,10 +103,7 @@ def load_nvidia_smi(
     nic_beta = beta_of_bandwidth(1 if nic_gb_per_s is None else nic_gb_per_s, where="nic_gb_per_s")
     cpu_beta = None if cpu_gb_per_s is None else beta_of_bandwidth(cpu_gb_per_s, where="cpu_gb_per_s")
     server = PcieServer(Path(where).stem, gpus=list(matrix.gpus))
-    if matrix.in_file > 1:
-        server.assumed.append(f"the first of {matrix.in_file} matrices in the file describes every node")
-    if matrix.repairs:
-        server.assumed.append(f"words without a space between them: {first_of(matrix.repairs, 4)}")
+    server.assumed += matrix.assumed
     server.nvlinks, server.switches = _nvlinks(matrix, nvlink_joins, where)
     server.nvlink_beta_us_per_mb = beta_of_bandwidth(nvlink_gb_per_s, where="nvlink_gb_per_s")
     pcie_beta, guess = (
@@ -165,16 +162,14 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
 class _Matrix:
     """Devices in the order of their columns, their cells, affinities and names.
 
-    - `repairs`: Repairs of the text.
-    - `in_file`: Number of matrices in the file, of which this is the first.
+    - `assumed`: Repairs of the text, and parts of it that are left out.
     """
 
     devices: tuple[str, ...]
     cells: dict[tuple[str, str], str]
     affinity: dict[str, str]
     names: dict[str, str]
-    repairs: tuple[str, ...]
-    in_file: int
+    assumed: tuple[str, ...]
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -236,11 +231,12 @@ def _read_matrix(text: str, where: str) -> _Matrix:
         if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
             # "N/A", as in virtual machines, says nothing about CPUs.
             affinity |= {words[0]: cpus for cpus in words[1 + len(devices) :][:1] if cpus[0].isdigit()}
-    for a in devices:
-        if (a, a) not in cells:
-            raise FormatError(
-                f"found no row of {a[:40]}; expected one for every column; save it whole", where=place
-            )
+    lacking = [a for a in devices if a not in rows]
+    for a in lacking:
+        if re.fullmatch(r"GPU\d+", a):
+            raise FormatError(f"found no row of {a}; expected one for every GPU; save it whole", where=place)
+        cells |= {(a, b): cells[b, a] for b in rows}
+    for a in rows:
         for b in devices[: devices.index(a)]:
             if cells[a, b] != cells[b, a]:
                 raise FormatError(
@@ -248,14 +244,20 @@ def _read_matrix(text: str, where: str) -> _Matrix:
                     "same; save the output anew",
                     where=place,
                 )
+    assumed = []
+    if len(headers) > 1:
+        assumed.append(f"the first of {len(headers)} matrices in the file describes every node")
+    if repairs:
+        assumed.append(f"words without a space between them: {first_of(repairs, 4)}")
+    if lacking:
+        assumed.append(f"no rows of {first_of(lacking, 4)}, so that no NICs are known to be near each other")
     legend = (re.match(r"\s*(\w+): (\S+)\s*$", line) for line in lines)
     return _Matrix(
         devices,
         cells,
         affinity,
         {m[1]: m[2][:60] for m in legend if m and m[1] in devices},
-        tuple(repairs),
-        max(len(headers), 1),
+        tuple(assumed),
     )
 
 

@@ -301,3 +301,17 @@ def test_second_matrix_of_a_file_is_told(tmp_path):
     with pytest.warns(AssumptionWarning, match="the first of 2 matrices in the file describes every node"):
         topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=12)
     assert any("mlx5_0: 0" in note for note in topology.notes)
+
+
+def test_rows_of_nics_may_be_left_out(tmp_path):
+    """A paste without the rows of NICs is read by their columns, and the topology says so."""
+    rows = ["GPU0 X SYS PIX SYS 0-7 0", "GPU1 SYS X SYS PIX 8-15 1"]
+    whole = [*rows, "NIC0 PIX SYS X SYS", "NIC1 SYS PIX SYS X"]
+    columns = [*_gpus(2), "NIC0", "NIC1"]
+    path = _write(tmp_path, *whole, columns=columns)
+    with pytest.warns(AssumptionWarning):
+        expected = load_nvidia_smi(path, nodes=2, nic_gb_per_s=10)
+    path = _write(tmp_path, *rows, columns=columns)
+    with pytest.warns(AssumptionWarning, match="no rows of NIC0, NIC1"):
+        topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=10)
+    assert (topology.links, topology.holds) == (expected.links, expected.holds)
