@@ -271,6 +271,11 @@ def readable(path: str | os.PathLike[str], name: str | None = None, where: str =
     Raises `InputError` if it is written and not read, or what `format_of_content` and `format_named` raise.
     """
     each = format_of_content(path) if name is None else format_named(name, where=where)
+    if not each.load and not kinds_of(path):  # such as Parquet, which is no text
+        text = (
+            f"{each.name} ({each.description}) is written and not read; give the {each.holds} it was made of"
+        )
+        raise InputError(text, where=os.fspath(path))
     if not each.load:
         raise wrong_format(path, each, "")
     return each

@@ -397,3 +397,12 @@ def _number_of(schedule, *, digits=3):
 
 def _dump_number(number, *, unit="us"):
     return f"{number} {unit}"
+
+
+@pytest.mark.parametrize("name", [each.name for each in FORMATS if each.dump and not each.load])
+def test_formats_that_are_only_written_say_so(name, tmp_path):
+    """No advice to read a file that nothing reads, such as Parquet, which is no text."""
+    path = tmp_path / "file"
+    path.write_bytes(b"PAR1\x00\xff")
+    with pytest.raises(InputError, match=f"{name} .* is written and not read"):
+        read(path, format=name)
