@@ -244,7 +244,8 @@ def _mscclpp_plan(
     """The MSCCL++ plan of a range, by the fastest protocol that it can be written for; None if none."""
     ranged = replace(program, sizes_bytes=(each.min_bytes, each.max_bytes))
     name = f"taccl-{plan.collective}-{file.removesuffix('.plan.json').removeprefix('range-').lstrip('0')}"
-    reasons: list[str] = []
+    lacking = program.protocol not in RUNTIMES["mscclpp"].protocols
+    reasons = [f"MSCCL++ has no {program.protocol}"] if lacking else []
     for protocol in _protocols(plan, each, program):
         try:
             # As far as that runtime's offsets reach.
@@ -255,7 +256,7 @@ def _mscclpp_plan(
             reasons.append(str(error))
             continue
         if protocol != program.protocol:
-            why = reasons[0].partition(";")[0] if reasons else f"MSCCL++ has no {program.protocol}"
+            why = ", and ".join(reason.partition(";")[0] for reason in reasons)
             notes.append(f"{file} is for {protocol}, not {program.protocol}: {why}")
         return built
     notes.append(f"{file.removesuffix('.plan.json')} has no MSCCL++ plan: {'; '.join(reasons)}")
