@@ -292,6 +292,11 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
         )
     if wiring.nodes > 1:
         assumed.append("the network between nodes passes all that NICs send, and its nodes are alike")
+        if any(a != b and set(a) & set(b) for a, b in combinations(set(nics.of_rank), 2)):
+            assumed.append(
+                "each rank stripes its sends over its NICs in fixed shares, whatever others send through the "
+                "same NICs"
+            )
         if nics.unused:
             names = ", ".join(nics.unused)
             assumed.append(

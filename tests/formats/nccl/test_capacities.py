@@ -393,6 +393,14 @@ def test_faster_nic_that_is_farther_is_used(tmp_path):
     near = _bridge(0, _gpu(0), _nic(0, 1000))
     topology = _load(_dump(tmp_path, near, _bridge(1, _nic(1, 100000))), nodes=2)
     assert _counted(topology)[:2] == pytest.approx((12.625, 12.625))
+    assert not any("fixed shares" in each for each in topology.assumed)
+
+
+def test_shares_of_ranks_with_some_nics_in_common_are_told(tmp_path):
+    """GPU1, near the fast NIC alone, shares it with GPU0, which also has a slow one."""
+    near = _bridge(0, _gpu(0), _nic(0, 1000))
+    topology = _load(_dump(tmp_path, near, _bridge(1, _gpu(1), _nic(1, 100000))), nodes=2)
+    assert any("in fixed shares" in each for each in topology.assumed)
 
 
 def test_nics_that_pcie_limits_get_less_of_a_send(tmp_path):
