@@ -29,7 +29,7 @@ from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionErr
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
-from taccl.explore.plan_runtimes import under_protocols_of
+from taccl.explore.plan_runtimes import check_collective, under_protocols_of
 from taccl.formats.runtimes import (
     IN_BOTH_PLACES,
     RUNTIMES,
@@ -145,6 +145,7 @@ def plan(
         name = f"sketch {name_of(sketch)}" if sketch else "no sketch"
         cases.append((name, _problems(fabric, collective, root, sketch, grid)))
     collective_of = cases[0][1][0].collective
+    check_collective(runtimes[0], collective_of)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
     finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 XML_FOLDER = "msccl-algorithms"
 #: Collectives whose calls MSCCL++ gives to plans, of those that it takes for NCCL.
 _SERVED_BY_MSCCLPP = ("allreduce", "allgather", "reduce-scatter", "broadcast")
+#: Collectives with a name in MSCCL XML for every runtime.
+_NAMED = ("allgather", "allreduce", "alltoall", "broadcast", "reduce", "reduce-scatter")
 #: Collectives whose calls count the elements of one rank.
 _COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
@@ -43,6 +45,19 @@ class ServedSizes(NamedTuple):
     in_place: bool
     unit_bytes: int = 1
     num_chunks: int = 1
+
+
+def check_collective(runtime: Runtime, collective: Collective) -> None:
+    """Raise `InputError` for a collective that no file of the runtime can hold."""
+    found = f"{runtime.title} has no {collective.name}"
+    remedy = f"choose {', '.join(_NAMED)}, or another runtime"
+    if runtime.reads_xml and not runtime.takes_custom and collective.name not in _NAMED:
+        raise InputError(f"{found}, as it takes no custom collectives; {remedy}", where="collective")
+    for end in ("origins", "destinations"):
+        ranks = {rank for chunk in collective.chunks for rank in getattr(chunk, end)}
+        if not runtime.reads_xml and len(ranks) < collective.num_ranks:
+            empty = "input" if end == "origins" else "output"
+            raise InputError(f"{found}, as some ranks have no {empty}; {remedy}", where="collective")
 
 
 def under_protocols_of(

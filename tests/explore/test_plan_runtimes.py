@@ -162,6 +162,20 @@ def test_protocols_that_a_runtime_lacks_cannot_be_asked_of_it():
         taccl.plan("ring:4", "allreduce", sizes=["1MB"], lowering={"protocol": "LL128"}, runtime="mscclpp")
 
 
+@pytest.mark.parametrize(
+    ("topology", "runtime", "why"),
+    [
+        ("mi300x", None, "RCCL has no scatter, as it takes no custom collectives"),
+        ("ring:4", "msccl-executor", "the MSCCL executor has no scatter"),
+        ("ring:4", "mscclpp", r"MSCCL\+\+ has no scatter, as some ranks have no input"),
+    ],
+)
+def test_collectives_that_a_runtime_lacks_are_refused_before_the_search(topology, runtime, why):
+    """No progress is told, as nothing is searched."""
+    with pytest.raises(InputError, match=why):
+        taccl.plan(topology, "scatter", runtime=runtime, progress=pytest.fail)
+
+
 def test_packets_do_not_compete_where_they_are_not_safe():
     """A broadcast is no sum of all: MSCCL++ gets no LL, so that none is tried and left out."""
     plan = brief_plan("mi300x", "broadcast", sizes=["4KB"], backend="greedy", runtime="mscclpp")
