@@ -254,8 +254,8 @@ _TEXTS = (
     _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
     _Text(
         "output of lspci",
-        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\"|3D |[A-Z]|[0-9a-f]{4}: )|^[ \t]*Lnk(Cap|Sta)2?:\s"
-        r"|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\"|3D |[A-Z]|[0-9a-f]{4}: )"
+        r"|^[ \t]*Lnk(Cap|Sta)2?:\s|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
         _no(_SERVER),
     ),
     _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),

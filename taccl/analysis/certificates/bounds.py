@@ -57,7 +57,7 @@ _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 _FIRST_SHARE = 0.5
 #: Share of the time that counting may take ahead of them.
 _COUNTING_SHARE = 0.5
-#: Seconds that the first linear programs get, even where the limit has passed (about ten times what they need).
+#: Seconds that the first linear programs get, even where the limit has passed: about ten times their need.
 _FIRST_S = 1.0
 #: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0

@@ -46,7 +46,8 @@ def add(verb: argparse.ArgumentParser) -> None:
     group = verb.add_argument_group("files for launchers and libraries")
     help = "take the new order and write its files even where the gain is within noise, or may be"
     option(group, "--within-noise", help)
-    help = "the hosts in their present order, a line name, name:slots or name slots=N each (default: the probe's)"
+    help = "the hosts in their present order, each a line name, name:slots or name slots=N (default: the "
+    help += "probe's)"
     option(group, "--hosts FILE", help)
     option(group, "--hostfile FILE", "a host file in the new order")
     help = (
