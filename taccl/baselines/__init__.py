@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network",
-    "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers", "swing",
-    "tree",
+    "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers",
+    "soonest_cut_us", "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -93,12 +93,12 @@ def best(problem: Problem, *, cut: bool = True) -> Schedule:
     )
     fastest = found[0][0]
     for whole, function in found if cut else ():
-        if whole.num_transfers <= _CUT_ANYWAY or _soonest_cut_us(whole) < fastest.finish_us:
+        if whole.num_transfers <= _CUT_ANYWAY or soonest_cut_us(whole) < fastest.finish_us:
             fastest = min(fastest, function(problem, cut=True), key=lambda schedule: schedule.finish)
     return fastest
 
 
-def _soonest_cut_us(schedule: Schedule) -> float:
+def soonest_cut_us(schedule: Schedule) -> float:
     """Estimated finish of a schedule in finer chunks.
 
     These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES, baseline
+from taccl.baselines import BASELINES, baseline, soonest_cut_us
 from taccl.caching import cached
 from taccl.deadline import Deadline, OutOfTime, busy_factor
 from taccl.errors import InputError
@@ -90,22 +90,28 @@ def offer_rest(search: Search, found: Schedule | CompactSchedule) -> None:
         _offer_quickest(search, until, until, apart=(_COMPILED,))
 
 
-def offer_cut(search: Search, cut: Callable[[Problem, int], Problem]) -> Search:
+def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
     """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
+
+    Those that may gain most come first, and those that cannot finish sooner are left out.
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """
     if search.best is None:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
-    portfolio = search.parameters.portfolio
-    until = search.deadline.sooner(portfolio.cut_share * search.deadline.left_s)
-    producer, parts = "", problem.collective.chunks_per_rank
-    for name, whole in sorted(_made(problem).items(), key=lambda each: each[1].finish):
-        if until.has_passed or whole.num_transfers > portfolio.cut_transfers:
+    producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
+    few = (
+        (soonest_cut_us(whole), name)
+        for name, whole in _made(problem).items()
+        if whole.num_transfers <= search.parameters.portfolio.cut_transfers and name not in tried
+    )
+    for soonest_us, name in sorted(few):
+        if until.has_passed or soonest_us >= finish_us:
             continue
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, problem)
+            tried.add(name)
             finer = cut(problem, found.problem.collective.chunks_per_rank // parts)
             if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
                 continue
@@ -306,3 +312,9 @@ def _as_asked(name: str, problem: Problem) -> Schedule:
 def _made(problem: Problem) -> dict[str, Schedule]:
     """The baselines of a problem that were made, by name."""
     return {}
+
+
+@cached
+def _tried_finer(problem: Problem) -> set[str]:
+    """The baselines that were made in finer chunks, where that pays."""
+    return set()

@@ -121,7 +121,7 @@ class PortfolioParameters(_Group):
     first_share: float = 0.2
     best_share: float = 0.4
     # Where the number of chunks is open, for those of so few transfers in finer chunks.
-    cut_share: float = 0.1
+    cut_share: float = 0.25
     cut_transfers: int = 2_000
     first_transfers: int = 100_000
     baseline_least_s: float = 0.1  # what takes less is tried once the time is over, too

@@ -9,6 +9,7 @@ It chooses the search, has it run, and returns the best schedule, verified, with
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -221,7 +222,8 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         if options.backend in ("auto", "greedy") and options.keeps_sends:
             offer_first(whole)
             if problem.chunks_open:
-                first = offer_cut(whole, cut)
+                share = options.parameters.portfolio.cut_share
+                first = offer_cut(whole, cut, limit.sooner(share * limit.left_s))
         found = _search_in_chunks(problem, options, limit, first, whole.problem)
     except KeyboardInterrupt:
         first.interrupt()
@@ -238,8 +240,11 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         if found.stopped != "bound met" and not limit.cancellation.why:
             whole.stages = list(found.stages)
             offer_rest(whole, found.schedule)
-            if whole.best is not None and (first.best is None or whole.best.finish < first.best.finish):
-                first = whole
+            known = [first, whole]
+            if problem.chunks_open and whole.best is not None:
+                kept_s = reserve_s(problem, limit.left_s, options.parameters.budget)
+                known.append(offer_cut(whole, cut, limit.later(-kept_s)))
+            first = min(known, key=lambda each: math.inf if each.best is None else each.best.finish)
             found = replace(found, stages=tuple(whole.stages))
         if first.best is None or found.schedule.finish <= first.best.finish:
             return found

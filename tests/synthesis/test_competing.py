@@ -92,10 +92,11 @@ def test_baselines_in_finer_chunks_come_last():
     problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
     search = Search(problem, Options(), Deadline.after(1000))
     competing.offer_first(search)
-    found = competing.offer_cut(search, cut)
+    found = competing.offer_cut(search, cut, search.deadline)
     assert found.problem.collective.chunks_per_rank > 1
     assert found.best.finish < search.best.finish
     assert found.best.finish == taccl.baselines.best(problem).finish
+    assert competing.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
 
 
 def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
