@@ -49,9 +49,11 @@ class ServedSizes(NamedTuple):
 
 def check_collective(runtime: Runtime, collective: Collective) -> None:
     """Raise `InputError` for a collective that no file of the runtime can hold."""
+    if collective.name in _NAMED:
+        return
     found = f"{runtime.title} has no {collective.name}"
     remedy = f"choose {', '.join(_NAMED)}, or another runtime"
-    if runtime.reads_xml and not runtime.takes_custom and collective.name not in _NAMED:
+    if runtime.reads_xml and not runtime.takes_custom:
         raise InputError(f"{found}, as it takes no custom collectives; {remedy}", where="collective")
     for end in ("origins", "destinations"):
         ranks = {rank for chunk in collective.chunks for rank in getattr(chunk, end)}
