@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,15 @@ def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores + 1
 
+
+def _quicken_clock(times: float) -> None:
+    """Let time limits pass sooner by a factor, as on a machine that is slower by it."""
+    now, began = time.monotonic, time.monotonic()
+    time.monotonic = lambda: began + times * (now() - began)
+
+
+if float(os.environ.get("TACCL_CLOCK", "1")) != 1:
+    _quicken_clock(float(os.environ["TACCL_CLOCK"]))
 
 _LEFT_OUT = pytest.StashKey[int]()
 _BEGAN = pytest.StashKey[float]()

@@ -159,12 +159,12 @@ class TestSynthesize:
         ]  # fmt: skip
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(timeout=4)
+            process.wait(timeout=2)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
         assert "Traceback" not in err
-        assert process.returncode in (0, 130)
-        assert json.loads(out).get("interrupted", True)
+        assert (process.returncode, out) == (130, "") or process.returncode == 0
+        assert process.returncode == 130 or json.loads(out)["interrupted"]
 
 
 class TestVerify:

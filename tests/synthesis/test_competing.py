@@ -13,7 +13,7 @@ from taccl.errors import InputError
 from taccl.synthesis import competing
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import cut
-from tests.effort import AMPLE_S, BRIEF
+from tests.effort import AMPLE_S, BRIEF, PATIENT
 
 synthesizing = import_module("taccl.synthesis.synthesize")
 
@@ -42,7 +42,7 @@ def test_the_best_baseline_is_the_first_schedule(collective):
 
 def test_without_time_the_quickest_is_offered():
     """One schedule exists even if time was up before the start."""
-    search = Search(problem_of(), Options(), Deadline.after(0.0))
+    search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
     competing.offer_first(search)
     assert taccl.verify(search.best).ok
 
