@@ -38,7 +38,7 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.topology import TopologyBuilder
-from tests.effort import AMPLE_S, BRIEF, PATIENT, brief_synthesis
+from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.small_problems import full, problem_of, ring, two_nodes
 
@@ -846,7 +846,7 @@ class TestContributionsApart:
         """On two nodes of eight, where latency counts, every baseline competes."""
         topology = taccl.topologies.ndv2(2)
         problem = taccl.make_problem(topology, collectives.allreduce(16), size_bytes=1000)
-        result = brief_synthesis(problem)
+        result = brief_synthesis(problem, parameters=HASTY)
         assert result.finish_us <= taccl.baselines.best(problem).finish_us
 
 

@@ -23,10 +23,11 @@ from taccl.solvers.registry import known_solvers, solver_infos
 from taccl.synthesis.explaining import clashes
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.explaining.loosening import Barriers
+from taccl.synthesis.synthesize import synthesize
 from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2
 from taccl.topology.topology import TopologyBuilder
-from tests.effort import AMPLE_S, brief_synthesis
+from tests.effort import AMPLE_S, PATIENT
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "infeasible"
 _INFOS = {info.name: info for info in solver_infos()}
@@ -146,7 +147,7 @@ def sketched(text: str, *, nodes: int = 2, collective: str = "allgather", **opti
 
 def works(problem) -> bool:
     """Whether the list scheduler finds a schedule that the verifier accepts."""
-    result = brief_synthesis(problem, backend="greedy")
+    result = synthesize(problem, backend="greedy", time_limit_s=0.3, parameters=PATIENT)
     return verify(result.schedule).ok
 
 
