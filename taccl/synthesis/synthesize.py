@@ -166,6 +166,7 @@ def synthesize(
 
 def _search_anything(problem: Problem, in_network: InNetworkUse, options: Options, limit: Deadline) -> Result:
     """Result of a problem without release dates: by switches, servers or ranks."""
+    _check_options(problem, options)
     if options.backend == BALANCED:
         problem = cut_balanced(problem, policy=options.policy)
     if in_network == "only" or (in_network == "auto" and shared_links(problem.topology)):
@@ -286,7 +287,9 @@ def _search_in_chunks(
         share_baselines(asked, whole)
         left_s = max(0.1, limit.left_s)
         is_large, choice = choose(asked, options.backend, left_s, parameters)
-        _check_options(asked, options, is_large, choice)
+        if options.spill_dir is not None and not is_large:
+            said = f"only the compiled list scheduler spills, and what runs is {choice}; leave it out"
+            raise InputError(said, where="spill_dir")
         if limit.cancellation.why:  # Ctrl-C came as chunks were chosen: what they were chosen by will do
             quick = quick_schedule(asked, options, NEVER)
             return Search(asked, options, limit, best=quick).result(choice)
@@ -445,8 +448,7 @@ def _with_chunks(
     whole, suggesting = problem.in_its_chunks, options.parameters.suggesting
     sketch = options.sketch
     if not isinstance(sketch, str):
-        per_rank = sketch.problem.collective.chunks_per_rank
-        return cut(whole, per_rank) if problem.chunks_open else problem, [sketch]
+        return _cut_as(sketch, problem), [sketch]
     if not problem.chunks_open:
         return whole, []
     if suits(whole) and max(suggesting.counts) * effort(whole) > suggesting.few_hops:
@@ -460,26 +462,29 @@ def _with_chunks(
     return chosen, sketches if guides else []
 
 
-def _check_options(problem: Problem, options: Options, is_large: bool, choice: str) -> None:
-    """Raise `InputError` for arguments that do not fit together, or what runs."""
+def _check_options(problem: Problem, options: Options) -> None:
+    """Raise `InputError` for arguments that do not fit together, or the problem."""
     backend, sketch = options.backend, options.sketch
     if backend not in OWN_BACKENDS:
         require_known(backend, others=OWN_BACKENDS, where="backend")
-    if isinstance(sketch, str) and sketch not in ("auto", "none"):
-        raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
-    if options.spill_dir is not None and not is_large:
+    if isinstance(sketch, str):
+        if sketch not in ("auto", "none"):
+            raise InputError(f"found {sketch!r}; expected 'auto', 'none' or a proposal", where="sketch")
+        return
+    check_proposal(sketch, _cut_as(sketch, problem))
+    if backend != "auto" or not options.keeps_sends:
         raise InputError(
-            f"only the compiled list scheduler spills, and what runs is {choice}; leave it out",
-            where="spill_dir",
+            "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
+            "and neither keep='summary' nor spill_dir",
+            where="sketch",
         )
-    if not isinstance(sketch, str):
-        check_proposal(sketch, problem)
-        if backend != "auto" or not options.keeps_sends:
-            raise InputError(
-                "found a proposal, which guides the portfolio alone; leave it out, or give backend='auto' "
-                "and neither keep='summary' nor spill_dir",
-                where="sketch",
-            )
+
+
+def _cut_as(sketch: SketchProposal, problem: Problem) -> Problem:
+    """The problem in the chunks of a proposal, where it leaves their number open."""
+    if not problem.chunks_open:
+        return problem
+    return cut(problem.in_its_chunks, sketch.problem.collective.chunks_per_rank)
 
 
 def _feasible(

@@ -145,3 +145,14 @@ def test_the_time_before_the_search_has_rows_of_its_own():
     names = [stage.name for stage in found.stages]
     assert names[0] == "baselines" and "chunks" in names
     assert set(names[: names.index("chunks")]) == {"baselines"}
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [({"sketch": "ndv2/sk1"}, "sketch"), ({"backend": "hghs"}, "backend")]
+)
+def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeypatch):
+    """However little time there is, a word that is not known is refused."""
+    monkeypatch.setattr(synthesizing, "offer_first", lambda _: pytest.fail("a schedule was made"))
+    with pytest.raises(taccl.errors.InputError) as error:
+        taccl.synthesize(problem_of(), time_limit_s=1e-9, **given)
+    assert error.value.where == where
