@@ -108,8 +108,8 @@ class Lanes:
         return self._replayed[0]
 
     @cached_property
-    def _replayed(self) -> tuple[float, Floats]:
-        """The factor, and in which part of a step each hop starts, (ways, lanes, hops).
+    def _replayed(self) -> tuple[float, Floats, Floats]:
+        """The factor, and starts of each hop in parts of a step, (ways, lanes, hops): later on, and at first.
 
         A few steps of messages without latency are replayed, turn by turn.
         """
@@ -119,6 +119,7 @@ class Lanes:
         num = self._us_per_mb.shape[2]
         free = [0.0] * self.busy.shape[1]
         ready, ends = [0.0] * len(order), []
+        first: list[float] = []
         for _ in range(_REPLAYED):
             arrival, starts = [0.0] * len(order), [0.0] * len(order)
             for hop in order:
@@ -132,11 +133,14 @@ class Lanes:
             if self.goes_round:  # data that goes down or up is there long before its turn
                 ready = [arrival[hop - hop % num + (hop - 1) % num] for hop in range(len(order))]
             ends.append(max(arrival))
+            first = first if len(ends) > 1 else starts
         replayed = (ends[-1] - ends[_REPLAYED // 2]) / (_REPLAYED - 1 - _REPLAYED // 2)
+        shape = self.turns.shape
         if not replayed:
-            return 1.0, np.zeros(self.turns.shape)
-        part = (np.array(starts) / replayed) % 1
-        return max(1.0, replayed / float(self.busy[1].max())), part.reshape(self.turns.shape)
+            return 1.0, np.zeros(shape), np.zeros(shape)
+        parts, at_first = (np.array(starts) / replayed) % 1, np.array(first) / replayed
+        stretch = max(1.0, replayed / float(self.busy[1].max()))
+        return stretch, parts.reshape(shape), at_first.reshape(shape)
 
     def pieces_us(self, pieces: float) -> float:
         """Estimated time of pieces that follow one another, where each hop waits for half of its turns."""
@@ -182,13 +186,12 @@ class Lanes:
         latency = (self._alpha_us + mb * self._us_per_mb)[0]
         held = self._held_us(mb)[0]
         starts = np.zeros((steps, *latency.shape))
-        ready, free = self._replayed[1][0] * self.period_us(mb), np.zeros_like(latency)
+        ready, free = self._replayed[2][0] * self.period_us(mb), np.zeros_like(latency)
         end = 0.0
         for step in range(steps):
             starts[step] = np.maximum(ready, free)
             free, arrival = starts[step] + held, starts[step] + latency
-            # The messages of all lanes hold a resource in turn; its last arrival ends the lanes.
-            end = max(end, float(np.maximum(arrival, free).max()))
+            end = max(end, float(arrival.max()))
             ready = np.roll(arrival, 1, axis=1)
         return starts, end
 
