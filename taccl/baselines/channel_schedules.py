@@ -116,7 +116,10 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     problem = replace(without_sketch(problem), topology=on)
     lanes = Lanes(problem, algorithm, channels)
     if channels.wanted > len(channels.orders):
-        said = f"{channels.wanted} channels take too many transfers to list; {len(channels.orders)} carry all"
+        said = (
+            f"{channels.wanted} channels take too many transfers to list; {len(channels.orders)} carry all, "
+            "in NCCL's model too: NCCL itself may finish earlier; compare on fewer nodes"
+        )
         problem = replace(problem, notes=(*problem.notes, said))
     parts = min(lanes.parts, *problem.chunk_bytes) if cut else 1
     problem = cut_chunks(problem, parts) if parts > 1 else problem

@@ -40,7 +40,8 @@ _MAX_ROUNDS = 60
 _ENOUGH, _NEARLY = 0.995, 0.97
 #: Random orders in which depth-first search looks for rings that share nothing, in any case and at most.
 _FEWEST_TRIES, _TRIES = 3, 20
-#: Max transfers of one schedule of rings (about 3 s): limits the channels of very large machines.
+#: Max transfers of one pass round all rings (about 5 s): limits the channels of very large machines. An
+#: allreduce passes twice.
 _MOST_TRANSFERS = 250_000
 
 
