@@ -45,7 +45,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "interval_us": ("interval", format_us),
     "interval_algbw_gb_per_s": ("algbw GB/s in tiles", "{:.4g}".format),
     "interval_limits": ("limited by", str), "utilisation": ("busy", "{:.1%}".format),
-    "latency_us": ("latency", format_us), "gb_per_s": ("algbw GB/s", "{:.4g}".format),
+    "latency_us": ("latency", format_us), "gb_per_s": ("algbw GB/s without latency", "{:.4g}".format),
     "time_us": ("time by NCCL's model", format_us), "algorithm": ("considered", str),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ class BudgetParameters(_Group):
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of it, in any case
     # Least time limit of a bound that begins at the end; problems with at most this many hops have none.
-    last_bound_s: float = 1.5
+    last_bound_s: float = 2.0
     brief_hops: int = 5_000
     # For the bound over all chunkings, once the search has ended: what it gets in any case, and at most.
     least_every_s: float = 0.3

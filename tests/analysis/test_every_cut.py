@@ -12,7 +12,7 @@ import networkx
 import pytest
 
 import taccl
-from taccl.analysis.certificates import every_cut
+from taccl.analysis.certificates import bounds, every_cut
 from taccl.analysis.certificates.every_cut import (
     bound_of_every_cut,
     bound_rows,
@@ -287,3 +287,19 @@ def test_chunks_that_merge_by_default_are_under_no_sketch():
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes=16_000, chunks_per_rank=1)
     bound = taccl.lower_bound(merged(problem), budget_s=0.1)
     assert standing(bound, bound.bound, bound_of_every_cut(bound)) == "optimal for 1 chunk per rank"
+
+
+@pytest.mark.slow
+def test_bounds_of_little_work_do_not_hang_on_the_clock(monkeypatch):
+    """Without any time the bound of 256 chunks on two NDv2 is that of a minute, as is that of divisible data."""
+    for name in ("_FIRST_S", "_SMALL_S"):
+        monkeypatch.setattr(bounds, name, 60)
+    for divisible in (False, True):
+        found = [
+            taccl.lower_bound(
+                taccl.make_problem(taccl.topologies.ndv2(2), "alltoall", size_bytes="64MB"),
+                divisible=divisible, budget_s=budget_s, limit_s=budget_s,
+            ).bound
+            for budget_s in (0.001, 60)
+        ]  # fmt: skip
+        assert found[0] == found[1]

@@ -57,8 +57,9 @@ _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
 _FIRST_SHARE = 0.5
 #: Share of the time that counting may take ahead of them.
 _COUNTING_SHARE = 0.5
-#: Seconds that the first linear programs get, even where the limit has passed: about ten times their need.
-_FIRST_S = 1.0
+#: Seconds that the first linear programs, and all arguments of small problems, get even after the limit. They
+#: are some ten times what these need, so that bounds of little work do not hang on the clock.
+_FIRST_S, _SMALL_S = 1.0, 1.5
 #: Seconds that linear programs get before the limit, once they are begun.
 _LEAST_S = 1.0
 #: Order of preference among equal claims.
@@ -98,7 +99,8 @@ def lower_bound(
         come linear programs of throughput, for 1 s at least up to 60,000 ends of chunks. Small
         problems get all arguments that need no linear program.
     limit_s : float, optional
-        When to stop looking for these, too. Beyond 60,000 ends of chunks latency may be all then.
+        When to stop looking for these, too; small problems get 1.5 s at least. Beyond 60,000 ends of chunks
+        latency may be all then.
     finish : Fraction, optional
         Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
 
@@ -177,6 +179,8 @@ def _claims(
     prices = partial(_prices, volume, symmetries, **within, known=int(latency.ticks))
     pairs = crossings * len(set(symmetries.ranks.tolist())) // len(symmetries.ranks)
     is_small, is_timed = pairs <= _MAX_BRIEF and is_countable, pairs <= _MAX_TIMED
+    if is_small:
+        limit = max(limit, now + _SMALL_S)
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
