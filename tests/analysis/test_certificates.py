@@ -527,8 +527,9 @@ def test_the_gap_of_nothing_to_do() -> None:
     assert bound.gap(Fraction(1)) == float("inf")
 
 
-def test_past_the_limit_latency_and_throughput_are_claimed_alone() -> None:
-    """Counted chunks prove more than volume over rates, and are left out."""
+def test_past_the_limit_latency_and_throughput_are_claimed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted chunks prove more than volume over rates, and are left out of problems that are not small."""
+    monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
     sketch = load_sketch("ndv2/sk1")
     topology = sketch.topology()
     problem = sketch.apply(topology, collectives.allgather(topology.num_ranks))
