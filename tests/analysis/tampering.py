@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from taccl.analysis.certificates.witnesses import (
     Border,
+    ByteCounting,
     CutDual,
     DelayedSource,
     Dissemination,
@@ -41,6 +42,7 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "spread",
             "known",
             "pairs",
+            "bytes",
             "single machine",
             "sets",
             "paths",
@@ -72,6 +74,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
         return Dissemination(_some(rng, num_ranks))
     if kind == "pairs":
         return PairCounting(_some(rng, num_ranks))
+    if kind == "bytes":
+        return ByteCounting(_some(rng, num_ranks), tuple(rng.sample(range(num_resources), num_resources)))
     if kind == "single machine":
         family = rng.choice(("rank", "node"))
         return SingleMachine(rng.randrange(num_resources), family, rng.random() < 0.5)
@@ -105,6 +109,12 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+    if isinstance(witness, ByteCounting):
+        if rng.random() < 0.5:
+            return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
+        return replace(
+            witness, resources=tuple(rng.sample(witness.resources, rng.randint(0, len(witness.resources))))
+        )
     if isinstance(witness, DynamicCut):
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
