@@ -331,10 +331,21 @@ class _Interrupt:
                 continue
             again_s = _APART_S
             with _STARTS, self._lock:
-                if not self._left.is_set() and _frames_apart(self._thread) <= self._apart:
+                if not self._left.is_set() and self._may_raise():
                     self._is_sent, again_s = True, _AGAIN_S
                     _raise_in(self._thread, self.kind)
             self._at_s = time.monotonic() + again_s
+
+    def _may_raise(self) -> bool:
+        """True unless the thread is where it must not be interrupted.
+
+        In `contextlib` it may be on its way out of `Deadline.enforced`, which would no longer catch the
+        interrupt.
+        """
+        frame = sys._current_frames().get(self._thread)
+        if frame is not None and frame.f_globals.get("__name__") == "contextlib":
+            return False
+        return _frames_apart(self._thread) <= self._apart
 
 
 def await_left_behind() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 
 import numpy as np
@@ -401,3 +402,18 @@ is_left.set()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "left, ended"
+
+
+@pytest.mark.slow
+def test_an_interrupt_waits_until_a_context_is_left():
+    """In `contextlib` a thread may be on its way out of the deadline, which could not catch it there."""
+    with pytest.raises(OutOfTime) as error, Deadline.after(0.05).enforced():
+        with contextlib.ExitStack() as stack:
+            stack.callback(time.sleep, 0.3)
+        while True:
+            pass
+    assert error.value.__context__ is not None
+    trace = error.value.__context__.__traceback__
+    assert trace is not None
+    modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(trace)]
+    assert modules[-1] == __name__
