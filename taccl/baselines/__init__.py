@@ -9,8 +9,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from taccl.arguments import checked, known_name
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
@@ -19,7 +17,7 @@ from taccl.baselines.nccl import nccl, nccl_choices
 from taccl.baselines.recursive import bine, recursive, swing
 from taccl.baselines.ring import ring
 from taccl.baselines.servers import servers
-from taccl.baselines.spread import MANY_CUT
+from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.tree import tree
 from taccl.errors import CollectiveError
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BASELINES", "baseline", "best", "bine", "dimension_balanced", "hierarchical", "in_network",
     "multiplying", "nccl", "nccl_choices", "one_shot", "pairwise", "recursive", "ring", "servers",
-    "soonest_cut_us", "swing", "tree",
+    "swing", "tree",
 ]  # fmt: skip
 
 #: Every baseline, by name.
@@ -96,23 +94,3 @@ def best(problem: Problem, *, cut: bool = True) -> Schedule:
         if whole.num_transfers <= _CUT_ANYWAY or soonest_cut_us(whole) < fastest.finish_us:
             fastest = min(fastest, function(problem, cut=True), key=lambda schedule: schedule.finish)
     return fastest
-
-
-def soonest_cut_us(schedule: Schedule) -> float:
-    """Estimated finish of a schedule in finer chunks.
-
-    These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
-    divided by the number of parts at most.
-    """
-    busy_us, parts = _busy_us(schedule), max(2.0, MANY_CUT / schedule.num_transfers)
-    return busy_us + (schedule.finish_us - busy_us) / parts
-
-
-def _busy_us(schedule: Schedule) -> float:
-    """Time for which the bytes of a schedule keep its busiest resource busy."""
-    topology, sizes = schedule.problem.topology, np.array(schedule.problem.chunk_bytes)
-    mb = np.bincount(schedule.link, sizes[schedule.chunk], minlength=len(topology.links)) / 1e6
-    busy = np.zeros(len(topology.resources))
-    for hold in topology.holds:
-        busy[hold.resource] += mb[hold.link] * float(hold.beta_us_per_mb)
-    return float(busy.max(initial=0))

@@ -297,3 +297,23 @@ def require_everywhere(problem: Problem, *, baseline: str) -> None:
                 "use pairwise, recursive or hierarchical",
                 where="baseline",
             )
+
+
+def soonest_cut_us(schedule: Schedule) -> float:
+    """Estimated finish of a schedule in finer chunks.
+
+    These cross the same links and keep them busy as long. The rest, in which whole chunks fill a pipeline, is
+    divided by the number of parts at most.
+    """
+    busy_us, parts = _busy_us(schedule), max(2.0, MANY_CUT / schedule.num_transfers)
+    return busy_us + (schedule.finish_us - busy_us) / parts
+
+
+def _busy_us(schedule: Schedule) -> float:
+    """Time for which the bytes of a schedule keep its busiest resource busy."""
+    topology, sizes = schedule.problem.topology, np.array(schedule.problem.chunk_bytes)
+    mb = np.bincount(schedule.link, sizes[schedule.chunk], minlength=len(topology.links)) / 1e6
+    busy = np.zeros(len(topology.resources))
+    for hold in topology.holds:
+        busy[hold.resource] += mb[hold.link] * float(hold.beta_us_per_mb)
+    return float(busy.max(initial=0))

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
-from taccl.baselines import BASELINES, baseline, soonest_cut_us
+from taccl.baselines import BASELINES, baseline
+from taccl.baselines.spread import soonest_cut_us
 from taccl.caching import cached
 from taccl.deadline import Deadline, OutOfTime, busy_factor
 from taccl.errors import InputError

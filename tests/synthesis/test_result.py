@@ -134,7 +134,7 @@ class TestRepr:
         assert facts["bound"].strip().startswith("4 us for 1 chunk per rank, limited by ")
         assert (
             facts["gap"].strip()
-            == "0.00% (optimal for 1 chunk per rank under this sketch; 33.33% over all chunkings)"
+            == "0.00% (optimal for 1 chunk per rank under this sketch; 14.32% over all chunkings)"
         )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
         assert facts["found by"].strip().startswith("greedy in ")
