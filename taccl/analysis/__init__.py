@@ -1,1 +1,1 @@
-"""Judging schedules: an independent verifier, and proven lower bounds."""
+"""Analysis of schedules: an independent verifier, proven lower bounds, and simulation."""

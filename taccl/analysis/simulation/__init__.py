@@ -1,1 +1,1 @@
-"""Schedules replayed: under other assumptions, where time goes, and how soon the next can follow."""
+"""Simulation of schedules: replay under other assumptions, use of time, and steady-state throughput."""

@@ -1,6 +1,6 @@
-"""A problem under other assumptions: another size, alpha meaning, profile, or the costs of another topology.
+"""Variants of a problem under another size, alpha meaning, profile, or topology costs.
 
-Links, resources, who holds what, chunks and clauses stay; only bytes and costs change.
+Links, resources, initial data, chunks and clauses stay; only bytes and costs change.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def assume(
     profile: str | None = None,
     topology: Topology | None = None,
 ) -> Problem:
-    """The problem under other assumptions; see `taccl.analysis.simulate.simulate` for what each means.
+    """Return the problem under other assumptions; `taccl.analysis.simulate.simulate` explains each.
 
     - `size`, `alpha`, `profile`, `topology`: As in `taccl.simulate`.
 
-    Raises `InputError` if an assumption is not one, or does not fit the problem.
+    Raises `InputError` if an assumption is unknown or does not fit the problem.
     """
     if profile is not None and topology is not None:
         raise InputError("found both; a topology has its own costs: leave one out", where="profile, topology")
@@ -53,7 +53,7 @@ def assume(
 
 
 def _with_size(problem: Problem, size_bytes: int) -> Problem:
-    """Every chunk in proportion, rounded up to whole bytes as `make_problem` pads."""
+    """Scale every chunk in proportion, rounded up to whole bytes as `make_problem` pads."""
     if problem.size_bytes is None:
         raise InputError(
             "the schedule's own size is not known, so nothing can be scaled from it; leave the size out",
@@ -69,7 +69,7 @@ def _with_size(problem: Problem, size_bytes: int) -> Problem:
 
 
 def _with_alpha(topology: Topology, alpha: str) -> Topology:
-    """Links' own holds with their alpha or without, and with them ports of switches held as long."""
+    """Set or remove alpha in each link's own hold, and in switch ports that are held as long."""
     known_word(alpha, ("occupies", "pipelined"), "alpha")
     if alpha == topology.alpha_meaning:
         return topology
@@ -107,7 +107,7 @@ def _with_alpha(topology: Topology, alpha: str) -> Topology:
 
 
 def _with_profile(topology: Topology, profile: str) -> Topology:
-    """The costs that links of the same ends and name have in another profile of the machine."""
+    """Replace the costs by those of another profile of the machine, matching links by ends and name."""
     if topology.machine not in machine_names():
         raise InputError(
             f"found {profile!r}, but {topology.name} is not made from a machine model "
@@ -139,7 +139,7 @@ def _with_profile(topology: Topology, profile: str) -> Topology:
 
 
 def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
-    """The topology with the model's costs; None if the model lacks a link or a hold of it."""
+    """Return the topology with the model's costs; None if the model lacks one of its links or holds."""
     links = {(e.srcs, e.dsts, e.name): e for e in model.links}
     holds = {(str(model.links[h.link]), model.resources[h.resource].name, h.side): h for h in model.holds}
     try:
@@ -164,7 +164,7 @@ def _with_costs_of(topology: Topology, model: Topology) -> Topology | None:
 
 
 def _differences(topology: Topology, other: Topology) -> Iterator[str]:
-    """Differences of a topology from a schedule's: ranks, links, and holds."""
+    """Yield the differences between `other` and the schedule's topology: ranks, links, and holds."""
     for name, found, expected in (
         ("ranks", other.num_ranks, topology.num_ranks),
         ("links", len(other.links), len(topology.links)),

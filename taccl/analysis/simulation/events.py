@@ -1,8 +1,9 @@
-"""The events of a schedule, what each waits for, when it happens, and what resources then do with their time.
+"""Events of a schedule: what each waits for, when it happens, and how resources spend their time.
 
-A schedule's order is kept apart from the times it had. See `taccl.schedule.precedence` for what a wait says.
-The waits here follow the schedule's own times, and take as long as the costs of a problem say that may differ
-from the schedule's in sizes and costs (`taccl.analysis.simulation.assumptions`).
+An event is a send or a join. The order of a schedule is stored separately from its times;
+`taccl.schedule.precedence` defines a wait. The waits here follow the schedule's own order. Their lengths come
+from the costs of a problem whose sizes and costs may differ from the schedule's
+(`taccl.analysis.simulation.assumptions`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: What a send waits for.
+#: Kinds of wait that can delay a send.
 WaitedFor = Literal["nothing", "data", "resource", "clause"]
-#: A tick is cut into 2**JITTER_BITS where there is jitter, so that jittered times are exact too.
+#: With jitter, a tick is divided into 2**JITTER_BITS units, so that jittered times are exact too.
 JITTER_BITS = 20
 
 
@@ -33,11 +34,11 @@ class Events(Precedence):
     - `source`, `target`, `after`, `lead`, `extra`, `cause`, `tile`, (num_waits,) list of int: The waits as
       columns.
     - `waits_of`, (num_events,) list of list of int: The waits of every event.
-    - `components` (list of list of int): Events in an order in which each comes after all that it waits for
-      within a tile. Events that bound each other, as two ranks that exchange partial sums do, share a
-      component.
+    - `components` (list of list of int): Events in topological order of the waits within a tile. Events that
+      bound each other, such as two ranks exchanging partial sums, share a component.
 
-    Raises `InputError` if chunk, link or group is not one, or a rank sends a chunk that never arrives there.
+    Raises `InputError` if a chunk, link or group is invalid, or a rank sends a chunk that never arrives
+    there.
     """
 
     def __init__(self, schedule: Schedule, problem: Problem) -> None:
@@ -51,7 +52,7 @@ class Events(Precedence):
             self.waits_of[event].append(wait)
 
     def sent(self, send: int) -> tuple[tuple[int, ...], int, str]:
-        """What travels in a send: its chunks, over which link, by index and ends."""
+        """Chunks, link index and link ends of a send."""
         link = self.link[send]
         return self._chunks(send), link, str(self.own.topology.links[link])
 
@@ -59,7 +60,7 @@ class Events(Precedence):
         return tuple(self.chunk[t] for t in self.transfers[event]) if event < self.num_sends else ()
 
     def described(self, wait: int) -> tuple[WaitedFor, str]:
-        """The kind of a wait and its name: the chunk, the resource or the clause."""
+        """Kind of a wait, and the name of its chunk, resource or clause."""
         if wait < 0:
             return "nothing", ""
         cause = self.cause[wait]
@@ -73,7 +74,7 @@ class Events(Precedence):
         return "data", f"{name}, to be sent on first" if cause == SUM else name
 
     def gaps(self) -> list[int]:
-        """Ticks from the source's start to the target's earliest, of every wait."""
+        """Ticks from the source's start to the target's earliest start, for every wait."""
         return [a - b + c for a, b, c in zip(self.after, self.lead, self.extra, strict=True)]
 
     def put_off(
@@ -84,10 +85,12 @@ class Events(Precedence):
         gaps: Sequence[int],
         before: Sequence[int] | None = None,
     ) -> bool:
-        """Whether some events of a component are later than `times` has it, where these are put off then.
+        """Postpone events of a component to satisfy their waits; True if any event moved.
 
-        - `binding`: Is told of each which wait was over last.
-        - `before`: Where waits for the tile before count from; None where these do not count.
+        - `times`: Starts of all events, in ticks; updated in place.
+        - `binding`: The last wait to end, for each event; updated in place.
+        - `gaps`: Ticks from the source's start to the target's earliest start, for each wait.
+        - `before`: Starts of the previous tile, for waits across tiles; None ignores these waits.
         """
         moved = False
         for b in component:
@@ -102,7 +105,11 @@ class Events(Precedence):
 
 @dataclass(frozen=True, slots=True)
 class EventTimes:
-    """Times of all events: an array per tile, of starts and of the waits that were over last (-1: none)."""
+    """Times of all events: for each tile, an array of starts and one of binding waits.
+
+    - `bindings`: The last wait to end before each event; -1 if there is none.
+    - `factors`, (tiles, num_events): Duration factors in units of 2**-JITTER_BITS; None without jitter.
+    """
 
     events: Events
     starts: list[NDArray[Any]]
@@ -110,7 +117,7 @@ class EventTimes:
     factors: NDArray[Any] | None
 
     def scale(self, tile: int) -> Sequence[int]:
-        """What the ticks of every event of a tile are multiplied by."""
+        """Factor that multiplies the ticks of each event of a tile."""
         if self.factors is None:
             return [1] * self.events.num_events
         scale: list[int] = self.factors[tile].tolist()
@@ -118,11 +125,12 @@ class EventTimes:
 
 
 def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(resource, number of sends, ticks) of every resource in use until the finish, the busiest first.
+    """(resource, number of sends, ticks) of every used resource until the finish, busiest first.
 
-    The ticks are those it is busy, idle for data, for a clause, for another resource, and after its last
-    send. Before a send holds it, a resource is idle for data until the send's chunks are at its sources and
-    on their way to the resource, then for a clause until no clause asks to wait, then for another resource.
+    The ticks are five: busy, idle for data, idle for a clause, idle for another resource, and idle after the
+    last send. Idle time before a send has up to three phases, in this order. The resource is idle for data
+    until the send's chunks are at its sources and on their way to the resource. It is then idle for a clause
+    until every clause admits the send, and then for another resource.
     """
     tiles = [(starts.tolist(), run.scale(tile)) for tile, starts in enumerate(run.starts)]
     spent = []
@@ -150,7 +158,7 @@ def spend(run: EventTimes, finish: int) -> list[tuple[int, int, tuple[int, ...]]
 def _over(
     run: EventTimes, starts: Sequence[int], scale: Sequence[int], send: int, causes: tuple[int, ...]
 ) -> int:
-    """When a send's waits of these causes are over; 0 if there are none."""
+    """Time at which a send's waits with these causes end; 0 if there are none."""
     events = run.events
     one = 1 if run.factors is None else 2**JITTER_BITS
     over = 0

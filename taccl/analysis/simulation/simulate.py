@@ -1,9 +1,9 @@
-"""Simulation: replays a schedule under any assumption, keeping its order and its merges.
+"""Simulation: replay of a schedule under other assumptions, with its order and its merges kept.
 
-Nothing here uses the times that a producer worked out. The schedule determines the waits of each send
-(`taccl.analysis.simulation.events`); each send is timed once all of its predecessors are. Sends are taken in
-that order and not by the clock: ingress is held until a send's end, so that a send may have the later turn
-there and yet start first.
+The replay ignores the times computed by the producer. The schedule determines the waits of each send
+(`taccl.analysis.simulation.events`); a send is timed after all of its predecessors. Sends are processed in
+this order of precedence rather than by start time. Ingress is held until a send's end, so a send may take the
+later turn there and still start first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from taccl.names import first_of
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 
-#: More sends of all tiles together than this are refused: minutes, and gigabytes.
+#: Max sends of all tiles together; more would take minutes and gigabytes.
 _MOST_EVENTS = 100_000_000
 
 
@@ -40,42 +40,46 @@ def simulate(
 ) -> Simulation:
     """Times of a schedule under other assumptions, with its order and its merges kept.
 
-    Every send starts as soon as its chunks are at its sources (of a reduction: everything it is to include
-    has arrived) and its resources are free in the order that the schedule keeps. Gaps that the problem's
-    clauses ask for (`own_first`) are kept. Under the schedule's own assumptions the finish is the schedule's
-    own, exactly, where it starts every send as early as that; a schedule with slack, as one may write by
-    hand, finishes earlier here. One that lets sends overlap on a resource finishes later: at its true finish.
+    Every send starts as soon as its chunks are at its sources and its resources are free, in the schedule's
+    order. In a reduction, all contributions that the send is to include must have arrived. Gaps required by
+    the problem's clauses (`own_first`) are kept. Under the schedule's own assumptions, the finish equals the
+    schedule's exactly if every send starts as early as possible. A schedule with slack, such as one written
+    by hand, finishes earlier here. One whose sends overlap on a resource finishes later, at its true finish.
 
     Parameters
     ----------
     size : int or str, optional
         Size as nccl-tests counts it (``"16MB"``): every chunk in proportion, rounded up to whole bytes.
     alpha : {"occupies", "pipelined"}, optional
-        Whether a link stays busy during its alpha: the link's own hold then lasts for alpha + bytes * beta,
-        or for bytes * beta, and ports of switches follow it. NICs and other resources keep their holds.
+        With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta; with ``"pipelined"``, for bytes
+        *
+        beta. Ports of switches follow the link. NICs and other resources keep their holds.
     profile : str, optional
         Another profile of the machine's constants, e.g. ``"nominal"``.
     topology : Topology, optional
-        One with the same links and holds, and other costs.
+        Topology with the same links and holds, and other costs.
     tiles : int
-        So many tiles of a large message, each of the problem's size. Every resource serves all sends of a
-        tile, in the schedule's order, before those of the next; data is waited for within a tile only.
+        Number of tiles of a large message, each of the problem's size. Every resource serves all sends of a
+        tile, in the schedule's order, before those of the next; data is awaited within a tile only.
     jitter : float
-        Each send of each tile lasts, and holds its resources, for longer or shorter by a factor of its own,
-        drawn evenly between ``1 - jitter`` and ``1 + jitter``.
+        Each send of each tile lasts, and holds its resources, for longer or shorter by its own factor, drawn
+        uniformly between ``1 - jitter`` and ``1 + jitter``.
     seed : int
-        Of the factors; the same seed gives the same times.
+        Seed of the factors; the same seed gives the same times.
 
     Raises
     ------
     InputError
-        If an assumption is not one or does not fit the problem, the schedule is none of its problem, or the
-        order contradicts itself under the assumptions: sends wait for one another.
+        If an assumption is unknown or does not fit the problem, if the schedule does not belong to its
+        problem,
+        or if the order cannot be kept under the assumptions because sends wait for one another.
 
     Notes
     -----
-    Of several arrivals of a chunk at a rank, the one that is first in the schedule is waited for. A sum that
-    is sent on before something else is added waits in turn: what is added arrives a tick later at least.
+    If a chunk arrives at a rank several times, sends wait for the arrival that is first in the schedule. If
+    the
+    schedule sends a sum on before a further contribution is added, the addition waits for that send: the
+    contribution arrives at least one tick later.
     """
     if not 0 <= jitter < 1:
         raise InputError(f"found {jitter!r}; expected a number of at least 0 and below 1", where="jitter")
@@ -93,7 +97,7 @@ def simulate(
 
 
 def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np.int64]:
-    """Duration factor of every send of every tile, in 2**-JITTER_BITS of its time; joins take none."""
+    """Duration factor of every send of every tile, in units of 2**-JITTER_BITS; joins last no time."""
     width = min(round(jitter * 2**JITTER_BITS), 2**JITTER_BITS - 1)
     drawn = np.random.default_rng(seed).integers(-width, width, (tiles, events.num_sends), endpoint=True)
     joins = np.zeros((tiles, events.num_events - events.num_sends), dtype=np.int64)
@@ -102,7 +106,7 @@ def _factors(events: Events, tiles: int, jitter: float, seed: int) -> NDArray[np
 
 
 def _play(events: Events, tiles: int, factors: NDArray[np.int64] | None) -> EventTimes:
-    """Start of every event of every tile, and the wait that was over last."""
+    """Start of every event of every tile, and the last wait to end before it."""
     run = EventTimes(events, [], [], factors)
     gaps, before = events.gaps(), None
     for tile in range(tiles):
@@ -127,13 +131,13 @@ def _scaled_gaps(events: Events, scale: Sequence[int], scale_before: Sequence[in
 def _play_tile(
     events: Events, gap: Sequence[int], before: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Starts of one tile, after the starts of the tile before it, and the wait that was over last."""
+    """Starts of one tile, given those of the previous tile, and the last wait to end before each event."""
     start, binding = [0] * events.num_events, [-1] * events.num_events
     for component in events.components:
         rounds = 0
         while events.put_off(component, start, binding, gap, before) and len(component) > 1:
             rounds += 1
-            # Events that bound each other settle in one round each, unless going round delays them for ever.
+            # Mutually bounding events settle in one round each, unless a cycle delays them without end.
             if rounds > len(component):
                 sends = sorted(event for event in component if event < events.num_sends)
                 raise InputError(
@@ -146,7 +150,7 @@ def _play_tile(
 
 
 def _packed(times: list[int]) -> NDArray[np.int64] | NDArray[np.object_]:
-    """Times as an array; of Python's integers where they need more than 64 bits."""
+    """Times as an array; of Python integers if they need more than 64 bits."""
     try:
         return np.array(times, dtype=np.int64)
     except OverflowError:

@@ -19,13 +19,13 @@ from taccl.units import format_count, format_size
 
 @dataclass(frozen=True, slots=True)
 class TimedSend:
-    """One send of a critical path or a cycle, and what its start waited for.
+    """One send of a critical path or a cycle, and the wait that determined its start.
 
     - `chunks`: The chunks that travel in it.
     - `tile`, `group`, `link`: `group` is the send's in the schedule.
-    - `start`, `end`: Microseconds, exact; in a cycle since the start of the send that the first waits for.
-    - `waited_for`: The last event before the start; ``"nothing"`` for a send at time 0.
-    - `what`: The chunk, the resource or the clause that it waited for.
+    - `start`, `end`: Exact microseconds; in a cycle, from the start of the send that the first one waits for.
+    - `waited_for`: Kind of the last wait to end before the start; ``"nothing"`` for a send at time 0.
+    - `what`: The awaited chunk, resource or clause.
     """
 
     chunks: tuple[int, ...]
@@ -40,17 +40,17 @@ class TimedSend:
 
     @property
     def start_us(self) -> float:
-        """When the send starts, in microseconds."""
+        """Start of the send, in microseconds."""
         return float(self.start)
 
     @property
     def end_us(self) -> float:
-        """When the send ends, in microseconds."""
+        """End of the send, in microseconds."""
         return float(self.end)
 
 
 def sends_table(sends: Sequence[TimedSend], *, limit: int | None = None) -> str:
-    """Sends as text, a row each."""
+    """Sends as text, one row each."""
     rows: list[tuple[str, ...]] = [("start_us", "end_us", "tile", "chunks", "link", "waited for")]
     for send in sends[:limit]:
         times = f"{send.start_us:.3f}", f"{send.end_us:.3f}"
@@ -63,11 +63,11 @@ def sends_table(sends: Sequence[TimedSend], *, limit: int | None = None) -> str:
 class ResourceUse:
     """Use of a resource until the finish; all times are exact microseconds.
 
-    - `busy`: While a send holds it.
-    - `idle_for_data`: While the next send's chunks are not at its sources, or are on their way here.
-    - `idle_for_clause`: While a clause asks the next send to wait (`own_first`).
-    - `idle_for_resource`: While the next send waits for another resource.
-    - `idle_at_end`: After the last send.
+    - `busy`: A send holds the resource.
+    - `idle_for_data`: The next send's chunks are not yet at its sources, or are on their way here.
+    - `idle_for_clause`: A clause (`own_first`) delays the next send.
+    - `idle_for_resource`: The next send waits for another resource.
+    - `idle_at_end`: The last send has ended.
     """
 
     name: str
@@ -80,12 +80,12 @@ class ResourceUse:
 
     @property
     def busy_us(self) -> float:
-        """For how long the resource is held, in microseconds."""
+        """Time for which the resource is held, in microseconds."""
         return float(self.busy)
 
     @property
     def utilisation(self) -> float:
-        """The busy part of the time until the finish."""
+        """Busy fraction of the time until the finish."""
         idle = self.idle_for_data + self.idle_for_clause + self.idle_for_resource + self.idle_at_end
         return float(self.busy / (self.busy + idle)) if self.busy else 0.0
 
@@ -97,9 +97,9 @@ class Simulation(Figures):
     Parameters
     ----------
     schedule : Schedule
-        Whose order and merges were kept.
+        The simulated schedule, whose order and merges were kept.
     problem : Problem
-        Sizes and costs that were assumed.
+        The assumed sizes and costs.
     """
 
     schedule: Schedule
@@ -111,7 +111,7 @@ class Simulation(Figures):
 
     @property
     def ticks_per_us(self) -> int:
-        """Resolution of its times in ticks per microsecond; jittered ones are finer."""
+        """Resolution of the times in ticks per microsecond; jittered times are finer."""
         return self.problem.costs.ticks_per_us << (JITTER_BITS if self.run.factors is not None else 0)
 
     def _us(self, ticks: int) -> Fraction:
@@ -119,7 +119,7 @@ class Simulation(Figures):
 
     @cached_property
     def _lasts(self) -> tuple[tuple[int, int, int], ...]:
-        """The last arrival of the first tile, of the first two, ...: ticks, tile, send; the first such."""
+        """Last arrival of the first tile, of the first two, ...: ticks, tile, send; ties go to the first."""
         events = self.run.events
         last, lasts = (0, 0, 0), []
         for tile in range(self.tiles):
@@ -133,23 +133,23 @@ class Simulation(Figures):
 
     @property
     def finishes(self) -> tuple[Fraction, ...]:
-        """The last arrival of the first tile, of the first two tiles, and so on, in exact microseconds."""
+        """Last arrival of the first tile, of the first two tiles, and so on, in exact microseconds."""
         return tuple(self._us(ticks) for ticks, _, _ in self._lasts)
 
     @property
     def finish(self) -> Fraction:
-        """The last arrival of the last tile, in exact microseconds."""
+        """Last arrival of the last tile, in exact microseconds."""
         return self._us(self._lasts[-1][0])
 
     @property
     def size_bytes(self) -> int | None:
-        """The size of all tiles; None where it is not known."""
+        """Bytes of all tiles together; None if the problem's size is unknown."""
         size_bytes: int | None = self.problem.size_bytes
         return None if size_bytes is None else self.tiles * size_bytes
 
     @cached_property
     def critical_path(self) -> tuple[TimedSend, ...]:
-        """Sends from time 0 to the finish, each of which held up the next."""
+        """Sends from time 0 to the finish, each of which delayed the next."""
         events = self.run.events
         if not events.num_sends:
             return ()
@@ -170,7 +170,7 @@ class Simulation(Figures):
 
     @cached_property
     def resources(self) -> tuple[ResourceUse, ...]:
-        """The resources that a send holds at some time, the busiest first."""
+        """Use of every resource that some send holds, busiest first."""
         finish, us, names = self._lasts[-1][0], self._us, self.problem.topology.resources
         return tuple(
             ResourceUse(names[resource].name, count, *map(us, ticks))
@@ -178,12 +178,12 @@ class Simulation(Figures):
         )
 
     def as_schedule(self) -> Schedule:
-        """The schedule at the times found here, of the problem that was assumed.
+        """Convert to a schedule at the simulated times, for the assumed problem.
 
         Raises
         ------
         InputError
-            If there are several tiles or jitter, which no schedule can hold.
+            If there are several tiles or jitter, which no schedule can represent.
         """
         if self.tiles > 1 or self.jitter:
             raise InputError(
@@ -195,7 +195,7 @@ class Simulation(Figures):
 
     @checked
     def table(self, *, limit: Natural | None = None) -> str:
-        """The resources as text, the busiest first: busy and idle microseconds by cause."""
+        """Table of the resources as text, busiest first: busy and idle microseconds by cause."""
         idle_columns = ("for_data", "for_clause", "for_resource", "at_end")
         rows: list[tuple[str, ...]] = [("resource", "sends", "busy_us", "busy_%", *idle_columns)]
         for use in self.resources[:limit]:
@@ -207,7 +207,7 @@ class Simulation(Figures):
 
     @checked
     def path_table(self, *, limit: Natural | None = None) -> str:
-        """The critical path as text, one send a row."""
+        """Table of the critical path as text, one send per row."""
         return sends_table(self.critical_path, limit=limit)
 
     def _repr_html_(self) -> str:

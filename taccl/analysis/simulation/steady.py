@@ -1,11 +1,11 @@
-"""The steady state: the smallest period at which tiles of a large message can follow one another.
+"""Steady state: the smallest period at which tiles of a large message can follow one another.
 
-Runtimes loop a program over the tiles of a message, so that its bandwidth is one over that period and not
-over one pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``.
-That is feasible if and only if no cycle of waits takes longer than the interval times the tiles that it
-spans. So the interval is the maximum cycle ratio. It is raised from the busiest resource's load until longest
-paths settle, which proves it; a closed cycle gives the next value (Dinkelbach's method, as in Lawler,
-Combinatorial Optimization, 1976, section 3.13). All arithmetic is on integers.
+Runtimes loop a program over the tiles of a message. Its bandwidth is therefore one tile per period, not one
+tile per pass. With the order on each resource kept, start s of tile t is at ``potential[s] + t * interval``.
+This is feasible if and only if no cycle of waits takes longer than the interval times the tiles that it
+spans. The interval is therefore the maximum cycle ratio. The search raises it from the busiest resource's
+load until longest paths converge, which proves it. A positive cycle gives the next value (Dinkelbach's
+method, as in Lawler, Combinatorial Optimization, 1976, section 3.13). All arithmetic is on integers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SteadyState:
     interval : Fraction
         Microseconds between the starts of consecutive tiles, exact.
     cycle_tiles : int
-        The tiles that the cycle reaches over; its length is that many intervals.
+        Number of tiles that the cycle spans; its length is that many intervals.
     busiest_resource : str
     busiest_load : Fraction
         Microseconds for which one tile holds the busiest resource; no interval is below it.
@@ -54,18 +54,18 @@ class SteadyState:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """Size of a tile over the interval in GB/s; None where the size is not known."""
+        """Size of a tile divided by the interval, in GB/s; None if the size is unknown."""
         return gb_per_s(self.schedule.problem.size_bytes, self.interval)
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """Bus bandwidth in GB/s, as nccl-tests defines it; None where the size is not known."""
+        """Bus bandwidth in GB/s, as nccl-tests defines it; None if the size is unknown."""
         algbw = self.algbw_gb_per_s
         return None if algbw is None else algbw * self.schedule.problem.collective.busbw_factor
 
     @property
     def limits(self) -> str:
-        """One sentence that says what limits."""
+        """One sentence that names what limits the interval."""
         if not self.interval:
             return "no resource is held"
         if self.interval == self.busiest_load:
@@ -79,14 +79,14 @@ class SteadyState:
 
     @cached_property
     def cycle(self) -> tuple[TimedSend, ...]:
-        """The sends that wait for one another, in order; the first waits for the last.
+        """Sends that wait for one another, in order; the first waits for the last.
 
-        Tiles are counted from that of the first.
+        Tiles are counted from that of the first send.
         """
         problem = self.schedule.problem
         events, us = Events(self.schedule, problem), problem.costs.us
         gaps = events.gaps()
-        # Begin behind a send, so that every join on the way is passed between two sends.
+        # Begin after a send, so that every join on the cycle lies between two sends.
         first = next((i for i, w in enumerate(self._waits) if events.source[w] < events.num_sends), 0)
         steps = []
         now = tile = 0
@@ -100,8 +100,8 @@ class SteadyState:
     def check(self) -> bool:
         """True if arithmetic alone confirms the interval.
 
-        The cycle is one, and as long as the tiles that it reaches over times the interval, so that nothing
-        shorter will do; and potentials satisfy every wait, so that it does.
+        The waits must form a cycle whose length is the interval times the tiles that it spans, so no shorter
+        interval is feasible. The potentials must satisfy every wait, so the interval itself is feasible.
         """
         problem = self.schedule.problem
         events = Events(self.schedule, problem)
@@ -124,7 +124,7 @@ class SteadyState:
         return closed and tight and feasible
 
     def table(self) -> str:
-        """The cycle as text, one send a row."""
+        """Table of the cycle as text, one send per row."""
         return sends_table(self.cycle)
 
     def __repr__(self) -> str:
@@ -138,16 +138,16 @@ class SteadyState:
 
 @checked
 def initiation_interval(schedule: Schedule) -> SteadyState:
-    """The smallest period at which tiles can follow one another, with the order on each resource kept.
+    """Smallest period at which tiles can follow one another, with the order on each resource kept.
 
-    Several tiles may be in flight at once. On each resource the first send of a tile comes after the last one
-    of the tile before. Chunks wait for chunks of their own tile only. For other sizes or costs give the
+    Several tiles may be in flight at once. On each resource, the first send of a tile follows the last send
+    of the previous tile. Chunks wait for chunks of their own tile only. For other sizes or costs, give the
     schedule of a simulation. Example: ``initiation_interval(simulate(schedule, size="1GB").as_schedule())``.
 
     Raises
     ------
     InputError
-        If the schedule is none of its problem, or sends wait for one another within one tile.
+        If the schedule does not belong to its problem, or sends wait for one another within one tile.
     """
     problem = schedule.problem
     events = Events(schedule, problem)
@@ -156,7 +156,7 @@ def initiation_interval(schedule: Schedule) -> SteadyState:
     gaps = events.gaps()
     loads = {resource: sum(use.until - use.begin for use in uses) for resource, uses in events.uses.items()}
     busiest = max(loads, key=lambda resource: loads[resource])
-    # The busiest resource's sends wait for one another, round to the first of the next tile.
+    # The waits between sends on the busiest resource close with the first send of the next tile.
     after = {events.source[wait]: wait for wait, cause in enumerate(events.cause) if cause == busiest}
     interval, cycle = Fraction(loads[busiest]), [after[use.send] for use in events.uses[busiest]]
     while True:
@@ -203,7 +203,7 @@ def _settle(events: Events, gaps: Sequence[int], interval: Fraction) -> tuple[li
 
 
 def _cycles(events: Events, binding: Sequence[int]) -> list[list[int]]:
-    """Cycles of waits among those that were over last, each in order."""
+    """Cycles among the binding waits, each in order."""
     seen = [-1] * len(binding)
     found = []
     for root in range(len(binding)):

@@ -1,1 +1,1 @@
-"""The verifier: schedules judged against their problem, by arithmetic that no producer uses."""
+"""The verifier: judges schedules against their problem, by arithmetic that no producer uses."""

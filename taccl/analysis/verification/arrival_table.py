@@ -1,4 +1,4 @@
-"""Since when each rank has each chunk, for the verifier of compact schedules."""
+"""Table of arrival times, for each chunk at each rank, in the verifier of compact schedules."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from taccl.schedule.compact import CompactSchedule
 
 
 class ArrivalTable:
-    """Since when each rank has each chunk: of all pairs, or only of those that something is sent to.
+    """Arrival time of each chunk at each rank, as a dense table or over the pairs with an arrival only.
 
-    - `since`, (num_places + 1,) int32 or int64: Ticks; `never` of what has not arrived. The last entry
-      stands for all pairs that nothing is sent to: there no chunk ever is.
-    - `keys`, (num_places,) int64: The pairs that something is sent to, ``chunk * num_ranks + rank``, in
-      order. None: all pairs, each at the place of that number.
-    - `first`, (num_chunks + 1,) int64: Where the keys of every chunk begin. Of all pairs there is none.
+    - `since`, (num_places + 1,) int32 or int64: Arrival in ticks; `never` if the chunk has not arrived. The
+      last entry stands for all pairs without origin or arrival, and stays `never`.
+    - `keys`, (num_places,) int64: Sorted keys ``chunk * num_ranks + rank`` of the pairs with an origin or an
+      arrival. Empty if the table is dense; a key is then its own place.
+    - `first`, (num_chunks + 1,) int64: Index of the first key of every chunk. Empty if the table is dense.
     """
 
     def __init__(self, schedule: CompactSchedule) -> None:
@@ -31,7 +31,7 @@ class ArrivalTable:
         chunk, origin = pairs([data.origins for data in problem.collective.chunks])
         num_places, num_entered = self.num_ranks * num_chunks, len(schedule) + len(origin)
         self.keys = self.first = np.zeros(0, np.int64)
-        # Sorted keys take twelve bytes for a pair that is entered, and a table four for every pair.
+        # Sorted keys take 12 bytes for each entered pair; a dense table takes 4 for every pair.
         if num_places > 3 * num_entered:
             _, dst = link_ends(problem.topology)
             keys = np.empty(num_entered, np.int64)
@@ -47,7 +47,7 @@ class ArrivalTable:
         self.since[self.of(chunk, origin)] = 0
 
     def of(self, chunk: NDArray[np.int64], rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The places of `since` that stand for chunks at ranks; quick where chunks are in order."""
+        """Places in `since` of chunks at ranks; fast if the chunks are sorted."""
         key = chunk * self.num_ranks + rank
         if not len(self.first):
             return key
@@ -60,7 +60,7 @@ class ArrivalTable:
 def pairs(
     ranks_of_chunk: Sequence[tuple[int, ...]], *, first: int = 0
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Chunk and rank of all pairs of them, from the ranks of every chunk, the first of which is `first`."""
+    """Chunk and rank of every pair, given the ranks of each chunk; chunks are numbered from `first`."""
     counts = np.fromiter(map(len, ranks_of_chunk), np.int64, len(ranks_of_chunk))
     rank = np.fromiter(chain.from_iterable(ranks_of_chunk), np.int64, int(counts.sum()))
     return np.repeat(np.arange(first, first + len(counts)), counts), rank

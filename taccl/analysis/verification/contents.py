@@ -1,4 +1,4 @@
-"""Where data is: replays which rank holds which chunk, or which contributions to its sum, and since when."""
+"""Location of data: replay of which rank holds which chunk, or which contributions, and since when."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from taccl.analysis.verification.replay import Replay
 
-#: Before any start.
+#: Start time in ticks that precedes every send.
 _ALWAYS = -(2**62)
-#: Ways to make up one sum of what arrived that are looked at; more are reported, not decided.
+#: Max search nodes to compose one sum from arrived sums; beyond it, the sum is reported as undecided.
 _MOST_TRIED = 200_000
 
 
 def check_copies(replay: Replay) -> int:
-    """Presence and postcondition where nothing combines; returns the number of redundant arrivals."""
+    """Check presence and postcondition without reductions; return the number of redundant arrivals."""
     links, since = replay.topology.links, replay.since
     num_arrivals = 0
     for i in replay.usable:
@@ -53,10 +53,10 @@ def check_copies(replay: Replay) -> int:
 
 
 def check_sums(replay: Replay) -> int:
-    """Presence, reductions and postcondition of a combining collective; returns as `check_copies`.
+    """Check presence, reductions and postcondition of a combining collective.
 
-    Says of each transfer, in ``replay.reducing``, whether it is on the way to the chunk's root: while a
-    source or the root lacks contributions.
+    Returns the number of redundant arrivals, as `check_copies` does. Sets ``replay.reducing`` for each
+    transfer: True on the way to the chunk's root, that is while a source or the root lacks contributions.
     """
     links = replay.topology.links
     held: dict[tuple[int, int], int] = {}  # (rank, chunk) -> contributing ranks, as bits
@@ -116,13 +116,13 @@ def check_sums(replay: Replay) -> int:
 
 
 class _Updates:
-    """Who has what its chunk's root has updated, where roots do: once, when they have the whole sum."""
+    """Tracks which ranks hold each sum as updated by its root, if roots update the whole sum once."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay, self._everyone = replay, replay.everyone
         self._us_per_mb = replay.collective.update_us_per_mb
         chunks = enumerate(replay.collective.chunks)
-        #: When the root has updated a chunk, of those whose sum is whole.
+        #: Time at which the root has updated a chunk, for chunks whose sum is whole.
         self._ready = {c: self._after(0, c) for c, data in chunks if data.origins == (data.root,)}
         self._has: set[tuple[int, int]] = set()  # (rank, chunk) that came from there
         self._under_way: set[int] = set()
@@ -132,7 +132,7 @@ class _Updates:
         return tick + us * self._replay.ticks_per_us
 
     def leave(self, i: int, held: dict[tuple[int, int], int]) -> None:
-        """A send starts: a whole sum goes on from where it was updated, or from the root, once it is."""
+        """Record the start of a send; a whole sum must leave after its root's update, or carry it already."""
         if self._us_per_mb is None:
             return
         replay, chunk = self._replay, self._replay.chunk[i]
@@ -147,7 +147,7 @@ class _Updates:
                 self._under_way.add(i)
 
     def arrive(self, i: int, rank: int, bits: int) -> None:
-        """A send ends at a rank, which holds these contributions then."""
+        """Record the end of a send at a rank, which then holds these contributions."""
         chunk = self._replay.chunk[i]
         if i in self._under_way:
             self._has.add((rank, chunk))
@@ -156,7 +156,7 @@ class _Updates:
             self._ready[chunk] = self._after(self._replay.end[i], chunk)
 
     def check_end(self, rank: int, chunk: int) -> None:
-        """A rank ends with a whole sum, which must be the updated one."""
+        """Check that the whole sum at a destination is the updated one."""
         root = self._replay.collective.chunks[chunk].root
         if self._us_per_mb is not None and rank != root and (rank, chunk) not in self._has:
             text = f"the sum is not that which rank {root}, its server, updated"
@@ -164,11 +164,12 @@ class _Updates:
 
 
 def check_named_sums(replay: Replay, carried: list[int]) -> int:
-    """Presence and postcondition where transfers name the contributions that they carry; as `check_sums`.
+    """Check presence and postcondition if transfers name the contributions that they carry.
 
-    A rank keeps its own contribution, and whatever arrives, apart and for good. What it sends, and each of
-    its results, must be a disjoint union of some of what it has by then. A sum that its root alone wants is
-    on the way there whenever it is sent; any other spreads once it is whole, wherever that is.
+    A rank keeps its own contribution and every arrival separately and permanently. Each sum that it sends,
+    and each of its results, must be a disjoint union of sums that it holds by then. A sum that only its root
+    wants counts as on the way there whenever it is sent. Any other sum spreads once it is whole, at any rank.
+    Returns the number of redundant arrivals, as `check_sums` does.
     """
     links, chunks, everyone = replay.topology.links, replay.collective.chunks, replay.everyone
     has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
@@ -206,10 +207,10 @@ def check_named_sums(replay: Replay, carried: list[int]) -> int:
 def _report_unmade(
     replay: Replay, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
 ) -> None:
-    """Report a sum that is no disjoint union of known ones, by what it lacks or counts twice."""
+    """Report a sum that is not a disjoint union of known ones, by what it lacks or counts twice."""
     usable = {bits for bits in known if bits and not bits & ~wanted}
     reached = reduce(or_, usable, 0)
-    # Without an overlap their sum is no more than their union.
+    # Without an overlap, the sum of the bit masks equals their union.
     if wanted in usable or reached == wanted == sum(usable):
         return
     if reached != wanted:
@@ -230,7 +231,7 @@ def _report_unmade(
     while left and left[-1]:
         tried += 1
         missing = left.pop()
-        # The rank of which fewest sums are known is decided first.
+        # Branch first on the rank contained in the fewest known sums.
         place = min(
             (r for r in range(missing.bit_length()) if missing >> r & 1), key=lambda r: len(of_rank[r])
         )
@@ -247,7 +248,7 @@ def _report_unmade(
 def _derive(
     replay: Replay, since: dict[tuple[int, int], int | Fraction]
 ) -> dict[tuple[int, int], int | Fraction]:
-    """Enter the chunks that ranks make from others, chains of them too; returns when each is made."""
+    """Add the chunks that ranks derive from others, chains included; return when each is derived."""
     makes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in replay.collective.derivations:
         makes[each.rank, each.source].append(each.chunk)
@@ -267,9 +268,9 @@ def _derive(
 
 
 def events(replay: Replay) -> Iterable[tuple[int, bool]]:
-    """Transfers in order of time, each at its start and at its end (then True).
+    """Transfers in order of time, each at its start (False) and at its end (True).
 
-    At one moment come first what arrives to be reduced, then copies, then starts.
+    Ties are ordered: reducing arrivals first, then copies, then starts.
     """
     usable = np.array(replay.usable, dtype=np.int64)
     ends, starts = np.array(replay.end, np.int64)[usable], np.array(replay.start, np.int64)[usable]

@@ -1,7 +1,7 @@
-"""Whether a schedule obeys the clauses of its sketch, as the docstring of `Clauses` puts them.
+"""Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`.
 
-Which of two clauses holds, that for chunks on their way to the root or that for chunks on their way from it,
-is read off `Replay.reducing`, which tells what is carried; what a transfer says of itself does not matter.
+Some clauses come in two versions, for chunks on their way to the root and on their way from it.
+`Replay.reducing`, derived from what is carried, selects the version; a transfer's own flag is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from taccl.clauses import Clause
 
 
 def check_clauses(replay: Replay) -> None:
-    """The clauses that speak of one chunk on one link."""
+    """Check the clauses on one chunk over one link."""
     said = replay.clauses.said("link", "chunk", "group")
     known: dict[tuple[int, int, bool], list[tuple[Clause, str]]] = {}
     for i in replay.usable if said else ():
@@ -29,7 +29,11 @@ def check_clauses(replay: Replay) -> None:
 
 
 def check_moments(replay: Replay) -> None:
-    """What a rank starts with is neither sent nor added to before its release, and comes when it is due."""
+    """Check release and due dates of chunks at ranks.
+
+    Data that a rank starts with is neither sent nor added to before its release date. Each chunk with a due
+    date is complete at its rank by then.
+    """
     if not (replay.release or replay.due_us):
         return
     arrived: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -91,7 +95,7 @@ def _direct_crossing(replay: Replay, link: int, chunk: int, reducing: bool) -> s
     if replay.collective.derivations:
         return ""
     data = replay.collective.chunks[chunk]
-    # While a chunk is reduced it goes from nodes that contribute to the root's; then on from there.
+    # On its way to the root, a chunk goes from contributing nodes to the root's node; then on from there.
     from_ranks, to_ranks = data.origins, data.destinations
     if replay.collective.combining and data.root is not None:
         from_ranks, to_ranks = (from_ranks, (data.root,)) if reducing else ((data.root,), to_ranks)
@@ -107,7 +111,7 @@ def _direct_crossing(replay: Replay, link: int, chunk: int, reducing: bool) -> s
     )
 
 
-#: Of each clause that speaks of one chunk on one link: what is wrong with it, or nothing.
+#: {clause: check}, for the clauses on one chunk over one link. A check returns the fault, or "".
 _CHECKS: dict[str, Callable[[Replay, int, int, bool], str]] = {
     "links_allowed": _links_allowed,
     "relays": _relays,
@@ -118,11 +122,11 @@ _CHECKS: dict[str, Callable[[Replay, int, int, bool], str]] = {
 
 
 def check_paths(replay: Replay) -> None:
-    """The clauses on how many links a chunk passes, one after another, by any of its sends.
+    """Check the limits on the number of links that a chunk passes in sequence.
 
-    A copy has passed one link more than what its sender had by then: of several copies, that of fewest links;
-    none where the chunk starts, or where its sum is complete. A sum on its way to the root has passed as many
-    as any contribution in it.
+    A copy has passed one link more than its sender's copy; of several copies, the one with the fewest links
+    counts. The number is 0 where the chunk starts, or where its sum is complete. A sum on its way to the root
+    has passed as many links as the maximum over its contributions.
     """
     if not replay.clauses.said("path"):
         return
@@ -152,13 +156,14 @@ def check_paths(replay: Replay) -> None:
 
 
 def _check_named_paths(replay: Replay, carried: list[int]) -> None:
-    """The same where transfers name what they carry, and ranks keep apart what arrives.
+    """Check path limits if transfers name what they carry, and ranks keep arrivals separate.
 
-    It has passed one link more than any sum there that may be a part of it. A whole sum starts to spread
-    where a rank makes it up, be that the root or not; where it arrived whole, it has come as far as that.
+    A send has passed one link more than any sum at its sources that may be a part of it. A whole sum starts
+    to spread at the rank that completes it, root or not. A whole sum that arrived keeps the links that it
+    passed.
     """
     links, everyone = replay.topology.links, replay.everyone
-    #: (rank, chunk) -> sum that arrived there -> the fewest links that it has passed
+    #: Fewest links passed by each sum that arrived: {(rank, chunk): {sum: links}}
     passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     under_way: dict[int, int] = {}
     for i, arrives in events(replay):
@@ -193,7 +198,7 @@ def _ordinal(number: int) -> str:
 
 
 def check_own_first(replay: Replay) -> None:
-    """On links in `own_first`, own chunks and relayed ones are one latency apart, own first.
+    """Check that, on links in `own_first`, relayed chunks start at least one latency after all own ones.
 
     While chunks are reduced, time runs backwards: chunks whose root receives end last.
     """
@@ -204,7 +209,7 @@ def check_own_first(replay: Replay) -> None:
     for (link, reducing), members in lanes.items():
         ends = replay.topology.links[link]
         own_end = set(ends.dsts if reducing else ends.srcs)
-        # Counted backwards from its end where a chunk is reduced.
+        # Counted backwards from the end if the chunk is reduced.
         starts = {i: -replay.end[i] if reducing else replay.start[i] for i in members}
         free: dict[int, int | Fraction] = {}  # by own chunk, when a relayed one may start
         for i in members:
