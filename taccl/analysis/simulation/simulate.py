@@ -51,9 +51,9 @@ def simulate(
     size : int or str, optional
         Size as nccl-tests counts it (``"16MB"``): every chunk in proportion, rounded up to whole bytes.
     alpha : {"occupies", "pipelined"}, optional
-        With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta; with ``"pipelined"``, for bytes
-        *
-        beta. Ports of switches follow the link. NICs and other resources keep their holds.
+        With ``"occupies"``, a link's own hold lasts for alpha + bytes * beta, where a machine's profile may
+        cap alpha at its overhead. With ``"pipelined"``, it lasts for bytes * beta. Ports of switches follow
+        the link. NICs and other resources keep their holds.
     profile : str, optional
         Another profile of the machine's constants, e.g. ``"nominal"``.
     topology : Topology, optional
@@ -71,14 +71,12 @@ def simulate(
     ------
     InputError
         If an assumption is unknown or does not fit the problem, if the schedule does not belong to its
-        problem,
-        or if the order cannot be kept under the assumptions because sends wait for one another.
+        problem, or if the order cannot be kept under the assumptions because sends wait for one another.
 
     Notes
     -----
     If a chunk arrives at a rank several times, sends wait for the arrival that is first in the schedule. If
-    the
-    schedule sends a sum on before a further contribution is added, the addition waits for that send: the
+    the schedule sends a sum on before a further contribution is added, the addition waits for that send: the
     contribution arrives at least one tick later.
     """
     if not 0 <= jitter < 1:

@@ -1,4 +1,4 @@
-"""A schedule under judgement: its columns, exact times worked out anew, and the violations found so far."""
+"""Replay of a schedule for verification: its columns, recomputed exact times, and violations so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taccl.analysis.verification.violation import KINDS, Violation
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Hold, Link
 
-#: Costs that need more ticks a microsecond than this may have been rounded up to one of so many.
+#: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6
 
@@ -21,15 +21,15 @@ class Replay:
 
     - `usable` (list of int): Transfers that can be replayed: chunk and link exist, and the end is after the
       start.
-    - `sends` (list of list of int): Transfers that travel together, of each group whose transfers agree on
+    - `sends` (list of list of int): Transfers that travel together, for each group whose transfers agree on
       link, start and end.
-    - `reducing` (list of bool): Whether a transfer brings a chunk towards its root, rather than spreads it;
-      `check_sums` fills it in.
-    - `starts_at` (list of frozenset of int): Where every chunk starts to spread: its root where it is reduced
-      first, or where it is made.
-    - `release` (dict of (chunk, rank) to ticks): When a rank first has what it starts with, if not from 0 on.
-    - `since` (dict of (rank, chunk) to ticks): When a rank first has a chunk that is copied; `check_copies`
-      fills it in.
+    - `reducing` (list of bool): True if a transfer brings a chunk towards its root rather than spreads it;
+      set by `check_sums`.
+    - `starts_at` (list of frozenset of int): Ranks from which every chunk spreads: its root if it is reduced
+      first, otherwise its origins and the ranks that derive it.
+    - `release` (dict of (chunk, rank) to ticks): Release dates of initial data, if later than 0.
+    - `since` (dict of (rank, chunk) to ticks): Time from which a rank holds a copied chunk; set by
+      `check_copies`.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -45,7 +45,7 @@ class Replay:
         self.end: list[int] = schedule.end.tolist()
         self.group: list[int] = schedule.group.tolist()
         self.reduce: list[bool] = schedule.reduce.tolist()
-        #: The contributions that each transfer names, as bits; None where ranks send what they hold.
+        #: Contributions that each transfer names, as bit masks; None if ranks send everything they hold.
         self.carried: list[int] | None = None
         if schedule.carries is not None:
             bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
@@ -57,10 +57,10 @@ class Replay:
         self.usable: list[int] = []
         self.sends: list[list[int]] = []
         self.starts_at = self._starts()
-        #: The ranks that contribute to every chunk, as bits.
+        #: Ranks that contribute to every chunk, as bit masks.
         self.everyone = [sum(1 << rank for rank in data.origins) for data in self.collective.chunks]
         self._rounds_up = self.ticks_per_us == _FINEST_TICKS_PER_US < self._exact_ticks_per_us()
-        #: {the very objects of alpha and beta, and a size: ticks}, as most links share few of them.
+        #: {(id of alpha, id of beta, size): ticks}; most links share a few cost objects.
         self._ticks: dict[tuple[int, int, int], int | Fraction] = {}
 
     def report(
@@ -73,7 +73,7 @@ class Replay:
         chunk: int | None = None,
         clause: str | None = None,
     ) -> None:
-        """Add a violation of transfer `i`, or of a rank and chunk at the end."""
+        """Add a violation by transfer `i`, or at a rank and chunk at the end."""
         assert kind in KINDS
         places = []
         link = start_us = end_us = None
@@ -92,15 +92,15 @@ class Replay:
         self.violations.append(Violation(kind, message, rank, chunk, link, start_us, end_us, clause))
 
     def latency(self, link: int, num_bytes: int) -> int | Fraction:
-        """Ticks that a send of that size takes over a link."""
+        """Duration in ticks of a send of that size over a link."""
         ends = self.topology.links[link]
         return self.ticks(ends.alpha_us, ends.beta_us_per_mb, num_bytes)
 
     def ticks(self, alpha_us: Fraction, beta_us_per_mb: Fraction, num_bytes: int) -> int | Fraction:
-        """``alpha + bytes * beta`` in ticks: exact, unless costs need a finer grid than the finest.
+        """``alpha + bytes * beta`` in ticks: exact, unless the costs need a grid finer than the finest.
 
-        Then alpha, and beta for the greatest size that all chunks are multiples of, each round up. Costs are
-        those of the topology, which keeps them.
+        In that case, alpha is rounded up, and so is beta for one unit: the greatest common divisor of the
+        chunk sizes. Pass the topology's own cost objects, as results are cached by object identity.
         """
         key = id(alpha_us), id(beta_us_per_mb), num_bytes
         found = self._ticks.get(key)
@@ -116,7 +116,7 @@ class Replay:
         return (alpha_us + units * beta_us) * self.ticks_per_us
 
     def bytes_of(self, members: list[int]) -> int:
-        """The size of a send."""
+        """Size of a send, in bytes."""
         if len(members) == 1:
             return self.chunk_bytes[self.chunk[members[0]]]
         return sum(self.chunk_bytes[self.chunk[i]] for i in members)
@@ -126,19 +126,19 @@ class Replay:
         return f"{float(Fraction(ticks) / self.ticks_per_us):.6f}".rstrip("0").rstrip(".")
 
     def span(self, i: int) -> str:
-        """The interval of a transfer."""
+        """Interval of a transfer, as text."""
         return f"{self.us(self.start[i])} to {self.us(self.end[i])} us"
 
     def link_text(self, link: int) -> str:
-        """A link by index and ends."""
+        """Index and ends of a link, as text."""
         links = self.topology.links
         return f"link {link} ({links[link]})" if 0 <= link < len(links) else f"link {link}"
 
     def _exact_ticks_per_us(self) -> int:
-        """The least number of ticks a microsecond that makes all costs whole."""
+        """Least number of ticks per microsecond that makes all costs whole."""
         unit = Fraction(self.unit_bytes, _BYTES_PER_MB)
         both: Iterable[Link | Hold] = chain(self.topology.links, self.topology.holds)
-        # Fractions take long to hash, and most links share the very objects of their costs.
+        # Hashing fractions is slow, and most links share the same cost objects.
         costs = {(id(each.alpha_us), id(each.beta_us_per_mb)): each for each in both}
         return math.lcm(
             *(
@@ -149,7 +149,7 @@ class Replay:
         )
 
     def _starts(self) -> list[frozenset[int]]:
-        """Where every chunk starts to spread: its root where it is reduced first, or where it is made."""
+        """Ranks from which each chunk spreads: its root if it is reduced first, or its origins and makers."""
         starts = [
             {c.root} if self.collective.combining and c.root is not None else set(c.origins)
             for c in self.collective.chunks

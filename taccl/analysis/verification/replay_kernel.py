@@ -1,4 +1,4 @@
-"""The compiled core of the verifiers of very many sends: sends replayed in order of time."""
+"""Compiled core of the verifiers of large schedules: replay of sends in order of time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from taccl.kernels import compiled, inner
 if TYPE_CHECKING:
     from taccl.analysis.verification.sketch_clauses import SendColumns
 
-#: Of a send: its source has not got the chunk, or a resource is held. Of a sum that arrives: its order with
-#: another decides, it is added a second time, it wipes out others; or in the end a contribution is missing.
+#: Fault codes. A send fails if its source lacks the chunk (ABSENT), or if a resource is held (BUSY). An
+#: arriving sum fails if its order with a simultaneous arrival matters (RACE), if it adds a contribution twice
+#: (DOUBLE), or if it overwrites contributions (LOST). The end fails if a contribution is missing (MISSING).
 OK, ABSENT, BUSY, RACE, DOUBLE, LOST, MISSING = 0, 1, 2, 3, 4, 5, 6
-#: Contributions that are followed at a time: bits of a number that is not negative.
+#: Contributions tracked in one pass: the bits of a nonnegative int64 below its top bit.
 _WORD = 62
 _NO_TREES = -1
 
 
 class Arrivals(NamedTuple):
-    """The columns of an `ArrivalTable`, `since` kept up to date. Without any only resources are checked.
+    """Columns of an `ArrivalTable`, with `since` updated in place; an empty table checks resources only.
 
-    `since` has the words of its numbers in rows, the low one first, so that the kernel is compiled once.
+    `since`, (num_places + 1, 1 or 2) int32: Arrival ticks as 32-bit words, low word first. This form lets one
+    compiled kernel serve both widths.
     """
 
     num_ranks: int
@@ -34,10 +36,11 @@ class Arrivals(NamedTuple):
 
 
 class HoldRows(NamedTuple):
-    """What sends hold from when they start: link e what rows ``of_link[e]:of_link[e + 1]`` say.
+    """Holds that begin at the start of their send; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
 
-    - `units`, (num_chunks,) int64: Sizes of chunks.
-    - `free`, (num_resources,) int64: When each resource is free again; kept up to date.
+    - `alpha`, `beta`, (num_rows,) int64: Ticks, and ticks per unit of size.
+    - `units`, (num_chunks,) int64: Sizes of chunks, in units.
+    - `free`, (num_resources,) int64: Tick from which each resource is free again; updated in place.
     """
 
     of_link: NDArray[np.int64]
@@ -51,12 +54,11 @@ class HoldRows(NamedTuple):
 class Sums(NamedTuple):
     """Sends of chunks that are summed, in order of chunk and start.
 
-    - `src`, `dst`, `start`, `end`, `adds`, (num_sends,): `adds`: it is added to what its destination holds,
-      rather than put in its place.
-    - `lands`, (num_sends,): Sends in order of chunk and end; of what ends at one moment, what is added comes
-      first.
-    - `gathers`, (num_sends,): Is told whether each send is on its way to the root: while its source or the
-      root lack contributions.
+    - `src`, `dst`, `start`, `end`, `adds`, (num_sends,): `adds` is True if the arrival is added to what its
+      destination holds, and False if it replaces that.
+    - `lands`, (num_sends,): Sends in order of chunk and end; at equal ends, additions come first.
+    - `gathers`, (num_sends,): Output: True for sends on their way to the root, that is while the source or
+      the root lacks contributions.
     """
 
     src: NDArray[np.int64]
@@ -70,7 +72,7 @@ class Sums(NamedTuple):
 
 @inner
 def _place_of(table: Arrivals, chunk: int, rank: int) -> int:
-    """What `ArrivalTable.of` returns, looked for among the few keys of the chunk alone."""
+    """Place of one pair, as in `ArrivalTable.of`, by binary search among the chunk's keys."""
     key = chunk * table.num_ranks + rank
     if len(table.first) == 0:
         return key
@@ -89,7 +91,7 @@ def _place_of(table: Arrivals, chunk: int, rank: int) -> int:
 
 @inner
 def _since(table: Arrivals, place: int) -> int:
-    """Since when the chunk is there."""
+    """Tick from which the chunk is at a place of the table."""
     since = np.int64(table.since[place, 0])
     if table.since.shape[1] > 1:
         since = (np.int64(table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
@@ -100,9 +102,9 @@ def _since(table: Arrivals, place: int) -> int:
 def replay_sends(
     sends: SendColumns, src: NDArray[np.int64], dst: NDArray[np.int64], table: Arrivals, held: HoldRows
 ) -> tuple[int, int, int]:
-    """The kind and number of the first fault among sends in order of start, and how many bring nothing new.
+    """Replay sends in order of start: (code of the first fault, its send, number of redundant arrivals).
 
-    - `src`, `dst`: (num_links,).
+    - `src`, `dst`: (num_links,) ranks at the ends of each link.
     """
     num_redundant = 0
     for i in range(len(sends.chunk)):
@@ -120,7 +122,7 @@ def replay_sends(
         for h in range(held.of_link[e], held.of_link[e + 1]):
             if held.free[held.resource[h]] > time:
                 return BUSY, i, num_redundant
-        # Only then, as a link may hold a resource by two rows.
+        # Update only after all checks, as a link may hold a resource by two rows.
         for h in range(held.of_link[e], held.of_link[e + 1]):
             r = held.resource[h]
             held.free[r] = max(held.free[r], time + held.alpha[h] + held.units[c] * held.beta[h])
@@ -138,16 +140,16 @@ def replay_sums(
     wanted_of: NDArray[np.int32],
     num_ranks: int,
 ) -> tuple[int, int, int, int]:
-    """The kind of a fault among sums, its chunk, its send or rank, and how many copies are redundant.
+    """Replay sums: (fault code, its chunk, its send or rank, number of redundant copies).
 
-    What a rank holds of a chunk is a set of contributions. Where sums go along trees each is told by its
-    size; else sets are followed, some contributions at a time.
+    The contents of a rank's buffer for a chunk are a set of contributions. If sums travel along trees, the
+    size of a set identifies it. Otherwise the sets are tracked, one word of contributions at a time.
 
     - `first`, (num_chunks + 1,): Sends of chunk c are ``first[c]:first[c + 1]``, in order of start.
-    - `root`, (num_chunks,): -1 where there is none.
-    - `origins`, `origins_of`: Sets of ranks as of `flat_sets`, and the number of the set that contributes to
-      each chunk.
-    - `wanted`, `wanted_of`: The same of where its sum must end.
+    - `root`, (num_chunks,): Root of each chunk; -1 if there is none.
+    - `origins`, `origins_of`: Sets of ranks in the form of `flat_sets`, and the set that contributes to each
+      chunk.
+    - `wanted`, `wanted_of`: The same for the destinations of each sum.
     """
     size, held, last = np.zeros((3, num_ranks), np.int64)
     spent = np.zeros(num_ranks, np.bool_)
@@ -178,11 +180,11 @@ def _along_trees(
     size: NDArray[np.int64],
     spent: NDArray[np.bool_],
 ) -> tuple[int, int, int]:
-    """As `replay_sums`, of one chunk whose partial sums each go one way, or `_NO_TREES`.
+    """Replay one chunk whose partial sums travel along trees; `_NO_TREES` if they do not.
 
-    A rank adds what it holds to another's once, after all that comes to it; only whole sums are copied. Then
-    every contribution is in one sum that has not been sent on, so that no two of these have one in common,
-    and the number of contributions tells whether one is whole.
+    The tree rule has two conditions. A rank adds its partial sum to another's once, after all its own
+    arrivals. Only whole sums are copied. Every contribution is then in exactly one sum that has not been sent
+    on. These sums are therefore disjoint, and a sum is whole if its number of contributions is.
     """
     src, dst, start, end, adds, lands, gathers = sums
     size[src] = size[dst] = size[ends] = size[max(root, 0)] = 0
@@ -227,10 +229,10 @@ def _as_sets(
     size: NDArray[np.int64],
     last: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """As `replay_sums`, of one chunk, whatever its sends do: a word of contributions at a time.
+    """Replay one chunk with arbitrary sends, as `replay_sums` does, one word of contributions at a time.
 
-    Of the faults of a word the first in time is named, and of these a race, whichever arrival comes first.
-    `size` tells whether a rank holds any contribution.
+    The earliest fault of a word is reported. Among faulty arrivals at the same time, a race comes first, in
+    either order of the arrivals. `size` is nonzero for ranks that hold any contribution.
     """
     src, dst, start, end, adds, lands, gathers = sums
     taken, full = np.zeros(len(src), np.int64), np.zeros(len(src), np.bool_)
@@ -279,7 +281,7 @@ def _as_sets(
         for rank in ends:
             if held[rank] != whole:
                 missing = rank
-        if kind != LOST and (kind != OK or missing >= 0):  # what wipes out in this word may race in another
+        if kind != LOST and (kind != OK or missing >= 0):  # an overwrite here may be a race in another word
             break
     if kind == OK and missing >= 0:
         return MISSING, missing, 0
@@ -295,9 +297,10 @@ def links_passed(
     origins_of: NDArray[np.int32],
     num_ranks: int,
 ) -> NDArray[np.int64]:
-    """By every send, how many links its chunk has passed, or the deepest contribution to its sum.
+    """(num_sends,) Links passed by each send's chunk; for a sum, the maximum over its contributions.
 
-    Parameters are those of `replay_sums`; `Sums.gathers` tells which sends gather sums.
+    The send's own link counts. Parameters are those of `replay_sums`; `Sums.gathers` marks the sends that
+    gather sums.
     """
     src, dst, start, end, adds, lands, gathers = sums
     passed = np.empty(len(src), np.int64)

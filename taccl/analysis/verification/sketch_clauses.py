@@ -1,4 +1,4 @@
-"""What a sketch says of chunks on links, checked of many sends at once."""
+"""Vectorised checks of the sketch's clauses on chunks over links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BadSend(Exception):
-    """What is wrong, which ends the pass over the sends: a kind of `KINDS`, and a sentence."""
+    """First fault found, which ends the pass over the sends: a kind of `KINDS`, and a sentence."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class BadSend(Exception):
 
 
 class SendColumns(NamedTuple):
-    """Some sends in order of start: columns, and which of them gather sums (`reducing`)."""
+    """Columns of a block of sends in order of start; `reducing` marks sends that gather sums."""
 
     chunk: NDArray[np.int64]
     link: NDArray[np.int64]
@@ -37,10 +37,10 @@ class SendColumns(NamedTuple):
 
 
 class SketchClauses:
-    """What the sketch says of chunks on links, for sends in order of start.
+    """Checks of the sketch's clauses on chunks over links, for sends in order of start.
 
-    A send that brings a sum towards its root obeys what is said of reductions, and any other what is said of
-    chunks that spread. `tells_sums_apart`: whether anything depends on that.
+    A send that brings a sum towards its root must obey the clauses on reductions; any other send must obey
+    those on chunks that spread. `tells_sums_apart` is True if any clause depends on this distinction.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -48,7 +48,7 @@ class SketchClauses:
         facts = _Facts(problem)
         self.tells_sums_apart = bool(problem.clauses.said("chunk", "order", "path"))
         self._links = problem.topology.links
-        #: (kind of violation, what is wrong, which of some sends break it) per clause.
+        #: (kind of violation, message, predicate that marks the sends at fault), for each clause.
         self._checks = [
             (each.violation, *_CHECKS[each.field](facts, getattr(problem.clauses, each.field)))
             for each in said
@@ -56,7 +56,7 @@ class SketchClauses:
         self._order = _Order(facts, problem.clauses.own_first) if problem.clauses.own_first else None
 
     def check(self, sends: SendColumns, first: int) -> None:
-        """Raise the first clause that one of some sends breaks; `first` is the number of the first."""
+        """Raise `BadSend` for the first clause that a send breaks; `first` is the index of the first send."""
         for kind, text, breaks in self._checks:
             bad = breaks(sends)
             if bad.any():
@@ -69,7 +69,7 @@ class SketchClauses:
             self._order.note(sends)
 
     def check_order(self) -> None:
-        """Raise a relayed chunk on the wrong side of a link's own chunks, once all sends are seen."""
+        """Raise `BadSend` if a relayed chunk violates `own_first`; call after the last block of sends."""
         if self._order is not None:
             self._order.check()
 
@@ -86,30 +86,30 @@ class _Facts:
 
     @cached_property
     def root(self) -> NDArray[np.int64]:
-        """The root of every chunk that is reduced, else -1."""
+        """(num_chunks,) Root of every chunk that is reduced; -1 for other chunks."""
         roots = (data.root if self.collective.combining else None for data in self.collective.chunks)
         return np.array([-1 if root is None else root for root in roots], np.int64)
 
     @cached_property
     def start_sets(self) -> list[tuple[int, ...]]:
-        """Where chunks spread from, as sets of ranks: roots come first."""
+        """Sets of ranks from which chunks spread: first one set per rank (as root), then the origins."""
         return [*((rank,) for rank in range(self.num_ranks)), *self.collective.origin_sets.sets]
 
     @cached_property
     def start(self) -> NDArray[np.int64]:
-        """The number of every chunk's set of `start_sets`."""
+        """(num_chunks,) Index into `start_sets` of every chunk."""
         origins = self.num_ranks + self.collective.origin_sets.of_chunk
         return np.where(self.root >= 0, self.root, origins)
 
     def at_node(self, sets: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
-        """Whether each of some sets of ranks has one at each node."""
+        """(num_sets, num_nodes) bool: True if the set has a rank at the node."""
         marks = np.zeros((len(sets), int(self.node.max()) + 1), bool)
         number, rank = pairs(sets)
         marks[number, self.node[rank]] = True
         return marks
 
     def marked(self, links: Iterable[int]) -> NDArray[np.bool_]:
-        """Whether each link is among some."""
+        """(num_links,) bool: True for the given links."""
         marks = np.zeros(self.num_links, bool)
         marks[list(links)] = True
         return marks
@@ -117,7 +117,10 @@ class _Facts:
     def admitted(
         self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """A row for every link, and per row whether each of some sets has one of the ranks admitted."""
+        """Table row of every link, and a (num_rows, num_sets) table of admitted sets.
+
+        An entry is True if the set contains a rank that the row admits. Row 0 admits every set.
+        """
         kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
         of_link = np.zeros(self.num_links, np.int64)
         table = np.ones((len(kinds) + 1, len(sets)), bool)
@@ -159,7 +162,7 @@ def _carries_from(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
 
 
 def _carries_to(facts: _Facts, said: Mapping[int, frozenset[int]]) -> _Check:
-    # The last set is that of no root.
+    # The last set is empty: it stands for chunks without a root (index -1).
     of_link, admitted = facts.admitted(said, [*((rank,) for rank in range(facts.num_ranks)), ()])
 
     def breaks(sends: SendColumns) -> NDArray[np.bool_]:
@@ -188,7 +191,7 @@ def _direct_crossing(facts: _Facts, asked: bool) -> _Check:
     return "it does not lead straight from where the chunk starts to where it is needed", breaks
 
 
-#: Of each clause that speaks of chunks on links: what is wrong, and which of some sends break it.
+#: {clause: function that returns the message and the predicate marking sends at fault}
 _CHECKS: dict[str, Callable[..., _Check]] = {
     "links_allowed": _links_allowed,
     "relays": _relays,
@@ -199,21 +202,21 @@ _CHECKS: dict[str, Callable[..., _Check]] = {
 
 
 class _Order:
-    """When own and relayed chunks pass links on which own ones go first, and of sums last."""
+    """Times of own and relayed chunks on links in `own_first`: own chunks pass first, or last for sums."""
 
     def __init__(self, facts: _Facts, links: Collection[int]) -> None:
         self._facts = facts
         self._is_own_first = facts.marked(links)
         self._starts_at = np.zeros((len(facts.start_sets), facts.num_ranks), bool)
         self._starts_at[pairs(facts.start_sets)] = True
-        #: By link: until when own chunks keep relayed ones waiting, and when the first relayed one starts.
+        #: Per link: latest end of an own chunk, and earliest start of a relayed one.
         self._own_until = np.full(facts.num_links, -1, np.int64)
         self._relayed_from = np.full(facts.num_links, np.iinfo(np.int64).max)
-        #: And of sums: from when chunks whose root receives leave, and when the last relayed one ends.
+        #: The same for sums: earliest start of a chunk whose root receives, and latest end of a relayed one.
         self._own_from, self._relayed_until = self._relayed_from.copy(), self._own_until.copy()
 
     def note(self, sends: SendColumns) -> None:
-        """Take some sends into account."""
+        """Record the times of a block of sends."""
         on = self._is_own_first[sends.link]
         if not on.any():
             return
@@ -232,7 +235,7 @@ class _Order:
             at(times, link[which], of[which])
 
     def check(self) -> None:
-        """Raise a relayed chunk on the wrong side of a link's own chunks."""
+        """Raise `BadSend` if a relayed chunk is on the wrong side of a link's own chunks."""
         for bad, text in (
             (self._relayed_from < self._own_until, "starts before the link's own chunks are through"),
             (self._relayed_until > self._own_from, "is summed after a chunk whose root receives has left"),

@@ -1,26 +1,27 @@
-"""The independent judge: replays a schedule against the topology, the collective and the clauses.
+"""Independent verifier: replays a schedule against the topology, the collective and the clauses.
 
-Nothing here calls what makes schedules. Times are worked out anew from the topology's exact fractions, and
-the clauses are read from `Clauses` alone; from ``problem.costs`` only the number of ticks in a microsecond
-is taken. `symmetry`, `switch_policies`, `link_use`, `objective_weight` and `routing_slack` guide a search
-and bind no schedule: they are not checked.
+No code here calls a producer of schedules. Times are recomputed from the topology's exact fractions, and the
+clauses are read from `Clauses` alone. Only the number of ticks per microsecond comes from ``problem.costs``.
+`symmetry`, `switch_policies`, `link_use`, `objective_weight` and `routing_slack` guide a search and constrain
+no schedule, so they are not checked.
 
-What is replayed
-----------------
-- A chunk of a collective that does not combine is at a rank or not: at its origins from the start, at a
-  rank from the end of the first send that brings it, and where a `Derivation` makes it from another chunk,
-  from the moment that one is there. Collectives with derivations (scan) are judged so too: the chunk that
-  travels is a whole prefix, which nothing adds to on its way.
-- Of a combining collective each rank holds, for each chunk, the set of ranks whose contributions are summed
-  in its buffer. A send takes what its source holds when it starts. On arrival it is added to what the
-  destination holds (``reduce``) or put in its place. At equal times arrivals come before starts.
-- Where transfers name the contributions that they carry, a rank keeps its own and what arrives apart, as a
-  runtime with scratch space does; what it sends, and each result, is a union of some that are disjoint.
-- Clauses for sums on their way to the root, and for sums on their way from it, are told apart by what the
-  sender holds when a send starts and not by ``reduce``: see `check_sums`.
+Replay
+------
+- In a collective that does not combine, a rank either holds a chunk or does not. Its origins hold it from the
+  start, or from its release date. Any other rank holds it from the end of the first send that delivers it, or
+  from the arrival of the chunk that it is derived from (`Derivation`). Collectives with derivations (scan)
+  are judged by the same rule: the chunk that travels is a whole prefix, to which nothing is added.
+- In a combining collective, each rank holds, for each chunk, the set of ranks whose contributions are summed
+  in its buffer. A send carries the contents of its source's buffer at its start. On arrival they are added to
+  those of the destination (``reduce``) or replace them. At equal times, arrivals come before starts.
+- If transfers name the contributions that they carry, a rank keeps its own contribution and all arrivals
+  separately, as a runtime with scratch space does. Each sum that it sends, and each result, must be a
+  disjoint union of some of them.
+- Some clauses distinguish sums on their way to the root from sums on their way from it. The verifier decides
+  by what the sender holds when a send starts, and ignores ``reduce``: see `check_sums`.
 
-A transfer that breaks one rule is still judged by the others, as far as they have a meaning for it: one
-fault is not reported again at every rank downstream.
+A transfer that breaks one rule is still checked against the others, as far as they apply. A fault is reported
+once, and not again at every rank downstream.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ from taccl.topology.topology import Hold
 
 @checked
 def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verification:
-    """Every rule that a schedule breaks; of a compact one, the first (`verify_compact`).
+    """Verify a schedule; report every broken rule, but only the first fault of a compact schedule.
 
-    An implicit one is verified without being expanded (`verify_implicit`).
+    Compact schedules are verified by `verify_compact`, or expanded if servers update sums. Implicit schedules
+    are verified without expansion (`verify_implicit`).
     """
     if isinstance(schedule, ImplicitSchedule):
         return verify_implicit(schedule)
@@ -84,7 +86,7 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
 
 
 def _check_indices(replay: Replay) -> None:
-    """Chunk and link exist, and the interval is one; other transfers are not replayed."""
+    """Check that chunk, link and interval of each transfer are valid; exclude invalid ones from replay."""
     num_chunks, num_links = replay.collective.num_chunks, len(replay.topology.links)
     for i, (chunk, link, start, end) in enumerate(
         zip(replay.chunk, replay.link, replay.start, replay.end, strict=True)
@@ -102,7 +104,7 @@ def _check_indices(replay: Replay) -> None:
 
 
 def _check_merging(replay: Replay) -> None:
-    """Transfers of a group share link, times and operation, are distinct chunks, and not too many."""
+    """Check that transfers of a group share link, times and operation, and obey the merge limits."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i in replay.usable:
         groups[replay.group[i]].append(i)
@@ -140,7 +142,7 @@ def _check_merging(replay: Replay) -> None:
 
 
 def _check_times(replay: Replay) -> None:
-    """Every send lasts alpha + bytes * beta of its link."""
+    """Check that every send lasts alpha + bytes * beta of its link."""
     latency = cache(replay.latency)
     for members in replay.sends:
         first = members[0]
@@ -157,12 +159,12 @@ def _check_times(replay: Replay) -> None:
 
 
 def _check_contention(replay: Replay) -> None:
-    """Each resource is held by one send at a time; intervals are half open."""
+    """Check that each resource is held by one send at a time; intervals are half open."""
     rows: list[tuple[int, int, int, int]] = []
 
     @cache
     def held(link: int, num_bytes: int) -> list[tuple[Hold, int]]:
-        """Each hold, and its ticks: starts and ends are whole, so a part of a tick is its next tick."""
+        """Each hold with its length in ticks, rounded up: starts and ends are whole ticks."""
         holds = replay.topology.holds_of_link[link]
         return [(h, math.ceil(replay.ticks(h.alpha_us, h.beta_us_per_mb, num_bytes))) for h in holds]
 

@@ -1,11 +1,12 @@
-"""The verifier of compact schedules: one pass over the sends in order of start, compiled by numba.
+"""Verifier of compact schedules: one pass over the sends in order of start, compiled by numba.
 
-It keeps when each rank first has each chunk, and when each resource is free again. It shares with what makes
-schedules what the problem says, and no more: costs in ticks, and links and holds as columns (`Problem.costs`,
-`taccl.costs`). The verifier of listed schedules works times out anew from fractions, and tests hold the two
-against each other. The columns are read in blocks, so they may lie in files. Sums are followed chunk by chunk
-beforehand: what a rank holds of a chunk, other chunks do not touch. What it cannot judge it refuses: sends
-over links of several ends, and chunks made from others.
+It tracks the first arrival of each chunk at each rank, and the time from which each resource is free again.
+It shares only the problem data with the producers of schedules: costs in ticks, and links and holds as
+columns (`Problem.costs`, `taccl.costs`). The verifier of listed schedules recomputes times from fractions
+instead, and tests compare the two verifiers. The columns are read in blocks, so they may be memory-mapped
+files. Sums are first replayed chunk by chunk, as chunks do not affect each other's buffers. The verifier
+refuses inputs that it cannot judge: sends over links of several ends, derived chunks, and chunks with release
+or due dates.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _BLOCK = 1 << 18
 
 
 def verify_compact(schedule: CompactSchedule) -> Verification:
-    """Whether a compact schedule is valid; the first fault found is the only violation named.
+    """Verify a compact schedule; only the first fault found is reported.
 
-    Raises `InputError` if it sends over links of several ends, the problem has chunks made from others, or
-    the columns are not in order of start, or were dropped.
+    Raises `InputError` if it sends over links of several ends, or if the problem has derived chunks, release
+    dates or due dates. It is also raised if the columns are not in order of start, or were dropped.
     """
     if isinstance(schedule, ScheduleSummary):
         schedule.blocks()
@@ -45,7 +46,7 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
         num_redundant = _check_sends(schedule)
     except BadSend as fault:
         violations.append(Violation(fault.kind, str(fault)))
-    is_told = not violations or violations[0].kind != "index"  # else no send has an end
+    is_told = not violations or violations[0].kind != "index"  # an invalid index leaves sends without an end
     finish_us = schedule.finish_us if is_told else float("nan")
     return Verification(
         tuple(violations), finish_us, schedule.num_transfers, schedule.num_sends, num_redundant
@@ -53,7 +54,7 @@ def verify_compact(schedule: CompactSchedule) -> Verification:
 
 
 def _check_columns(schedule: CompactSchedule) -> None:
-    """Chunks and links exist, and times are in order from 0 on."""
+    """Check that chunks and links exist, and that starts are nonnegative and in order."""
     problem = schedule.problem
     for name, column, count in (
         ("chunk", schedule.chunk, problem.collective.num_chunks),
@@ -72,7 +73,7 @@ def _check_columns(schedule: CompactSchedule) -> None:
 
 
 def _check_sends(schedule: CompactSchedule) -> int:
-    """What sends do; returns how many arrivals bring a rank what it has."""
+    """Check data, clauses and resources of all sends; return the number of redundant arrivals."""
     problem = schedule.problem
     clauses = SketchClauses(problem)
     reducing, num_redundant = np.zeros(0, bool), 0
@@ -87,7 +88,7 @@ def _check_sends(schedule: CompactSchedule) -> int:
 
 
 def _check_sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> int:
-    """Sums; returns how many copies are redundant, and tells `reducing` which sends gather sums."""
+    """Check sums; mark the sends that gather sums in `reducing`; return the number of redundant copies."""
     from taccl.analysis.verification.replay_kernel import MISSING, replay_sums
 
     problem = schedule.problem
@@ -112,7 +113,7 @@ def _check_sums(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> int:
 
 
 def _check_paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> None:
-    """By no send does a chunk pass more links than a clause allows."""
+    """Check that no chunk passes more links than a clause allows."""
     from taccl.analysis.verification.replay_kernel import links_passed
 
     problem, clauses = schedule.problem, schedule.problem.clauses
@@ -134,7 +135,7 @@ def _check_paths(schedule: CompactSchedule, reducing: NDArray[np.bool_]) -> None
 
 
 class _Some(NamedTuple):
-    """The sends of some chunks, chunk by chunk, each in order of start; `at` are their numbers."""
+    """Sends of a block of chunks, grouped by chunk and in order of start; `at` are their indices."""
 
     first: NDArray[np.int64]
     at: NDArray[Any]
@@ -146,7 +147,7 @@ class _Some(NamedTuple):
 
 
 def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
-    """The sends of chunks ``low`` to ``high``, some chunks at a time."""
+    """Yield (low, high, sends) for blocks of chunks ``low`` to ``high - 1``."""
     from taccl.analysis.verification.replay_kernel import Sums
 
     problem = schedule.problem
@@ -155,7 +156,7 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
     roots = (data.root if collective.combining else None for data in collective.chunks)
     root = np.array([-1 if rank is None else rank for rank in roots], np.int64)
     origins = flat_sets(collective.origin_sets.sets)
-    order = np.argsort(schedule.chunk, kind="stable")  # which keeps those of a chunk in order of start
+    order = np.argsort(schedule.chunk, kind="stable")  # stable: sends of a chunk stay in order of start
     first = np.searchsorted(schedule.chunk, np.arange(len(root) + 1), sorter=order)
     low = 0
     while low < len(root):
@@ -175,20 +176,20 @@ def _by_chunk(schedule: CompactSchedule) -> Iterator[tuple[int, int, _Some]]:
 def landing_order(
     chunk: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Sends in order of chunk and end; of what ends at one moment, what is added comes first."""
+    """Sends in order of chunk and end; at equal ends, additions come first."""
     key = 2 * end + ~adds
-    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # where all sends take equally long
+    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # as if all sends take equally long
         return np.arange(len(end))
     return np.lexsort((key, chunk))
 
 
 def flat_sets(sets: Sequence[tuple[int, ...]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sets of ranks one after another, and where each begins."""
+    """Sets of ranks concatenated, and the offset of each set."""
     return pairs(sets)[1], np.cumsum([0, *map(len, sets)])
 
 
 def _replay(schedule: CompactSchedule, clauses: SketchClauses, reducing: NDArray[np.bool_]) -> int:
-    """Links, clauses, resources and copies; returns how many copies are redundant."""
+    """Replay sends against links, clauses, resources and copies; return the number of redundant copies."""
     from taccl.analysis.verification.replay_kernel import Arrivals, replay_sends
 
     problem = schedule.problem
@@ -239,7 +240,7 @@ def _named(problem: Problem, kind: int, i: int, chunk: int, link: int, start: in
 
 
 def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
-    """The kind of violation that a kind of fault in a replay is, and what to say of it."""
+    """Kind of violation and message for a fault code of the replay kernel."""
     from taccl.analysis.verification.replay_kernel import ABSENT, BUSY, DOUBLE, LOST, RACE
 
     return {
@@ -252,19 +253,19 @@ def said_of(kind: int, src: str, dst: str) -> tuple[str, str]:
 
 
 class _LateHolds:
-    """Resources that some send holds until its end, and the holds of them that later ones may still meet."""
+    """Resources that some send holds until its end, with the holds that later sends may still overlap."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._holds = problem, hold_columns(problem.topology)
         holds = self._holds
         self._is_late = np.isin(holds.resource, holds.resource[holds.receives])
         pairs = np.stack((holds.link, holds.resource))[:, self._is_late]
-        #: By how many rows a link holds one resource, at most.
+        #: Max number of rows by which one link holds the same resource.
         self._most_of_one = int(np.unique(pairs, axis=1, return_counts=True)[1].max(initial=0))
         self._rows = np.zeros((4, 0), np.int64)
 
     def others(self) -> HoldRows:
-        """The holds of all other resources, which begin with their sends."""
+        """Holds of all other resources, which begin at the start of their sends."""
         from taccl.analysis.verification.replay_kernel import HoldRows
 
         costs, topology = self._problem.costs, self._problem.topology
@@ -277,7 +278,7 @@ class _LateHolds:
         )  # fmt: skip
 
     def check(self, sends: SendColumns, first: int) -> None:
-        """Look at further sends, in order of start; `first` is the number of the first of them."""
+        """Check contention of a block of sends, in order of start; `first` is the index of the first send."""
         if not self._is_late.any():
             return
         costs = self._problem.costs
@@ -304,7 +305,7 @@ class _LateHolds:
 
 
 def _check_arrived(problem: Problem, places: ArrivalTable) -> None:
-    """Every chunk arrives where it must, some chunks at a time."""
+    """Check that every chunk arrives at all its destinations, in blocks of chunks."""
     destinations = [chunk.destinations for chunk in problem.collective.chunks]
     until = np.cumsum([0, *map(len, destinations)])
     first = 0

@@ -1,20 +1,21 @@
-"""The judge of implicit schedules: proves from one pattern that all its translations together are valid.
+"""Verifier of implicit schedules: proves from one pattern that all its translations together are valid.
 
-The proof, step by step; each is arithmetic on whole arrays, and nothing is expanded:
+The proof has five steps. Each is arithmetic on whole arrays, without expansion:
 
-1. *Links.* Element g of the group takes place 0 to g, and p to g + p (a product of cyclic groups by its
-   definition; a group of permutations is multiplied out here). For every class of links and every place
-   the link that the class stands for is looked up in the fabric: it is there, costs what the class says,
-   and holds resources of the classes that it says, for as long.
-2. *Resources.* The links of a class hold different resources of each class. So under all translations a
-   send takes each resource of a class once.
-3. *Rows.* Every row goes over the link of its class: ``dst == translate(src, class.dst)``. Then so does
-   every translation of it, as ``g + (p + d) == (g + p) + d``.
-4. *Contention.* By 2, two sends can meet at a resource only if they are of rows that hold its class: the
-   intervals of these rows do not overlap.
-5. *Data.* What place 0's chunks do, every chunk does: each is sent from where it is, at a time when it is
-   there, and in the end is where it must be; a sum takes in every contribution once. Sums are followed by
-   the compiled replay of compact schedules (`replay_kernel`), place 0's chunks alone.
+1. *Links.* Element g of the group maps place 0 to g, and place p to g + p. A product of cyclic groups does so
+   by definition; for a group of permutations, the products are checked here. For every link class and every
+   place, the represented link is looked up in the fabric. It must exist, have the costs of the class, and
+   hold resources of the stated classes for the stated times.
+2. *Resources.* The links of a class hold different resources of each class. Under all translations, a send
+   therefore holds each resource of a class once at most.
+3. *Rows.* Every row uses the link of its class: ``dst == translate(src, class.dst)``. So does every
+   translation of it, as ``g + (p + d) == (g + p) + d``.
+4. *Contention.* From step 2, two sends can meet at a resource only if their rows hold its class. The
+   intervals of these rows must not overlap.
+5. *Data.* Every chunk travels as the corresponding chunk of place 0 does. Each chunk must be sent from a
+   place that holds it by then, and must reach every place that needs it. A sum must include every
+   contribution once. The compiled replay of compact schedules (`replay_kernel`) checks sums, for place 0's
+   chunks alone.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ from taccl.topology.regular import CyclicProduct
 from taccl.topology.topology import Topology
 from taccl.topology.translations import LinkClass, Translations
 
-#: How many rows at fault are told of one rule.
+#: Max rows at fault to list for each rule.
 _MOST = 5
-#: Where (item, place) pairs outnumber rows by so much, only those that occur are kept.
+#: Max ratio of all (item, place) pairs to rows and wanted pairs for a dense table; above it, a sparse one.
 _SPARSE = 8
 _NEVER = 2**62
 
 
 def verify_implicit(schedule: ImplicitSchedule) -> Verification:
-    """Every rule that an implicit schedule breaks, of sums one; see the module's docstring for the proof.
+    """Verify an implicit schedule; the module's docstring gives the proof.
 
-    Its work grows with links of a class and rows of the pattern, not with transfers. Where the fabric or
-    the rows make no sense the rest is not looked at.
+    Reports every broken rule, but at most one fault of the links and one of the sums. Its cost grows with the
+    number of links and of pattern rows, not of transfers. If links or rows are invalid, later steps are
+    skipped.
     """
     judge = _Judge(schedule)
     if judge.check_links() and judge.check_rows():
@@ -61,7 +63,7 @@ def verify_implicit(schedule: ImplicitSchedule) -> Verification:
 
 
 class _Judge:
-    """One verification: the schedule, and what was found."""
+    """One verification: the schedule, and the faults found."""
 
     def __init__(self, schedule: ImplicitSchedule) -> None:
         self.schedule, self.pattern = schedule, schedule.pattern
@@ -70,7 +72,7 @@ class _Judge:
         self.violations: list[Violation] = []
         self.meaningless = False
         self.num_redundant = 0
-        #: How many holds of classes of links name every class of resources.
+        #: Number of holds, over all link classes, that name each resource class.
         self.uses = Counter(hold.resource for each in self.shape.classes for hold in each.holds)
 
     def report(self, kind: str, message: str, row: int | None = None) -> None:
@@ -96,7 +98,7 @@ class _Judge:
     # ---- the fabric
 
     def check_links(self) -> bool:
-        """Steps 1 and 2: whether links of the classes are the fabric's."""
+        """Check steps 1 and 2: links, costs and holds of the classes match the fabric."""
         shape, num_ranks = self.shape, self.num_ranks
         if shape.group.order != num_ranks:
             self.report("symmetry", f"the group has {shape.group.order} elements for {num_ranks} ranks")
@@ -121,7 +123,7 @@ class _Judge:
         return not self.violations
 
     def links(self) -> Iterator[tuple[int, LinkClass, NDArray[np.int64], NDArray[np.int64]]]:
-        """Every class of links, with its number, and between which ranks its links are."""
+        """Yield every link class: its number, itself, and the source and destination ranks of its links."""
         places = np.arange(self.num_ranks, dtype=np.int64)
         for number, each in enumerate(self.shape.classes):
             ends = self.shape.group.translate(places, each.dst)
@@ -130,14 +132,14 @@ class _Judge:
     # ---- the pattern
 
     def check_rows(self) -> bool:
-        """Step 3: indices exist, starts are not negative, and ends are those of the class."""
+        """Check step 3: indices exist, starts are nonnegative, and the link class fixes each destination."""
         pattern, shape = self.pattern, self.shape
         lengths = {len(column) for column in pattern}
         if len(lengths) > 1:
             self.report("index", f"the pattern's columns have {sorted(lengths)} rows; expected as many each")
             self.meaningless = True
             return False
-        self.meaningless = True  # no times without classes
+        self.meaningless = True  # without valid classes, rows have no times
         for name, column, count in (
             ("item", pattern.item, self.schedule.num_items),
             ("place", pattern.src, self.num_ranks),
@@ -160,7 +162,7 @@ class _Judge:
         return not self.violations
 
     def check_contention(self) -> None:
-        """Step 4: rows that hold one class of resources do so one at a time."""
+        """Check step 4: rows that hold one class of resources do so one at a time."""
         pattern, ticks = self.pattern, self.schedule.ticks
         order = np.argsort(pattern.link_class, kind="stable")
         cuts = np.searchsorted(pattern.link_class[order], np.arange(len(ticks.holds) + 1))
@@ -182,7 +184,7 @@ class _Judge:
             )
 
     def check_data(self) -> None:
-        """Step 5."""
+        """Check step 5: copies spread, or sums are complete."""
         reduce = self.pattern.reduce
         if self.schedule.collective in ("reduce-scatter", "allreduce"):
             self._check_sums()
@@ -191,7 +193,7 @@ class _Judge:
             self._check_spread()
 
     def _check_spread(self) -> None:
-        """Chunks that spread from place 0 to where they must be."""
+        """Check that chunks spread from place 0 to every place that needs them."""
         schedule, pattern, num_ranks = self.schedule, self.pattern, self.num_ranks
         item = pattern.item.astype(np.int64)
         sent, got = item * num_ranks + pattern.src, item * num_ranks + pattern.dst
@@ -220,7 +222,7 @@ class _Judge:
             self.report("postcondition", f"and {len(missing) - _MOST} more never come where they must be")
 
     def _check_sums(self) -> None:
-        """Sums of every place's contributions to items of place 0; one fault is named."""
+        """Check sums of every place's contributions to items of place 0; report at most one fault."""
         from taccl.analysis.verification.replay_kernel import MISSING, OK, Sums, replay_sums
 
         pattern, num_items = self.pattern, self.schedule.num_items
@@ -252,7 +254,7 @@ def _is_permutation(values: NDArray[np.int64], count: int) -> bool:
 
 
 def _is_regular(table: NDArray[np.int64], group: object) -> bool:
-    """Whether the rows of a table are the group that its generators make, row g taking place 0 to g."""
+    """True if the table's rows are the group made by its generators, with row g mapping place 0 to g."""
     count = len(table)
     generators = [np.asarray(each) for each in getattr(group, "generators", ())]
     if not generators or not np.array_equal(table[0], np.arange(count)):
@@ -265,7 +267,7 @@ def _is_regular(table: NDArray[np.int64], group: object) -> bool:
 
 
 def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]:
-    """What is wrong with classes of links of a named fabric; behind the first fault nothing is meant."""
+    """Yield faults of the link classes against a named fabric; only the first one is meaningful."""
     ports_of_axis: dict[int, list[int]] = {}
     for number, each, src, dst in judge.links():
         axis = host.axis(src, dst)
@@ -290,7 +292,7 @@ def _unlike_named(judge: _Judge, host: NamedFabric) -> Iterator[tuple[str, str]]
 
 
 def _unlike_topology(judge: _Judge, host: Topology) -> Iterator[tuple[str, str]]:
-    """What is wrong with classes of links of a topology; behind the first fault nothing is meant."""
+    """Yield faults of the link classes against a topology; only the first one is meaningful."""
     resource_class = judge.shape.resource_class
     if len(resource_class) != len(host.resources):
         yield "symmetry", f"found classes of {len(resource_class)} resources for the topology's"

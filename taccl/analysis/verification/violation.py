@@ -1,4 +1,4 @@
-"""What a verifier says: the kinds of violation, one violation, and all of a schedule's."""
+"""Results of the verifier: kinds of violation, one violation, and the verdict on a schedule."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from taccl.units import format_count
 KINDS = (
     "index",  # a chunk or link that does not exist
     "interval",  # a start before time 0, or an end that is not after its start
-    "times",  # end - start is not what the cost model says
+    "times",  # end - start differs from the cost model
     "merge",  # transfers of one group that cannot be one send
-    "presence",  # a chunk is not where it is sent from when its send starts
+    "presence",  # the source does not hold the chunk when its send starts
     "contention",  # two sends hold one resource at once
     "postcondition",  # a destination ends without the chunk, or without its whole sum
     "double-count",  # a contribution is reduced a second time
     "lost-contribution",  # a copy wipes out contributions that it does not bring
-    "race",  # arrivals at one moment whose order decides what the buffer holds
+    "race",  # simultaneous arrivals whose order decides what the buffer holds
     "release",  # a chunk leaves, or is added to, before its rank has it
-    "due",  # a chunk comes later than it is due
-    "update",  # what a worker ends with, or is sent, is not what its chunk's server updated
+    "due",  # a chunk arrives after its due date
+    "update",  # a worker keeps or receives a sum that its chunk's server has not updated
     "reduce",  # a reduction in a collective that does not combine
     *dict.fromkeys(each.violation for each in CLAUSES.values() if each.violation not in ("", "merge")),
-    "symmetry",  # of an implicit schedule: a permutation of ranks that its fabric does not have
+    "symmetry",  # implicit schedules only: a permutation of ranks that the fabric does not have
 )
 
 
@@ -36,7 +36,7 @@ class Violation:
     """One broken rule; fields that do not apply are None.
 
     - `kind`: One of `KINDS`.
-    - `rank`: The rank at fault: the sender, but for what goes wrong on arrival or at the end.
+    - `rank`: The rank at fault: the sender, or the receiver for faults on arrival or at the end.
     - `link`: Index of the link in the topology.
     - `start_us`, `end_us`: The interval of the send.
     - `clause`: The field of `Clauses` that is broken.
@@ -57,12 +57,12 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification:
-    """What `verify` found.
+    """Result of `verify`: the violations, and figures of the schedule.
 
     Parameters
     ----------
     finish_us : float
-        The last arrival.
+        Last arrival, in microseconds.
     num_sends : int
         Sends, counting merged transfers once.
     num_redundant : int
@@ -77,11 +77,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether the schedule breaks no rule."""
+        """True if the schedule breaks no rule."""
         return not self.violations
 
     def raise_if_failed(self) -> None:
-        """Do nothing of a valid schedule.
+        """Raise an error if the schedule breaks a rule.
 
         Raises
         ------
