@@ -1,7 +1,7 @@
 """Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
 
-`lower_bound` is the best that the arguments of `taccl.analysis.certificates.witnesses` prove of the declared
-problem: its topology, collective and sketch.
+`lower_bound` returns the best bound that the arguments in `taccl.analysis.certificates.witnesses` prove. It
+holds for the declared problem: topology, collective and sketch.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 
-#: Most pairs of a chunk and a rank that needs it for which borders are timed, not only counted.
+#: Max ends of chunks (origins and destinations of each kind) for which borders are timed, not only counted.
 _MAX_TIMED = 60_000
-#: Most distinct pairs for which all claims except linear programs are always made (they take a fraction of a
-#: second).
+#: Max ends of chunks, up to symmetry, for which every argument without a linear program always runs
+#: (fractions of a second).
 _MAX_BRIEF = 3_000
-#: Above this many ranks only some chunks' shortest paths are found.
+#: Above this many ranks, the latency bound examines only about `_FEW_CHUNKS` chunks.
 _MOST_RANKS_TIMED = 2_048
 _FEW_CHUNKS = 16
-#: Seconds for finding sets of ranks that are crossed too little, by default.
+#: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
-#: Share of the time for prices that goes to sets along levels; then the share of the rest for flows.
+#: Share of the price search for cuts along level sets; then share of the remaining time for flows.
 _LEVELS_SHARE, _FLOWS_SHARE = 0.1, 0.5
-#: Share of the time that the first linear programs may take, ahead of every other argument.
+#: Share of the time for the first linear programs, before all other arguments.
 _FIRST_SHARE = 0.5
-#: Share of the time that counting may take ahead of them.
+#: Share of the time for counting, before the first linear programs.
 _COUNTING_SHARE = 0.5
-#: Seconds that the first linear programs, and all arguments of small problems, get even after the limit. They
-#: are some ten times what these need, so that bounds of little work do not hang on the clock.
+#: Seconds for the first linear programs, and for all arguments of small problems, even after the limit: about
+#: ten times their usual need, so that bounds of little work do not depend on the clock.
 _FIRST_S, _SMALL_S = 1.0, 1.5
-#: Seconds that linear programs get before the limit, once they are begun.
+#: Min seconds for later linear programs, before the limit; also for the bound of one release date.
 _LEAST_S = 1.0
-#: Order of preference among equal claims.
+#: Preference among equal claims, most preferred first.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
     "delayed source", "dissemination", "pair counting", "byte counting",
@@ -82,33 +82,34 @@ def lower_bound(
     limit_s: Duration | None = None,
     finish: Fraction | None = None,
 ) -> Certificate:
-    """The best proven lower bound of the declared problem: topology, collective and sketch.
+    """Best proven lower bound of the declared problem: topology, collective and sketch.
 
     Parameters
     ----------
     problem : Problem
-        With its clauses, which the bound heeds.
+        The problem; the bound respects its clauses.
     divisible : bool, optional
-        Bound data that may be cut as finely as one likes, rather than whole chunks; all sends may merge then,
-        unless a sketch limits that. Default: where the problem leaves the number of chunks open.
+        True bounds data that may be cut arbitrarily finely, rather than whole chunks. All sends may merge
+        then, unless a sketch limits that. Default: True if the problem leaves the number of chunks open.
     in_network : bool
-        Whether switches are granted to reduce and multicast what passes them, all that they like. What links
-        of the topology do of that needs no granting.
+        True assumes that switches can reduce and multicast without limit. Capabilities of the topology's own
+        links need no such assumption.
     budget_s : float
-        When to stop looking for a higher bound: the bound holds at any time. Latency is always found. Next
-        come linear programs of throughput, for 1 s at least up to 60,000 ends of chunks. Small
+        Seconds after which no higher bound is sought; the bound found by then holds. Latency is always
+        computed. Linear programs of throughput come next, for at least 1 s up to 60,000 ends of chunks. Small
         problems get all arguments that need no linear program.
     limit_s : float, optional
-        When to stop looking for these, too; small problems get 1.5 s at least. Beyond 60,000 ends of chunks
-        latency may be all then.
+        Seconds after which these, too, are abandoned; small problems get at least 1.5 s. Beyond 60,000 ends of
+        chunks, the result may then be the latency bound alone.
     finish : Fraction, optional
-        Of a schedule, in microseconds: a bound that meets it is the best, and nothing more is looked for.
+        Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
+        search.
 
     Raises
     ------
     InputError
-        If a chunk cannot reach a destination, or some of a sum, wherever it is added up: the error names the
-        rank, the chunk and the clause.
+        If a chunk cannot reach a destination, or if contributions cannot reach a destination through any rank
+        that adds them up. The error names the rank, the chunk and the clause.
     """
     if problem.release_us or problem.due_us:
         given: dict[str, Any] = {"divisible": divisible, "in_network": in_network, "limit_s": limit_s}
@@ -157,13 +158,14 @@ def _claims(
     limit: float,
     enough: Fraction | float,
 ) -> Iterator[Claim]:
-    """Claims in the order they are found, until one of `enough` ticks.
+    """Yield claims in the order in which they are found, until one reaches `enough` ticks.
 
-    Prices of resources come first where other arguments may use up the time, and are found even after it.
+    Linear programs for prices come first if other arguments may exhaust the time. They run even after the
+    limit.
     """
     latency = _latency(demand, divisible=divisible, limit=limit)
     yield latency
-    import scipy.optimize  # noqa: F401  which takes longer than small programs do, before their clock starts
+    import scipy.optimize  # noqa: F401  a slow import, kept out of the programs' time
 
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
@@ -184,13 +186,13 @@ def _claims(
     is_priced = False
 
     def first_prices() -> Iterator[Claim]:
-        """Prices in a share of the time: where volume limits, no other argument comes near them."""
+        """Yield prices in a share of the time: if volume limits, no other argument comes close."""
         nonlocal is_priced
         yield from prices(deadline=first_until)
         is_priced = time.monotonic() < first_until
 
     def last_prices() -> Iterable[Claim]:
-        """Prices in the time that is left, unless the first ones were solved to the end."""
+        """Prices in the remaining time, unless the first programs were solved to the end."""
         return () if is_priced else prices(deadline=max(deadline, min(limit, time.monotonic() + _LEAST_S)))
 
     quick: list[Finder] = []
@@ -205,8 +207,8 @@ def _claims(
     elif is_countable:
         quick = [partial(byte_counting_bounds, demand, **within)]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
-    if not divisible and not (is_small and enough < math.inf):  # which is often met without prices
-        # Counting is quick where ranks are alike; elsewhere it leaves prices their time.
+    if not divisible and not (is_small and enough < math.inf):  # often met without prices
+        # Counting is fast if ranks are alike; otherwise it leaves time for prices.
         count_until = now + _COUNTING_SHARE * (min(limit, max(soon, now + _FIRST_S)) - now)
         early = [(quick.pop(0), count_until), (first_prices, first_until)]
     late = [*((find, limit if is_small else soon) for find in quick), (last_prices, soon)]
@@ -233,9 +235,9 @@ def _prices(
     deadline: float,
     known: int,
 ) -> list[Claim]:
-    """Throughput claims along level sets and by linear programs, the largest first, found until `deadline`.
+    """Throughput claims from level sets and linear programs, largest first, found until `deadline`.
 
-    Bounds are whole ticks where chunks travel whole.
+    Bounds are rounded up to whole ticks if chunks of one size travel whole.
     """
     claims: list[Claim] = []
 
@@ -282,20 +284,19 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
 
 
 def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """The longest shortest path from where a chunk starts to where it must end; in alphas, if divisible.
+    """Longest shortest path from a chunk's origins to a destination; only alphas count if divisible.
 
-    Only some chunks are examined where there are too many ranks for all-pairs times, or after the clock
-    passes `limit`.
+    Only some chunks are examined if there are too many ranks for all-pairs times, or after time `limit`.
     """
     best = Claim(0, "nothing has to be sent", None)
-    # Largest chunks first: out of time, what is left has shorter paths.
+    # Largest chunks first: if time runs out, the remaining chunks tend to have shorter paths.
     distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
     is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
     if is_large:
         if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
             return best
         kinds = kinds[:: max(1, len(kinds) // _FEW_CHUNKS)]
-    # Chunks that start alike and go over the same links are everywhere at the same time.
+    # Chunks with the same origins, links and size arrive everywhere at the same times.
     alike: dict[tuple[object, ...], list[float]] = {}
     for place, ((data, whole, _, made), c) in enumerate(kinds):
         if place > _FEW_CHUNKS and time.monotonic() >= limit:
@@ -318,12 +319,12 @@ def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -
 
 
 def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Chunks that must enter or leave a set of ranks, over the rate of all the resources they can pass."""
+    """Count chunks that must enter or leave a set of ranks, over the rate of the resources on the border."""
     if not demand.single_ended:
         return
     if demand.sums_for_all and not in_network:
         yield from gossip(demand)
-    for name, sets in reversed(demand.families):  # what enters nodes limits more often, and they are fewer
+    for name, sets in reversed(demand.families):  # nodes first: they limit more often, and are fewer
         for entering in (True, False):
             for ranks in demand.different(sets):
                 jobs = demand.border(ranks, entering=entering)
@@ -340,7 +341,7 @@ def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
 
 
 def _counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
-    """`_counting` without times: whole chunks that must enter each rank and node, for very many of them."""
+    """Count whole chunks that must enter each rank and node, without times, for very large problems."""
     if not (volume.by_chunk and volume.spreads and demand.single_ended):
         return
     size = int(demand.problem.costs.chunk_units[0])
@@ -359,10 +360,10 @@ def _set_name(demand: NeededSends, family: str, ranks: frozenset[int]) -> str:
 
 
 def _single_machine(demand: NeededSends) -> Iterator[Claim]:
-    """Jobs that must all pass one resource, from their releases to the tail behind the last batch.
+    """Single-machine bounds: jobs that must all pass one resource, with their releases and tails.
 
-    Sets of ranks are disjoint, so jobs of different sets are different sends, unless a link multicasts or
-    reduces: then each set counts by itself.
+    Sets of ranks are disjoint, so jobs of different sets are different sends. This fails if a link multicasts
+    or reduces; each set then counts alone.
     """
     links_of: dict[int, list[int]] = defaultdict(list)
     for e in demand.problem.links_allowed:

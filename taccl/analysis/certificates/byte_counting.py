@@ -1,8 +1,8 @@
-"""Byte counting: pair counting of bytes, over all chunkings, where each send pays its latency.
+"""Byte counting: pair counting of bytes, over all chunkings, with a latency for each send.
 
-A pair is a byte that a set of ranks lacks and a rank of the set that wants it; of a sum, also a contribution
-from outside. A send into the set serves few pairs for each of its bytes if it starts early, as its sender has
-data of few ranks by then. So it does if it ends late, as its data then reaches few ranks.
+A pair is a byte that a set of ranks lacks, with a rank of the set that wants it. For sums, a pair also has a
+contribution from outside. An early send into the set serves few pairs per byte, as its sender holds data of
+few ranks by then. A late send serves few pairs, too, as its data then reaches few ranks. See
 docs/formulation.md, "Byte counting".
 """
 
@@ -22,16 +22,18 @@ from taccl.analysis.certificates.pair_counting import steps_of, windows_of
 from taccl.analysis.certificates.volume import crossing_links, largest_piece
 from taccl.analysis.certificates.witnesses import ByteCounting, Claim
 
-#: Parts of a tick, and of the largest piece, that are told apart.
+#: Fixed-point resolution: parts of a tick, and parts of the largest piece.
 _TICK_PARTS, _PARTS = 1024, 2**20
-#: Number of ranks, and of nodes, that are examined.
+#: Max ranks, and nodes, to examine.
 _MOST_SETS = 8
 
 
 class Port(NamedTuple):
-    """A resource at a border: ticks of a hold without bytes, and of the largest piece; pieces in a send.
+    """A resource at a border; times are in parts of a tick.
 
-    - `idle`: Least ticks of a send, without bytes, in which it does not hold the resource.
+    - `alpha`, `beta`: Hold of a send without bytes, and additional hold for the largest piece.
+    - `most`: Max pieces in a send.
+    - `idle`: Min time of a send, of any size, in which it does not hold the resource.
     """
 
     alpha: int
@@ -40,7 +42,7 @@ class Port(NamedTuple):
     idle: int
 
     def passed(self, ticks: int, total: int) -> int:
-        """Most parts of pieces that sends of `total` parts each can bring in so many ticks."""
+        """Max parts of pieces in sends of at most `total` parts each, within `ticks`."""
         most = min(self.most * _PARTS, total)
         busy = ticks - self.idle
         if busy < self.alpha:
@@ -52,19 +54,19 @@ class Port(NamedTuple):
         return rounds * most + (min(most, -(-part // self.beta) if self.beta else most) if part >= 0 else 0)
 
     def fed(self, ticks: int, total: int, known: Sequence[tuple[int, int]], enough: int) -> int:
-        """Most parts of pieces that come by so many ticks, by sends with no more than their senders have.
+        """Max parts of pieces delivered within `ticks` by sends that carry no more than their senders hold.
 
-        - `known`: (ticks, parts): since when a sender can have so much.
-        - `enough`: No more than these need be counted.
+        - `known`: (ticks, parts): time from which a sender can hold that many parts.
+        - `enough`: Number of parts beyond which counting may stop.
         """
         if not self.alpha:
             return self.passed(ticks, total)
         most, start, room = min(self.most * _PARTS, total), ticks - self.idle - self.alpha, 0
-        for since, parts in reversed(known):  # of the last send, of the last but one, ...
+        for since, parts in reversed(known):  # from the last send backwards
             each, sends = min(most, parts), (start - since) // self.alpha + 1
             if sends <= 0:
                 continue
-            if self.beta:  # the number of sends after which no time is left for so many bytes
+            if self.beta:  # number of sends after which no time is left for their bytes
                 left = (start + self.alpha) * _PARTS - room * self.beta
                 full = max(1, -(-left // (each * self.beta + self.alpha * _PARTS)))
                 if full <= sends:
@@ -79,7 +81,7 @@ class Port(NamedTuple):
 
 
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Claims for ranks, and nodes, that no symmetry maps to an earlier one."""
+    """Yield claims for ranks, and nodes, that no symmetry maps to an earlier one."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
         return
     for name, sets in demand.families:
@@ -94,7 +96,7 @@ def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, tuple[int, ...]]:
-    """A bound in parts of a tick, and the resources at the border that it counts; 0 says nothing."""
+    """Bound in parts of a tick, and the border resources that it counts; 0 proves nothing."""
     piece = largest_piece(demand.problem, divisible=True)
     pairs = total = adding = wanting = 0
     of_rank: Counter[int] = Counter()
@@ -155,9 +157,10 @@ def _finer(steps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _ports(demand: NeededSends, ranks: frozenset[int], piece: int) -> tuple[tuple[int, ...], Counter[Port]]:
-    """Resources that share out the links into a set, and their ports, by number of alike ones.
+    """Greedy cover of the links into a set: its resources, and {port: number of equal ports}.
 
-    The next resource is the one that the most of the remaining links hold.
+    The next resource is the one that most of the remaining links hold. Both are empty if links remain
+    uncovered.
     """
     links = crossing_links(demand.problem, (ranks,)).tolist()
     users: dict[int, set[int]] = defaultdict(set)
@@ -180,7 +183,7 @@ def _ports(demand: NeededSends, ranks: frozenset[int], piece: int) -> tuple[tupl
 
 
 def _port(demand: NeededSends, links: Sequence[int], resource: int, piece: int) -> Port:
-    """The port that some links share."""
+    """Port that the given links share, with their least costs."""
     costs, clauses = demand.problem.costs, demand.problem.clauses
     total = int(costs.chunk_units.sum())
     holds = [demand.held[e][resource] for e in links]

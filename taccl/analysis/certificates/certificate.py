@@ -21,21 +21,21 @@ class Certificate:
     Parameters
     ----------
     problem : Problem
-        What the bound holds for: topology, collective and sketch.
+        The problem that the bound holds for: topology, collective and sketch.
     bound : Fraction
-        Microseconds, exact.
+        The bound in microseconds, exact.
     kind : str
         ``"latency"``, ``"cut counting"``, ``"delayed source"``, ``"spread tail"``, ``"single machine"``,
-        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
-        ``"byte counting"``; ``"none"`` where nothing must be sent.
+        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or ``"byte
+        counting"``; ``"none"`` if nothing must be sent.
     limits : str
-        One sentence that says what limits.
+        One sentence that names what limits.
     witness : Witness, optional
-        What `check` needs; None where nothing must be sent.
+        The witness that `check` verifies; None if nothing must be sent.
     divisible : bool
-        Whether data may be cut as finely as one likes, and sends merge where no sketch limits that.
+        True if data may be cut arbitrarily finely, and sends merge unless a sketch limits that.
     in_network : bool
-        Whether switches are granted to reduce what passes them, even where this topology's do not.
+        True if switches are assumed to reduce what passes them, even if this topology's do not.
     """
 
     problem: Problem
@@ -53,7 +53,7 @@ class Certificate:
 
     @property
     def scope(self) -> str:
-        """Chunks that it holds for: ``"all chunkings"``, or the problem's, ``"2 chunks per rank"``."""
+        """Chunks that the bound holds for: ``"all chunkings"``, or the problem's, ``"2 chunks per rank"``."""
         collective = self.problem.collective
         if self.divisible:
             return "all chunkings"
@@ -68,18 +68,18 @@ class Certificate:
 
     @property
     def algbw_gb_per_s(self) -> float | None:
-        """The bandwidth that no schedule can pass, in GB/s as nccl-tests counts it; None without a size."""
+        """Bandwidth that no schedule can exceed, in GB/s as nccl-tests counts it; None without a size."""
         return gb_per_s(self.problem.size_bytes, self.bound)
 
     @property
     def busbw_gb_per_s(self) -> float | None:
-        """The same as bus bandwidth; None without a size."""
+        """Bus bandwidth that no schedule can exceed, in GB/s; None without a size."""
         algbw = self.algbw_gb_per_s
         return None if algbw is None else algbw * self.problem.collective.busbw_factor
 
     @property
     def bandwidth_text(self) -> str:
-        """Both as text; empty where they are not known."""
+        """Both bandwidths as text; empty if they are unknown."""
         return format_rates(self.algbw_gb_per_s, self.problem.collective.busbw_factor)
 
     @checked

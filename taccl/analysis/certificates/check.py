@@ -1,9 +1,9 @@
-"""Re-checks a certificate from its witness: plain arithmetic on the problem, and no solver.
+"""Check of a certificate from its witness, by arithmetic on the problem and without a solver.
 
-Shared with what found the bound are what the problem says (its costs in ticks, its links,
-`Problem.may_carry`), how it is read backwards in time (`readings`), and the dynamic program over batches
-(`machine_ticks`), which is run again on jobs that are derived anew. docs/formulation.md, "Checking", says why
-that is sound.
+The checker shares three things with the code that found the bound. The first is the problem data: costs in
+ticks, links, and `Problem.may_carry`. The second is the time reversal of problems (`readings`). The third is
+the dynamic program over batches (`machine_ticks`), which runs again on independently derived jobs.
+docs/formulation.md, "Checking", explains why this is sound.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
-#: What witnesses prove, in ticks, where they are not asked whether they prove so many.
+#: Functions that return the ticks that a witness proves; other witnesses are checked against given ticks.
 _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
     Path: latency,
     SpreadTail: spreads_late,
@@ -56,7 +56,7 @@ _PROVEN: dict[type[Witness], Callable[[Facts, Any], int | Fraction]] = {
 
 
 def check_certificate(certificate: Certificate) -> bool:
-    """Whether the witness proves the bound."""
+    """True if the witness proves the bound."""
     ticks = certificate.bound * certificate.problem.costs.ticks_per_us
     witness, divisible = certificate.witness, certificate.divisible
     if isinstance(witness, Late):
@@ -65,7 +65,7 @@ def check_certificate(certificate: Certificate) -> bool:
         return (
             part is not None and replace(certificate, problem=part, bound=left, witness=witness.inner).check()
         )
-    if certificate.problem.release_us:  # what is proven without releases holds with them
+    if certificate.problem.release_us:  # a bound without release dates holds with them, too
         return replace(certificate, problem=certificate.problem.without_moments()).check()
     if witness is None:
         return ticks <= 0
@@ -91,12 +91,12 @@ def check_certificate(certificate: Certificate) -> bool:
     if isinstance(witness, ByteCounting):
         return bytes_left(facts, witness, ticks)
     proven = _PROVEN[type(witness)](facts, witness)
-    # Whole chunks end in whole ticks.
+    # Whole chunks end at whole ticks.
     return ticks <= (proven if divisible else math.ceil(proven))
 
 
 def _is_of(problem: Problem, witness: Witness) -> bool:
-    """Whether the witness names only what the problem has, and prices every resource."""
+    """True if the witness names only ranks and resources of the problem, and prices every resource."""
     ranks = frozenset(range(problem.topology.num_ranks))
     num_resources = len(problem.topology.resources)
     match witness:

@@ -1,7 +1,7 @@
-"""Checks what must cross borders: shortest paths, counted chunks, the batches of a machine.
+"""Checks of border arguments: shortest paths, counted chunks, and the batches of a machine.
 
-What must cross a set of ranks is read off the collective once more. The dynamic program over batches
-(`machine_ticks`), arithmetic itself, is run again as it is: on these jobs, not on those that were found.
+The chunks that must cross a set of ranks are derived again from the collective. The dynamic program over
+batches (`machine_ticks`) is itself arithmetic; it runs again, on these jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taccl.schedule.combine import reduction_half
 
 
 def latency(facts: Facts, path: Path) -> int:
-    """The shortest time of a chunk to a destination; of a sum, of its farthest contribution."""
+    """Shortest time of a chunk to a destination; for a sum, from its farthest contribution."""
     data = facts.collective.chunks[path.chunk]
     if path.destination not in data.destinations:
         return 0
@@ -37,7 +37,7 @@ def latency(facts: Facts, path: Path) -> int:
 
 
 def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
-    """Whether what must cross the border cannot do so in less."""
+    """True if the required crossings of the border cannot all end before `ticks`."""
     everyone = frozenset(range(facts.topology.num_ranks))
     if border.ranks == everyone and not border.entering:
         if facts.multi or facts.in_network or not facts.sums:
@@ -60,7 +60,10 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
 
 
 def crosses_dynamic(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
-    """Whether what the target wants, and starts on this side of a moving border, cannot cross it in less."""
+    """True if the target's chunks cannot all cross a moving border before `ticks`.
+
+    The chunks that count are those that the target wants and that start on the near side of the border.
+    """
     if facts.sums or not facts.spreads_alike:
         return False
     last, since = math.ceil(ticks) - 1, list(cut.moments)
@@ -80,10 +83,10 @@ def crosses_dynamic(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
 
 
 def gossips(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
-    """Whether links among some ranks cannot pass in less what they must send one another for sums.
+    """True if links among the ranks cannot pass the sends required by shared sums before `ticks`.
 
-    Of each sum all other ranks are one of those that share it, and so are the ranks where it can come from
-    them, or go there.
+    For each sum, all other ranks together are one of its sharers. So are the ranks at links that may carry
+    the sum from or to them.
     """
     if facts.multi or facts.in_network or not facts.sums:
         return False
@@ -102,14 +105,14 @@ def gossips(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
 
 
 def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
-    """How many parts of the ranks have something of a sum, and want it."""
+    """Number of parts of the ranks that both contribute to a sum and want it."""
     return len({part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations})
 
 
 def _fills(
     facts: Facts, sends: Counter[int], links: Sequence[int], ticks: Fraction, *, since: int = 0
 ) -> bool:
-    """Whether links cannot pass so many sends, each as the smallest, from `since` to before `ticks`."""
+    """True if links cannot pass the sends, each counted as the smallest, from `since` to before `ticks`."""
     number = sends.total()
     if not number or ticks <= since:
         return ticks <= since
@@ -121,12 +124,12 @@ def _fills(
 
 
 def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], ticks: Fraction) -> bool:
-    """Whether links between nodes cannot pass the sends of sums, of which those at either end count half.
+    """True if links between nodes cannot pass the sends of sums, with those at either end counted half.
 
-    What starts before one rank can hold all contributions of a node, or ends when one copy can spread in a
-    node no more, does not do all that a send must do.
+    A send does only part of its work if it starts before one rank can hold all contributions of a node. The
+    same is true if it ends too late for one copy to spread in a node.
 
-    - `sharing`: By how many nodes each sum is shared.
+    - `sharing`: Number of nodes that share each sum.
     """
     node, last = facts.topology.node_of_rank, math.ceil(ticks) - 1
     if not facts.spreads_alike or not links or max(sharing, default=0) < 2:
@@ -161,7 +164,7 @@ def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], 
 
 
 def _one_by_one(facts: Facts) -> Facts:
-    """What is sent merged, taken chunk behind chunk, none of which pays a latency."""
+    """Facts with each merged send replaced by single chunks in sequence, without latency."""
     if facts.clauses.max_merge == 1:
         return facts
     single, merging = copy(facts), facts.clauses.merging
@@ -175,13 +178,13 @@ def _one_by_one(facts: Facts) -> Facts:
 
 
 def _reaching(facts: Facts, num: int) -> int:
-    """How long a chunk takes at least from one rank of a node to so many of it."""
+    """Min ticks for a chunk to spread from one rank of a node to `num` ranks of the node."""
     inside = [e for e in facts.allowed if not facts.topology.is_internode(e)]
     return reached(fastest(passages_of(facts, inside, facts.src).values()), [0], num)[-1]
 
 
 def batches(facts: Facts, machine: SingleMachine) -> int:
-    """The single-machine relaxation of what must pass a resource."""
+    """Single-machine relaxation of the jobs that must pass a resource, in ticks."""
     sets = [frozenset((r,)) for r in range(facts.topology.num_ranks)]
     if machine.family == "node":
         sets = [frozenset(ranks) for ranks in facts.topology.ranks_of_node]
@@ -198,7 +201,7 @@ def batches(facts: Facts, machine: SingleMachine) -> int:
 
 
 def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[BorderJob]:
-    """The sends that every schedule has at the border of a set of ranks."""
+    """Yield the sends that every schedule has at the border of a set of ranks."""
     node, links = facts.topology.node_of_rank, facts.topology.links
     is_direct = facts.sums and facts.clauses.direct_crossing and entering and not facts.multi
     for c, count in facts.alike:
@@ -210,7 +213,8 @@ def _jobs(facts: Facts, ranks: frozenset[int], *, entering: bool) -> Iterator[Bo
         every = facts.carried(c)
         parts = [(every, sources, targets)]
         if is_direct and len(ranks) > 1 and data.root in ranks:
-            # From each other node straight to the root's: for all that want the sum, but that node itself.
+            # From each other node straight to the root's, for all ranks that want the sum except those of
+            # that node.
             parts = []
             for n in sorted({node[r] for r in sources}):
                 over = [e for e in facts.admitted(c, reducing=True) if node[links[e].src] == n]
@@ -234,7 +238,7 @@ def _job(
     sources: set[int],
     targets: set[int],
 ) -> BorderJob:
-    """Crossing over one of some links: of a sum the farthest contribution, of a copy the nearest."""
+    """Job that crosses one of the links, from the farthest contribution of a sum or the nearest copy."""
     srcs = {r for e in crossing for r in facts.topology.links[e].srcs}
     dsts = {r for e in crossing for r in facts.topology.links[e].dsts}
 

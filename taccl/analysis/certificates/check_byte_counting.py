@@ -1,4 +1,4 @@
-"""Checks byte counting: how many pairs of a byte and a rank sends of any size can serve in time."""
+"""Checks of byte counting: pairs of a byte and a rank that sends of any size can serve in time."""
 
 # u units of data in a send, n ranks whose data is in it, k ranks that its data can reach
 
@@ -28,11 +28,11 @@ class _Port:
 
     alpha: int
     beta: int
-    most: int  # units that a send can bring
+    most: int  # max units in a send
     idle: int
 
     def passed(self, ticks: Fraction) -> Fraction:
-        """Most units in sends that take so many ticks in all."""
+        """Max units in sends that take `ticks` ticks in total."""
         busy, full = ticks - self.idle, self.alpha + self.beta * self.most
         if busy < self.alpha:
             return Fraction(0)
@@ -44,7 +44,7 @@ class _Port:
         return rounds * self.most + (last if part >= 0 else Fraction(0))
 
     def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
-        """The same of sends that bring at most `each` units of every rank whose data they can have."""
+        """Max units in `ticks` ticks, if a send has at most `each` units per rank whose data it can have."""
         if not self.alpha:
             return self.passed(ticks)
         start, brought = ticks - self.idle - self.alpha, Fraction(0)
@@ -54,7 +54,8 @@ class _Port:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # After x sends, brought + x unit are brought, and (start - (x - 1) alpha) / beta have time.
+                # After x sends, ``brought + x unit`` units are delivered, and ``(start - (x - 1) alpha) /
+                # beta`` have time.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:
@@ -67,7 +68,7 @@ class _Port:
 
 
 def bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
-    """Whether a pair of a byte and a rank is left in any schedule, however cut, that ends by then."""
+    """True if every schedule that ends by `ticks`, for any chunking, leaves a (byte, rank) pair unserved."""
     if not facts.divisible or facts.multi or facts.made_at or facts.in_network:
         return False
     inside, pairs, total, most_added, most_wanted = witness.ranks, 0, 0, 0, 0
@@ -107,7 +108,7 @@ def bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
 
 
 def _ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Port] | None:
-    """What the resources let pass; None if some link into the ranks holds none of them."""
+    """Ports of the witness's resources; None if some link into the ranks holds none of them."""
     left = {e for e in facts.allowed if facts.src[e] not in witness.ranks and facts.dst[e] in witness.ranks}
     joined: Counter[object] = Counter()
     for starts, chunk, units in zip(
@@ -136,7 +137,7 @@ def _ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Port] | Non
 
 
 def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
-    """The same for data without bytes, or with time reversed."""
+    """The same facts for data without bytes; with `backwards`, time is reversed."""
     bare = copy(facts)
     bare.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
     bare.beta = [0] * len(facts.beta)
@@ -151,7 +152,7 @@ def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
 def _soonest(
     bare: Facts, links: list[int], starts: Collection[int], most: int, *, backwards: bool = False
 ) -> dict[int, int]:
-    """By number: after how long data can be at so many ranks, or have come from so many."""
+    """{number: ticks} until data can be at that many ranks, or have come from that many."""
     times = reached(fastest(passages_of(bare, links, bare.src).values()), [0], most)
     if bare.topology.num_ranks <= _MOST_RANKS:
         out = bare.arcs({e: bare.alpha[e] for e in links}, backwards=backwards)

@@ -1,4 +1,4 @@
-"""Checks delayed sources: how much can have entered the sets by the moment of the witness, link by link."""
+"""Checks of delayed sources: the entries that can have ended by the time of the witness, link by link."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from taccl.analysis.certificates.check_gates import passages_of, strongest
 from taccl.analysis.certificates.check_spread_tail import fastest, of_most, reached, spread_after
 from taccl.analysis.certificates.witnesses import DelayedSource
 
-#: Of more missing entries it is not asked how long they take to spread.
+#: Max missing entries whose time to spread is computed.
 _MOST_SPREAD = 1000
 
 
 def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> bool:
-    """Whether too much is missing at the moment of the witness for all to be over before `ticks`."""
+    """True if too many entries are missing at the time of the witness for all to end before `ticks`."""
     if not facts.spreads_alike or witness.since < 0:
         return False
     entries = _Entries(facts, witness)
     missing = sum(entries.wanted) - entries.entered(witness.fed, witness.since)
     if missing <= 0:
         return False
-    less = math.ceil(ticks) - 1 - witness.since  # whole ticks that are left then
+    less = math.ceil(ticks) - 1 - witness.since  # whole ticks left
     if less < 0 or entries.completed(witness.since, less) < missing:
         return True
     return missing <= _MOST_SPREAD and entries.spread(witness.sets, less, missing) < missing
 
 
 class _Entries:
-    """The chunks that must enter the sets of a witness, and what each set can let in."""
+    """Chunks that must enter the sets of a witness, and the passages into each set."""
 
     def __init__(self, facts: Facts, witness: DelayedSource) -> None:
         self.facts, self.num_sets = facts, len(witness.sets)
         self.set_of = {r: i for i, ranks in enumerate(witness.sets) for r in ranks}
         self.wanted = [0] * self.num_sets
-        self.wanting: list[list[int]] = [[] for _ in range(self.num_sets)]  # ranks that want each chunk
+        self.wanting: list[list[int]] = [[] for _ in range(self.num_sets)]  # wanting ranks per chunk
         release = self.release = self._read(witness)
         leaves, enters = ([self.set_of.get(r, -1) for r in ends] for ends in (facts.src, facts.dst))
         border = [e for e in release if enters[e] >= 0 and leaves[e] != enters[e]]
         targets = set(witness.targets)
         near = [e for e in release if facts.dst[e] in targets and leaves[e] == enters[e]]
-        #: What enters sets, by set; what of it others send, and sets; what comes to targets, by set.
+        #: Passages into sets, by set; those of senders outside, and of senders in sets; those to targets, by
+        #: set.
         self.enter = passages_of(facts, border, enters, release)
         early = passages_of(facts, [e for e in border if leaves[e] < 0], leaves, release)
         onward = passages_of(facts, [e for e in border if leaves[e] >= 0], leaves, release)
@@ -57,7 +58,7 @@ class _Entries:
         self.free = not all(p.hold for p in every)
 
     def _read(self, witness: DelayedSource) -> dict[int, int]:
-        """What each target wants is counted; returns when each link can carry some of it first."""
+        """Count the chunks that each target wants; return the earliest use of each link by one of them."""
         early = [*self.facts.outside(frozenset(self.set_of))]
         for c, _ in early:
             ends = set(self.facts.collective.chunks[c].destinations)
@@ -70,10 +71,10 @@ class _Entries:
     # ---- what can have entered
 
     def entered(self, fed: int, since: int) -> int:
-        """The most entries that can have ended before a moment.
+        """Max entries that can have ended before time `since`.
 
-        Through each passage comes what starts at `fed` or later; what started before can only add to it where
-        a send did, and no more than so many chunks in all.
+        Every passage lets in the sends that start at `fed` or later. Earlier sends add only to passages that
+        they use, and add no more than all their chunks.
         """
         if self.free:
             return sum(self.wanted)
@@ -88,9 +89,9 @@ class _Entries:
         return total + min(chunks, sum(heapq.nlargest(sends, gains)))
 
     def _fed_before(self, moment: int) -> tuple[int, int]:
-        """The most sends into the sets that can have started before a moment, and the most chunks in such."""
+        """Max sends into the sets that can have started before a given time, and max chunks in them."""
         first = heapq.merge(*(of_most(p, 1).ends(0) for p in self.early))
-        when = reached(fastest([self.onward]), first, self.num_sets)  # each send reaches one set more
+        when = reached(fastest([self.onward]), first, self.num_sets)  # each send reaches one more set
         ways = [(p, 0) for p in self.early]
         ways += [(p, since) for since in when if since < moment for p in self.onward]
         sends = sum(p.sends(moment - 1 - since) for p, since in ways)
@@ -99,7 +100,7 @@ class _Entries:
     # ---- what can come after
 
     def completed(self, since: int, ticks: int) -> int:
-        """The most that can come to the targets in so many ticks after a moment, of what none had before."""
+        """Max entries that can reach the targets within `ticks` after `since`, if none ended before."""
         if self.free:
             return sum(self.wanted)
         total, end = 0, since + ticks
@@ -112,7 +113,7 @@ class _Entries:
         return total
 
     def spread(self, sets: Sequence[frozenset[int]], ticks: int, most: int) -> int:
-        """The most entries, up to a number, that can have spread in so many ticks after none is in."""
+        """Max entries, up to `most`, that can have spread within `ticks`, if none has entered before."""
         total = 0
         for ranks, wanting in zip(sets, self.wanting, strict=True):
             for last in range(1, len(wanting) + 1):

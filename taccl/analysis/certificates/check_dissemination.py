@@ -1,4 +1,4 @@
-"""Checks dissemination: how soon a rank can have data of so many others, send by send."""
+"""Checks of dissemination: earliest times at which one rank can hold data of several, send by send."""
 
 # m ranks whose data is in a send
 
@@ -10,12 +10,12 @@ from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.witnesses import Dissemination
 
-#: When senders can have data of so many ranks; None is when those who are entered can.
+#: Earliest times at which senders can hold data of 0, 1, ... ranks; None stands for the entered ranks' times.
 Known = list[int] | None
 
 
 def disseminated(facts: Facts, witness: Dissemination) -> int:
-    """When data of all ranks outside that one of the set wants can have come there; 0 says nothing."""
+    """Earliest time at which a rank of the set can hold all its wanted outside data; 0 proves nothing."""
     if not facts.spreads_alike or facts.sums or facts.divisible:
         return 0
     wanted: dict[int, set[int]] = defaultdict(set)
@@ -39,13 +39,13 @@ def disseminated(facts: Facts, witness: Dissemination) -> int:
 
 
 def _learnt(ways: list[tuple[GatePassage, Known]], had: list[int], number: int) -> list[int]:
-    """By number of ranks: when data of so many can be at one that is entered in such ways.
+    """Earliest times at which a rank that is entered in these ways can hold data of 0, 1, ... ranks.
 
-    - `had`: The first of these.
+    - `had`: First times of the result, which are known.
     """
     when = list(had)
-    passed = [[0] for _ in ways]  # when the sends that brought so much have left each way
-    came: list[list[int]] = [[] for _ in ways]  # when so much has come
+    passed = [[0] for _ in ways]  # when each way is free after bringing that much
+    came: list[list[int]] = [[] for _ in ways]  # arrivals, by number of ranks
 
     def best(place: int, m_in_all: int) -> tuple[int, int]:
         way, known = ways[place]
@@ -63,6 +63,6 @@ def _learnt(ways: list[tuple[GatePassage, Known]], had: list[int], number: int) 
             came[place].append(over)
         when.append(sorted(over for some in came for over in some)[i - 1])
         for place, (_, known) in enumerate(ways):
-            if known is None:  # some rank has so much now, which it may send on
+            if known is None:  # some rank holds that much now, and may send it on
                 passed[place][i], came[place][i - 1] = best(place, i)
     return when

@@ -1,7 +1,7 @@
-"""What a problem says, as plain numbers, for checking certificates: costs, who carries what, shortest paths.
+"""Problem data as plain numbers for checking certificates: costs, admitted links, shortest paths.
 
-Costs in ticks, and which links may carry a chunk, are read off the problem as everywhere; ways are found here
-anew, in whole numbers.
+Costs in ticks, and the links that may carry a chunk, are read from the problem as elsewhere. Paths are
+recomputed here, in integers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import zip_longest
 
 from taccl.problem import Problem
 
-#: What never comes.
+#: Time that stands for never, in ticks.
 NEVER = 2**61
-#: Per rank: (the rank at the other end, the length) of every link.
+#: {rank: [(rank at the other end, length), ...]} over all links.
 Arcs = dict[int, list[tuple[int, int]]]
 
 
 class Facts:
-    """What a problem says, as plain numbers."""
+    """Problem data as plain numbers."""
 
     def __init__(self, problem: Problem, *, divisible: bool, in_network: bool) -> None:
         self.problem, self.divisible, self.in_network = problem, divisible, in_network
@@ -39,7 +39,7 @@ class Facts:
             self.holds[hold.link][hold.resource] = (alpha, beta, hold.side == "receive")
         links = self.topology.links
         self.multi = any(len(links[e].srcs) + len(links[e].dsts) > 2 for e in self.allowed)
-        #: Of links from one rank to one.
+        #: Ends of links; meaningful for links from one rank to one rank.
         self.src, self.dst = [link.src for link in links], [link.dst for link in links]
         self._admitted: dict[tuple[int, ...], list[int]] = {}
         self._out: dict[tuple[int, int, bool], Arcs] = {}
@@ -47,26 +47,26 @@ class Facts:
         self._when: dict[int | None, dict[int, int]] = {}
 
     def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
-        """The links that may carry a chunk: spreading, reducing, or (None) in either way."""
+        """Links that may carry a chunk: spreading, reducing, or (None) either."""
         if not self.clauses.said("chunk", "group"):
             return self.allowed
         modes = (False, True) if reducing is None else (reducing,)
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
-        key = tuple(map(id, masks))  # the problem has one for chunks that clauses treat alike
+        key = tuple(map(id, masks))  # chunks that clauses treat alike share one mask
         if key not in self._admitted:
             self._admitted[key] = [e for e in self.allowed if any(mask[e] for mask in masks)]
         return self._admitted[key]
 
     def carried(self, c: int) -> list[int]:
-        """The links that may carry a chunk, or contributions to a sum in any way."""
+        """Links that may carry a chunk; for sums, spreading or reducing."""
         return self.admitted(c, reducing=None if self.sums else False)
 
     def times(
         self, links: Sequence[int], units: int, starts: dict[int, int], *, backwards: bool = False
     ) -> dict[int, int]:
-        """Earliest times at ranks (backwards: times left to the starts); a link waits for one source.
+        """Earliest times at ranks; backwards, times left to the starts. A link waits for one source only.
 
-        `links` is a list that `admitted` returned: what was found for it is kept.
+        `links` must be a list that `admitted` returned, as results are cached by its identity.
         """
         key = (id(links), units, frozenset(starts.items()), backwards)
         if key not in self._times:
@@ -74,19 +74,19 @@ class Facts:
         return self._times[key]
 
     def _arcs(self, links: Sequence[int], units: int, backwards: bool) -> Arcs:
-        """The arcs of links by the time of a send."""
+        """Arcs of links, with the duration of a send as their length."""
         key = (id(links), units, backwards)
         if key not in self._out:
             self._out[key] = self.arcs({e: self.took(e, units) for e in links}, backwards=backwards)
         return self._out[key]
 
     def took(self, e: int, units: int) -> int:
-        """The time of a send over a link."""
+        """Duration of a send over a link, in ticks."""
         took: int = self.alpha[e] + units * self.beta[e]
         return took
 
     def arcs(self, lengths: Mapping[int, int], *, backwards: bool = False) -> Arcs:
-        """The arcs of links that have these lengths."""
+        """Arcs of links with the given lengths."""
         out: Arcs = defaultdict(list)
         for e, length in lengths.items():
             for src in self.topology.links[e].srcs:
@@ -96,20 +96,20 @@ class Facts:
         return out
 
     def nearest(self, links: Iterable[int], starts: Collection[int]) -> list[int]:
-        """How far it is for a chunk to one rank, to two, and so on, from that of some which is nearest."""
+        """Least times for a chunk to be at 1, 2, ... ranks by shortest paths from one of `starts`."""
         out = self.arcs({e: self.took(e, self.units[0]) for e in links})
         ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
         return list(map(min, zip_longest(*ways, fillvalue=NEVER)))
 
     def _shortest(self, out: Arcs, starts: dict[int, int]) -> dict[int, int]:
         limit = self.clauses.path_limit
-        if limit is not None:  # of sums, on the way to the root and from it
+        if limit is not None:  # for sums: to the root, then from it
             return self._over_few_links(out, starts, 2 * limit if self.sums else limit)
         return shortest_ways(out, starts)
 
     @staticmethod
     def _over_few_links(out: Arcs, starts: dict[int, int], most: int) -> dict[int, int]:
-        """The same over so many links at most, link by link: only what got better leads to better times."""
+        """Shortest times over at most `most` links; each round extends only the improved times."""
         best, better = dict(starts), dict(starts)
         while better and most > 0:
             most -= 1
@@ -123,18 +123,18 @@ class Facts:
 
     @property
     def spreads_alike(self) -> bool:
-        """Whether chunks of one size, or what is added to sums, spread over links from one rank to one."""
+        """True if chunks of one size, or contributions to sums, spread over links from one rank to one."""
         return not (self.multi or self.made_at or len(set(self.units)) != 1 or self.in_network)
 
     def outside(self, ranks: frozenset[int]) -> Iterator[tuple[int, set[int]]]:
-        """Chunks of which the ranks have nothing at first, or of sums not all: and who else has some."""
+        """Yield (chunk, outside holders) of chunks that the ranks lack at first, or of sums others add to."""
         for c, data in enumerate(self.collective.chunks):
             others = set(data.origins) - ranks
             if others and (self.sums or len(others) == len(data.origins)):
                 yield c, others
 
     def releases(self, starts: Iterable[tuple[int, Iterable[int]]]) -> dict[int, int]:
-        """When each link can carry a chunk first, of some of one size and where each starts."""
+        """{link: earliest time at which it can carry a chunk}, for chunks of one size with given starts."""
         found: dict[int, tuple[list[int], dict[int, int]]] = {}
         for c, ranks in starts:
             links = self.carried(c)
@@ -149,7 +149,7 @@ class Facts:
         return release
 
     def origins(self, c: int, units: int | None = None) -> dict[int, int]:
-        """Where a chunk is first, and when; of a derived one, where and when it is made."""
+        """{rank: time} at which a chunk first exists; a derived chunk exists once it is made."""
         starts = dict.fromkeys(self.collective.chunks[c].origins, 0)
         if c in self.made_at:
             when = self._made(units).get(c)
@@ -158,7 +158,7 @@ class Facts:
         return starts
 
     def _made(self, units: int | None) -> dict[int, int]:
-        """When derived chunks are made: times are lowered for as long as some source comes sooner."""
+        """{derived chunk: time at which it is made}; times are lowered while some source comes earlier."""
         if units not in self._when:
             known = self._when[units] = {}
             chunks_of: dict[int, list[int]] = defaultdict(list)
@@ -179,7 +179,7 @@ class Facts:
 
     @cached_property
     def alike(self) -> list[tuple[int, int]]:
-        """(chunk, how many are like it): of the same ends and size, made alike, over the same links."""
+        """(chunk, number of equal chunks): equal in ends, size, derivation and admitted links."""
         modes = (None, True) if self.sums else (False,)
         kinds: dict[tuple[object, ...], list[int]] = {}
         for c, (data, units) in enumerate(zip(self.collective.chunks, self.units, strict=True)):
@@ -190,7 +190,7 @@ class Facts:
 
 
 def shortest_ways(out: Mapping[int, Iterable[tuple[int, int]]], starts: Mapping[int, int]) -> dict[int, int]:
-    """The length of the shortest path to every rank, from (rank, length) of the arcs out of each."""
+    """Length of the shortest path to every reachable rank, given (rank, length) of the arcs out of each."""
     best: dict[int, int] = {}
     queue = [(length, rank) for rank, length in starts.items()]
     heapq.heapify(queue)

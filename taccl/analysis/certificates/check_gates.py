@@ -1,4 +1,4 @@
-"""How much resources let pass, for checking certificates: chunk after chunk, by sends however merged."""
+"""Throughput of bottleneck resources for checking certificates, for sends merged in any way."""
 
 # m chunks in a send at most, n chunks in one, e a link, r a resource
 
@@ -16,10 +16,10 @@ from taccl.analysis.certificates.check_facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class GatePassage:
-    """A resource that sends over some links all hold: for ``alpha + n * beta`` at least, of n chunks.
+    """A bottleneck resource: sends over some links all hold it, for at least ``alpha + n * beta``.
 
-    From a send's start to its hold it takes from `before` to `before_most`; from there to its end from
-    ``after[n - 1]`` to `after_most`. Nothing starts before `release`.
+    A send carries n chunks, at most `most`. Its hold begins `before` to `before_most` ticks after its start.
+    The send ends ``after[n - 1]`` to `after_most` ticks after that. No send starts before `release`.
     """
 
     alpha: int
@@ -33,38 +33,38 @@ class GatePassage:
 
     @property
     def hold(self) -> int:
-        """Ticks for which a send of one chunk holds it."""
+        """Min ticks for which a send of one chunk holds the resource."""
         return self.alpha + self.beta
 
     def one_after_another(self, ticks: int) -> int:
-        """Chunks in sends that hold it for so many ticks in all."""
+        """Max chunks in sends that hold the resource for `ticks` ticks in total."""
         full, rest = divmod(ticks, self.alpha + self.most * self.beta)
         part = max(0, rest - self.alpha) // self.beta if self.beta else 0
         return full * self.most + part
 
     def between(self, start: int, end: int) -> int:
-        """Chunks in sends that neither start before one moment nor end after another."""
+        """Max chunks in sends that start at `start` or later and end at `end` or earlier."""
         first = max(start, self.release) + self.before
         found = [0]
         for n, after in enumerate(self.after, 1):
-            if end - after >= first:  # when the hold of the last send begins
+            if end - after >= first:  # begin of the last send's hold
                 found.append(n + self.one_after_another(end - after - first))
         return max(found)
 
     def begun(self, by: int) -> int:
-        """Chunks in sends that start at a moment at the latest."""
+        """Max chunks in sends that start at `by` or earlier."""
         if by < self.release:
             return 0
         return self.most + self.one_after_another(by - self.release + self.before_most - self.before)
 
     def sends(self, by: int) -> int:
-        """Sends that start at a moment at the latest."""
+        """Max sends that start at `by` or earlier."""
         if by < self.release:
             return 0
         return 1 + (by - self.release + self.before_most - self.before) // self.hold
 
     def ends(self, start: int) -> Iterator[int]:
-        """When at the earliest one chunk after another has come, by sends from a moment on."""
+        """Earliest arrivals of the first, second, ... chunk, in sends that start at `start` or later."""
         first = max(start, self.release) + self.before
         for chunks in count(1):
             yield first + min(
@@ -72,27 +72,28 @@ class GatePassage:
             )
 
     def ends_since(self, moment: int) -> Iterator[int]:
-        """When at the earliest one chunk after another comes, by sends that end at a moment or later."""
+        """Earliest arrivals of the first, second, ... chunk, in sends that end at a given time or later."""
         for chunks in count(1):
             later = self._held(max(0, chunks - self.most)) - self.after_most + min(self.after)
             yield moment + max(0, later)
 
     def _held(self, chunks: int) -> int:
-        """For how long sends of so many chunks in all hold it."""
+        """Min ticks for which sends of `chunks` chunks in total hold the resource."""
         full, part = divmod(chunks, self.most)
         return full * (self.alpha + self.most * self.beta) + (self.alpha + part * self.beta if part else 0)
 
     def over(self, ticks: int) -> int:
-        """Chunks in sends that end at a moment, or up to so many ticks after it."""
+        """Max chunks in sends that end within an interval of `ticks` ticks, both ends included."""
         return self.most + self.one_after_another(ticks + self.after_most - min(self.after))
 
 
 def passages(
     facts: Facts, links: Collection[int], release: Mapping[int, int] | None = None, *, size: int | None = None
 ) -> list[GatePassage]:
-    """Resources that share links out: next comes the one that the most of those left hold for longest.
+    """Greedy cover: repeatedly pick the resource that the most uncovered links hold longest.
 
-    `release` says when each link can be used first (at once), and `size` how large a chunk is (as all are).
+    - `release`: Earliest use of each link; default: time 0.
+    - `size`: Size of a chunk in units; default: that of the first chunk, if all are equal.
     """
     most, size = facts.clauses.max_merge, facts.units[0] if size is None else size
     merging = facts.clauses.merging if most > 1 else frozenset()
@@ -141,7 +142,7 @@ def passages(
 def passages_of(
     facts: Facts, links: Iterable[int], label: Sequence[int], release: Mapping[int, int] | None = None
 ) -> dict[int, list[GatePassage]]:
-    """The passages that links of one label share out, by label; it is given by link."""
+    """{label: passages that cover the links with that label}; `label` is given for every link."""
     together: dict[int, list[int]] = defaultdict(list)
     for e in links:
         together[label[e]].append(e)
@@ -149,7 +150,7 @@ def passages_of(
 
 
 def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
-    """Passages of one that outdoes each of some: the best first ones of all, and so on."""
+    """Passages that dominate those of every set: the best of all first ones, all second ones, and so on."""
     places: dict[int, list[GatePassage]] = defaultdict(list)
     for ways in sets:
         ways.sort(key=lambda way: (way.hold, way.alpha, way.most, way.before))

@@ -1,4 +1,4 @@
-"""Checks pair counting: how many contributions can come to how many ranks in time, send by send."""
+"""Checks of pair counting: the contributions that can reach the ranks in time, send by send."""
 
 # n contributions in a send, k ranks that its data can reach
 
@@ -18,14 +18,14 @@ from taccl.schedule.combine import reduction_half
 
 Time = TypeVar("Time", int, Fraction)
 
-#: More numbers than these, of contributions and of ranks, are rounded up to the next of as many.
+#: Max steps to which numbers of contributions, and of ranks, are rounded up.
 _STEPS = 12
-#: Of more ranks than these all are taken to be near.
+#: Max ranks for which distances are used; above it, all ranks count as near.
 _MOST_RANKS = 256
 
 
 def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
-    """Whether a pair of a contribution and a rank is left in any schedule that ends before."""
+    """True if every schedule that ends before `ticks` leaves a (contribution, rank) pair unserved."""
     if not facts.spreads_alike or not facts.sums or facts.divisible:
         return False
     links, inside = facts.topology.links, witness.ranks
@@ -51,7 +51,7 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
             passed[start, end] = sum(way.between(start, end) for way in ways)
         return passed[start, end]
 
-    # Sends that can serve so many pairs or more: they start late enough for n, and end early enough for k.
+    # A send that can serve this many pairs or more starts late enough for n, and ends early enough for k.
     served = 0
     for gain, spans in spans_of(soonest, latest, last):
         one_by_one = sum(passing(start, end) for start, end in spans.items())
@@ -62,7 +62,7 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 def spans_of(
     soonest: Mapping[int, int], latest: Mapping[int, int], last: Time
 ) -> Iterator[tuple[int, dict[int, Time]]]:
-    """(gain, {start: end}): spans in which a send can serve `gain` pairs more than in those before."""
+    """(gain, {start: end}): spans in which a send can serve `gain` pairs more than at the level before."""
     below = 0
     for pairs in sorted({n * k for n in soonest for k in latest}):
         spans: dict[int, Time] = {}
@@ -76,16 +76,16 @@ def spans_of(
 
 
 def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
-    """By number: after how long a chunk can be at so many ranks, and at more than the number before."""
+    """{number: ticks} until a chunk can be at more ranks than the previous number, up to this one."""
     times = reached(fastest(passages_of(facts, links, facts.src).values()), [0], most)
     if facts.topology.num_ranks <= _MOST_RANKS:
-        # From the first rank there is a way to each, from one of `starts`.
+        # The first rank is one of `starts`, and a path leads from it to each further rank.
         times = [*map(max, times, chain(facts.nearest(links, starts), repeat(NEVER)))]
     return stepwise(times, most)
 
 
 def stepwise(times: list[int], most: int) -> dict[int, int]:
-    """By number: the time of so many, and of more than the number before, in few steps."""
+    """{number: ticks} until there can be more than the previous number, up to this one; in few steps."""
     times = [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _STEPS

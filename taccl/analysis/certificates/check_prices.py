@@ -1,6 +1,6 @@
-"""Checks prices: what each send pays is added up link by link, as fractions.
+"""Checks of dual prices: the payment of each send is added up link by link, in fractions.
 
-How long each resource is idle at the beginning and at the end is worked out anew, too.
+The idle time of each resource at the start and at the end is recomputed, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from taccl.analysis.certificates.witnesses import CutDual, FlowDual
 
 
 def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
-    """The bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
+    """Bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
     if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
         return Fraction(0)
     pays = _pays(facts, witness.prices)
@@ -41,7 +41,7 @@ def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
 
 
 def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
-    """The bound in ticks that prices prove when every chunk takes its cheapest path."""
+    """Bound in ticks that prices prove if every chunk takes its cheapest path."""
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     pays = _pays(facts, witness.prices)
@@ -63,9 +63,9 @@ def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
 
 
 def _soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fraction) -> Fraction:
-    """When resources can have been held for as long as sends over the links pay for, at the earliest.
+    """Earliest time by which resources can have been held for as long as sends over `links` pay for.
 
-    By T each can have been held for T less the ticks for which it is idle, if that is positive.
+    Each resource can have been held by time T for T less its idle ticks, if that is positive.
     """
     idle = _idle(facts, links)
     events = sorted((idle[r], price) for r, price in enumerate(prices) if price and r in idle)
@@ -81,7 +81,7 @@ def _soonest(facts: Facts, prices: Sequence[int], links: Sequence[int], need: Fr
 
 
 def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
-    """For how long sends over the links that serve some chunk leave resources that they hold idle."""
+    """{resource: min idle ticks}, over the sends on `links` that serve some chunk."""
     before: dict[int, int] = {}
     after: dict[int, int] = {}
     chosen = set(links)
@@ -91,7 +91,7 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
             ends = [last[r] for r in facts.topology.links[e].dsts if r in last]
             for r, (alpha, beta, receives) in facts.holds[e].items() if begins and ends else ():
                 if beta or alpha:
-                    # Sends of more than this outlast their holds by no less.
+                    # Larger sends outlast their holds by at least as much.
                     rest = facts.alpha[e] - alpha + units * (facts.beta[e] - beta)
                     begin = min(begins) + (rest if receives else 0)
                     end = min(ends) + (0 if receives else rest)
@@ -101,10 +101,10 @@ def _idle(facts: Facts, links: Sequence[int]) -> dict[int, int]:
 
 
 def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], dict[int, int]]]:
-    """(links, units, when a chunk can be at a rank, how long it then takes it to get where one is wanted).
+    """Yield (links, units, earliest time at each rank, least time left from each rank).
 
-    Of all chunks together that go over the same links and have the same size. One of which another is made
-    is wanted there, too.
+    Each item covers all chunks with the same links and size. A chunk that another is derived from is also
+    wanted where the other is made.
     """
     makes: dict[int, set[int]] = defaultdict(set)
     for each in facts.collective.derivations:
@@ -128,7 +128,7 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
 
 
 def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
-    """What a chunk (or, where sizes differ or data is divisible, a unit of it) pays on every link."""
+    """Payment of a chunk on every link; of a unit of data if sizes differ or data is divisible."""
     units, joined = facts.units[0] if facts.by_chunk else 1, _joined(facts)
     pays = []
     for e, held in enumerate(facts.holds):
@@ -142,7 +142,7 @@ def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
 
 def _joined(facts: Facts) -> int:
-    """What one alpha sends at most: a chunk, or the units of the largest or of all that travel alike."""
+    """Max amount that one alpha sends: a chunk, or units of the largest or of all with equal ends."""
     if facts.by_chunk:
         return 1
     largest: int = max(facts.units)
@@ -156,7 +156,7 @@ def _joined(facts: Facts) -> int:
 
 
 def _needed(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
-    """The least volume of what enters a set, or what the parts of a partition must exchange."""
+    """Min volume of the sends into a set, or between the parts of a partition."""
     volume = 0
     for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
         weight = 1 if facts.by_chunk else units

@@ -1,4 +1,4 @@
-"""Checks spread tails: pair after pair of a chunk and a rank, as early as each can come about."""
+"""Checks of spread tails: pairs of a chunk and a rank in sequence, each as early as possible."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import GatePassage, passages, passages_of
 from taccl.analysis.certificates.witnesses import SpreadTail
 
-#: Of more ranks, or more pairs of an entry and a rank, it is not asked how far ranks are from entries.
+#: Max ranks, and max pairs of an entry and a rank, for which distances from entries are used.
 _MOST_RANKS, _MOST_WAYS = 4_000, 4_000_000
 
 
 def spreads_late(facts: Facts, witness: SpreadTail) -> int:
-    """When the last chunks that enter the sets can have spread there at the earliest; 0 says nothing."""
+    """Earliest time at which the last chunks to enter the sets can have spread there; 0 proves nothing."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return 0
     wanted, release, first = _entering(facts, witness.sets)
@@ -29,14 +29,14 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
     if not inside.border:
         return 0
     entries = inside.entries(first, len(wanted))
-    since = next(islice(entries, len(wanted) - witness.last, None))  # the first of the last ones is in
+    since = next(islice(entries, len(wanted) - witness.last, None))  # when the first of the last enters
     return inside.spread(since, entries, witness.last, sum(wanted[: witness.last]))
 
 
 def spread_after(
     facts: Facts, ranks: frozenset[int], release: dict[int, int], wanted: list[int], last: int
 ) -> int:
-    """How long so many entries at least take to spread in a set after a moment at which none is in."""
+    """Min ticks for `last` entries to spread in a set, if none has entered before."""
     inside = _Inside(facts, (ranks,), release)
     if not inside.border:
         return 0
@@ -44,7 +44,7 @@ def spread_after(
 
 
 class _Inside:
-    """Sets of ranks, the links into them and inside, and how fast chunks can come to each rank."""
+    """Sets of ranks, the links into them and inside, and the rate at which chunks can reach each rank."""
 
     def __init__(self, facts: Facts, sets: tuple[frozenset[int], ...], release: dict[int, int]) -> None:
         self.facts, self.sets, self.release = facts, sets, release
@@ -53,9 +53,9 @@ class _Inside:
         self.border = self._links(lambda a, b: a != b is not None)
 
     def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
-        """When at the earliest one entry after another is in, of so many chunks.
+        """Earliest arrivals of the first, second, ... of `chunks` entries.
 
-        - `first`: The ranks outside that have some at first.
+        - `first`: Ranks outside the sets that hold some chunk initially.
         """
         let_in = heapq.merge(*(way.ends(0) for way in passages(self.facts, self.border, self.release)))
         others = self.facts.topology.num_ranks - len(self.set_of)
@@ -84,7 +84,7 @@ class _Inside:
         return map(max, let_in, chain(sent, repeat(NEVER)))
 
     def spread(self, since: int, entries: Iterator[int], last: int, pairs: int) -> int:
-        """When so many pairs can be there, of so many chunks of which none was in before a moment."""
+        """Earliest time of `pairs` pairs of the last `last` chunks, none of which entered before `since`."""
         near, direct = (
             passages_of(self.facts, links, self.facts.dst) for links in (self.inside, self.border)
         )
@@ -100,9 +100,9 @@ class _Inside:
         return max(there, default=0)
 
     def _into_sets(self, since: int, last: int) -> Iterator[int]:
-        """When one entry after another of so many chunks can end, each chunk into one set.
+        """Earliest ends of the first, second, ... entry of `last` chunks, if each chunk enters a set once.
 
-        A set that lets in no less than any is entered by each of them; a send has a chunk but once.
+        Every set counts as one that admits at least as much as any set. A send carries a chunk once.
         """
         label = [self.set_of.get(rank, -1) for rank in self.facts.dst]
         into = passages_of(self.facts, self.border, label).values()
@@ -115,7 +115,7 @@ class _Inside:
         return (each for each in fastest for _ in range(min(last, len(into))))
 
     def _in_reach(self, entered: list[int], pairs: int) -> Iterator[int]:
-        """When so many pairs are no farther from where chunks entered than they can have come by then."""
+        """Earliest times of the first, second, ... pair by the distance of ranks from the entered chunks."""
         num = len(self.set_of)
         if num > _MOST_RANKS or num * pairs > _MOST_WAYS:
             return repeat(entered[0])
@@ -123,14 +123,14 @@ class _Inside:
         return chain(sorted(when + way for when in entered[:pairs] for way in nearest), repeat(NEVER))
 
     def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
-        """Those that can be used and whose ends lie in such sets; None is none of them."""
+        """Usable links whose ends satisfy `belongs`, given the indices of their sets; None: in no set."""
         src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
         return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
 
     def _fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> list[Fastest]:
-        """The ways of a rank, or a set, that sends no slower than any over some links.
+        """Component-wise fastest sender of all ranks, or sets, over some links.
 
-        So many chunks at a time at most.
+        A send carries at most `most` chunks.
         """
         label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
         return fastest(passages_of(self.facts, links, label).values(), most)
@@ -139,9 +139,9 @@ class _Inside:
 def _entering(
     facts: Facts, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], dict[int, int], frozenset[int]]:
-    """By how many ranks of each set each chunk is wanted that must enter it.
+    """Entries into the sets: (numbers of wanting ranks, link releases, first outside holders).
 
-    And when links can have one, and which ranks outside do at first.
+    The numbers are those of ranks of a set that want a chunk, for each set and each chunk that must enter it.
     """
     every, wanted, starts = frozenset().union(*sets), list[int](), []
     for c, others in facts.outside(every):
@@ -153,19 +153,19 @@ def _entering(
 
 
 def of_most(passage: GatePassage, most: int) -> GatePassage:
-    """The same for sends of so many chunks at most."""
+    """The same passage for sends of at most `most` chunks."""
     return replace(passage, most=min(passage.most, most), after=passage.after[:most])
 
 
 class Fastest:
-    """The best of some passages: when chunk after chunk comes that is sent from some moment on."""
+    """Best of several passages: earliest arrivals of successive chunks, sent from a given time on."""
 
     def __init__(self, ways: Iterable[GatePassage]) -> None:
         self._coming = map(min, zip(*(way.ends(0) for way in ways), strict=True))
         self._known: list[int] = []
 
     def since(self, moment: int) -> Iterator[int]:
-        """When they come, from a moment on."""
+        """Arrivals of successive chunks, sent from a given time on."""
         for i in count():
             if i == len(self._known):
                 self._known.append(next(self._coming))
@@ -173,7 +173,7 @@ class Fastest:
 
 
 def fastest(senders: Iterable[list[GatePassage]], most: int = 1) -> list[Fastest]:
-    """The sends of one that is no slower than any, way by way, of so many chunks each at most."""
+    """Component-wise fastest sender, passage by passage, with at most `most` chunks per send."""
     ways: dict[int, set[GatePassage]] = defaultdict(set)
     for mine in senders:
         some = (of_most(each, most) for each in mine)
@@ -183,7 +183,7 @@ def fastest(senders: Iterable[list[GatePassage]], most: int = 1) -> list[Fastest
 
 
 def _sent(fast: list[Fastest], awake: list[int]) -> Iterator[int]:
-    """When what they send comes, one after another, from when each has something."""
+    """Merged arrivals of what all senders send, each from the time at which it holds something."""
     return heapq.merge(*(each.since(when) for when in awake if when < NEVER for each in fast))
 
 
@@ -195,11 +195,11 @@ def reached(
     room: Iterable[int] = repeat(0),
     num_senders: float = math.inf,
 ) -> list[int]:
-    """When one after another can have been reached, each of which then sends to others, too.
+    """Earliest times at which 1, 2, ..., num ranks can be reached, if each reached rank sends on.
 
-    - `woken`: When some are reached from elsewhere.
-    - `room`: When there is room for one, for two, and so on.
-    - `num_senders`: How many of them send, at most.
+    - `woken`: Times at which ranks are reached from elsewhere.
+    - `room`: Earliest admissible times of the first, second, ... arrival.
+    - `num_senders`: Max reached ranks that send.
     """
     sources: list[Iterator[int]] = [chain(woken, repeat(NEVER))]
     queue = [(next(sources[0]), 0)]

@@ -1,4 +1,4 @@
-"""Cost of a sketch, of whole chunks and of the search: the bound beside those without each."""
+"""Costs of a sketch, of whole chunks and of the search, from bounds without each."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Prices:
     Parameters
     ----------
     bound : Certificate
-        Of the declared problem.
+        Bound of the declared problem.
     without_sketch : Certificate
-        Of the same topology and collective under no clause.
+        Bound of the same topology and collective without clauses, except those on merging.
     divisible : Certificate
-        Of the declared problem, if data could be cut at will.
+        Bound of the declared problem if data may be cut arbitrarily.
     finish : Fraction, optional
-        Of a schedule, in microseconds.
+        Finish of a schedule, in microseconds.
     """
 
     bound: Certificate
@@ -36,17 +36,17 @@ class Prices:
 
     @property
     def sketch(self) -> float:
-        """Relative rise of the bound due to the sketch."""
+        """Relative increase of the bound due to the sketch."""
         return _ratio(self.bound.bound, self.without_sketch.bound)
 
     @property
     def chunks(self) -> float:
-        """Relative rise of the bound because chunks travel whole."""
+        """Relative increase of the bound because chunks travel whole."""
         return _ratio(self.bound.bound, self.divisible.bound)
 
     @property
     def solver(self) -> float | None:
-        """Relative distance of the schedule from the bound; None without a schedule."""
+        """Relative gap between the schedule and the bound; None without a schedule."""
         return None if self.finish is None else self.bound.gap(self.finish)
 
     def __repr__(self) -> str:
@@ -62,9 +62,9 @@ class Prices:
 
 @checked
 def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
-    """Costs of the sketch (a lower limit), of whole chunks, and of the search.
+    """Costs of the sketch, of whole chunks, and of the search, as relative differences.
 
-    The first two are ratios of bounds: without the clauses, and for data that may be cut at will.
+    The first two compare lower bounds: with and without the clauses, and for whole and divisible data.
     """
     free = replace(problem.clauses.only("merge"), symmetry=problem.clauses.symmetry)
     divisible = lower_bound(problem, divisible=True)

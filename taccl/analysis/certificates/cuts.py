@@ -1,13 +1,12 @@
-"""The throughput bound: the best prices of resources, with sets of ranks that charge what enters them.
+"""The throughput bound: the best dual prices of resources, with sets of ranks that charge for entry.
 
-A linear program on the orbits of a problem's symmetries. Its sets are ranks and nodes, what is left without
-each, and, for chunks that spread, any further set that a maximum flow finds to be crossed too little.
-Source: Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), for why cuts decide how
-fast chunks can spread; Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), for adding them as
-they are found.
+A linear program on the orbits of a problem's symmetries. Its sets are ranks, nodes, and their complements.
+For chunks that spread, maximum flows add sets that the solution enters too little (violated cuts). Sources:
+Edmonds, "Edge-disjoint branchings", in *Combinatorial Algorithms* (1973), on why cuts decide how fast chunks
+can spread. Dantzig, Fulkerson and Johnson, Operations Research 2 (1954), on adding cuts as they are found.
 """
 
-# w price of a resource per tick, z charge of a set, p what a send over a link pays, x sends over a link
+# w price of a resource per tick, z charge of a set, p payment of a send over a link, x sends over a link
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ from taccl.sketch.group import Symmetries
 Parts = tuple[frozenset[int], ...]
 
 _MAX_SETS = 5_000
-#: Of more ranks that are all different, only so many are looked at by themselves.
+#: Max ranks that get sets of their own, if more ranks differ under symmetry.
 _MOST_RANKS = 1_024
 _FLOW_SCALE = 1_000_000
-#: Seconds that a program has at least.
+#: Min seconds for a linear program.
 _LEAST_S = 0.1
-#: Sets that are tried alone where no program was solved.
+#: Max sets that are tried alone if no program was solved.
 _MOST_ALONE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Priced:
-    """A solution of the program: w and z on orbits, and x on links."""
+    """A solution of the program: prices w and charges z on orbits, and sends x on links."""
 
     price: NDArray[np.float64]
     charge: NDArray[np.float64]
@@ -51,11 +50,11 @@ class _Priced:
 def throughput(
     volume: Volume, symmetries: Symmetries, *, in_network: bool, budget_s: float, known: int = 0
 ) -> tuple[Fraction, CutDual] | None:
-    """The bound in ticks and its witness; None where nothing crosses any set.
+    """Throughput bound in ticks, and its witness; None if nothing crosses any set.
 
-    - `in_network`: Whether switches are granted to reduce.
-    - `budget_s`: When to stop solving programs, and looking for further sets.
-    - `known`: A bound in ticks that is known already: what says less need not be found.
+    - `in_network`: True if switches are assumed to reduce.
+    - `budget_s`: Seconds after which no program is solved, and no further set sought.
+    - `known`: A known bound in ticks; weaker ones need not be found.
     """
     deadline = time.monotonic() + budget_s
     sets = _sets(volume, symmetries, in_network=in_network)
@@ -91,11 +90,11 @@ def throughput(
 
 
 def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[Parts]:
-    """Each rank, each node, and what is left without it; of a shared sum, all ranks and all nodes."""
+    """Ranks, nodes, and their complements; for shared sums, also the partitions into ranks and into nodes."""
     topology = volume.problem.topology
     everyone = frozenset(range(topology.num_ranks))
     different = set(symmetries.ranks.tolist())
-    # Of very many those with the fewest links, which limit first.
+    # If there are very many, keep those with the fewest links, which limit first.
     fewest = sorted(different, key=lambda r: (len(topology.links_to[r]), len(topology.links_from[r]), r))
     families = [[frozenset((r,)) for r in sorted(fewest[:_MOST_RANKS])]]
     nodes = [frozenset(ranks) for ranks in topology.ranks_of_node if ranks]
@@ -113,9 +112,10 @@ def _sets(volume: Volume, symmetries: Symmetries, *, in_network: bool) -> list[P
 
 
 class _Program:
-    """max sum need z + sum b w, subject to: z of the sets that a link enters <= what it pays, sum w = 1.
+    """Linear program: max sum need z + sum b w, with sum w = 1, and z of the sets a link enters <= payment.
 
-    b is how long a resource is `idle_at_most`: beyond the bound it passes nothing, which no program says.
+    The symbol b stands for `idle_at_most` of a resource. After the bound a resource passes nothing, which no
+    linear program expresses.
     """
 
     def __init__(self, volume: Volume, symmetries: Symmetries) -> None:
@@ -141,7 +141,7 @@ class _Program:
         ]
 
     def add(self, parts: Parts) -> None:
-        """Let sets charge: the share of each orbit of links that crosses into them."""
+        """Add sets that charge, with the share of each orbit of links that crosses into them."""
         if parts in self.sets:
             return
         rows = self.row_of_link[crossing_links(self.volume.problem, parts)]
@@ -149,7 +149,7 @@ class _Program:
         self.sets[parts] = (self.volume.needed(parts), count)
 
     def solve(self, known: int, deadline: float) -> _Priced | None:
-        """The best prices and charges; None where the program has no bound, or none in time."""
+        """Best prices and charges; None if the program is unbounded, or not solved in time."""
         from scipy.optimize import linprog
         from scipy.sparse import coo_array, csr_array, hstack, vstack
 
@@ -182,13 +182,13 @@ class _Program:
         )
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
-        """The best bound by one set alone, at one price for all that its links hold: no program is solved."""
+        """Best bound by one set, at one price for all resources of its links; no program is solved."""
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         found = []
         for index, (_, count) in enumerate(list(self.sets.values())[:_MOST_ALONE]):
             price, charge = np.zeros(len(self.columns)), np.zeros(len(self.sets))
             price[column[count[row] > 0]] = 1.0
-            charge[index] = float(held.sum())  # more than it can be: `_exact` lowers it to what is paid
+            charge[index] = float(held.sum())  # an upper bound: `_exact` lowers it to the payment
             if price.any():
                 found.append(self._exact(_Priced(price, charge, np.zeros(0), 0.0), 1))
         return max(filter(None, found), key=lambda each: each[0], default=None)
@@ -206,7 +206,7 @@ class _Program:
             rounded, scale = [Fraction(round(w / top * digits), digits) for w in solved.price], digits
         price = [int(w * scale) for w in rounded]
         total = sum(w * int(size) for w, size in zip(price, self.column_size, strict=True))
-        # Sets that were added later than the solution charge nothing.
+        # Sets added after the solution charge nothing.
         charged = [
             (parts, needed, count, Fraction(float(z / top)).limit_denominator(digits) * scale)
             for (parts, (needed, count)), z in zip(self.sets.items(), solved.charge, strict=False)
@@ -226,7 +226,7 @@ class _Program:
             if asked:
                 share = min(share, pays[row] * size[row] / asked)
         needed = share * sum(needed * z for _, needed, _, z in charged)
-        # Sends that no set charges pay for nothing.
+        # Sends that no set charges do not count for idle times.
         idle = self.volume.heads_tails.idle(
             len(self.symmetries.resources), np.append(entered, False)[self.row_of_link]
         )
@@ -245,7 +245,7 @@ class _Program:
 
 
 def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
-    """Resources to price: not one of a single link that holds a shared one for as long, which is as idle."""
+    """Resources to price; excludes those of one link that holds a shared, equally idle one for as long."""
     users: Counter[int] = Counter(resource for mine in held for resource in mine)
     worth = set(users)
     for mine in held:
@@ -259,10 +259,10 @@ def _worth_pricing(held: list[dict[int, int]], idle: list[int]) -> list[int]:
 def _too_little(
     volume: Volume, symmetries: Symmetries, sends: NDArray[np.float64], known: set[Parts], deadline: float
 ) -> list[Parts]:
-    """Sets that chunks must enter more often than `sends` lets them, by maximum flows to each rank.
+    """Sets that chunks must enter more often than `sends` allows, from maximum flows to each rank.
 
-    The flow to a rank has an arc per link, as wide as its sends, and one from a source to where each chunk
-    that the rank wants is at first; a cut below what the rank wants is a set that is entered too little.
+    The flow network has an arc per link, with its sends as capacity. A source supplies the origins of the
+    chunks that the rank wants. A cut below the rank's demand is a set that is entered too little.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow

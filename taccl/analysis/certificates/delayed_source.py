@@ -1,10 +1,10 @@
-"""The delayed-source bound: ranks that hold nothing at first can only send once something has reached them.
+"""The delayed-source bound: ranks without data can only send after something has reached them.
 
-Disjoint sets of ranks hold none of some chunks at first, and a rank of each, its target, wants them. What
-starts to enter them before some moment, `fed`, comes from the few that hold chunks from the beginning, or
-from a set that was reached before. However fast the sets can be entered from then on, at some later moment,
-`since`, many entries are missing: chunks that have to enter a set for its target. Those must still come to
-the targets, and to all other ranks of their sets that want them.
+Disjoint sets of ranks initially hold none of some chunks, and one rank of each set, its target, wants them.
+An entry is a chunk that must enter a set for its target. Sends that start before a time `fed` come from the
+few initial holders, or from a set that was reached before. From then on, sends may enter the sets as fast as
+resources allow. At a later time `since`, many entries are still missing. Those must still reach the targets,
+and all other ranks of their sets that want them.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from taccl.caching import cached
 from taccl.deadline import Deadline
 from taccl.units import format_count, part_of
 
-#: So many ways to choose who starts early are tried, for ranks and for nodes.
+#: Max choices of the initially holding sets to try, for ranks and for nodes.
 _MOST_HOMES = 3
-#: Of so many missing entries it is asked how long they take to spread in their sets.
+#: Max missing entries whose time to spread in their sets is computed.
 _MOST_SPREAD = 128
-#: So many moments until which few feed are tried, and so many after which what is missing comes.
+#: Max values of `fed`, and of `since`, to try.
 _MOST_FED, _MOST_SINCE = 8, 16
 
 
 def delayed_source_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of each choice of the ranks or nodes that hold chunks at first, and of each node alone that does not.
+    """Yield claims for each choice of initially holding ranks or nodes, and for each other node alone.
 
-    Of a sum, what the early ones contribute is a chunk like others. Where fewer ranks have chunks at
-    first than want some, they are read backwards, too.
+    Contributions of the initial holders to a sum count as chunks. If fewer ranks hold chunks initially than
+    want some, the time-reversed problem is bounded, too.
     """
     if not demand.spreads_alike(in_network=in_network):
         return
@@ -88,7 +88,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 
 
 def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """Sets that hold chunks at first: of all chunks together, and of few kinds each; never all of them."""
+    """Sets that hold chunks initially: of all chunks together, and of each of few kinds; never all sets."""
     set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
     count: Counter[frozenset[int]] = Counter()
     for kind, number in demand.classes.items():
@@ -104,7 +104,7 @@ def _homes(demand: NeededSends, sets: Sequence[frozenset[int]]) -> list[frozense
 
 
 class _LateSets:
-    """Sets that hold nothing at first, who wants how much in them, and the gates that lead there."""
+    """Initially empty sets, the chunks wanted in them, and the bottleneck resources that lead there."""
 
     def __init__(self, demand: NeededSends, costs: GateCosts, late: tuple[frozenset[int], ...]) -> None:
         self.late = late
@@ -129,7 +129,7 @@ class _LateSets:
         counts = (dst >= 0) & (self.wanted[dst] > 0)
         arrives = used & counts & is_target[costs.dst]
         takes = costs.link_alpha + costs.link_beta
-        #: The least time in which a chunk enters a set.
+        #: Min ticks for a chunk to enter a set.
         self.soonest = int(takes[enters].min(initial=FOREVER))
 
         def gates(chosen: NDArray[np.bool_], of_set: Ints) -> Gates:
@@ -140,13 +140,13 @@ class _LateSets:
         self.inside, self.direct = gates(arrives & (src == dst), dst), gates(arrives & (src != dst), dst)
 
     def missing(self, since: int) -> tuple[int, int]:
-        """(entries neither fed before `fed` nor let in from there until `since`, `fed`), at best."""
+        """(missing entries, `fed`) at time `since`, for the `fed` that leaves the most entries missing."""
         fed = [*self._moments, max(0, since - self.soonest)]
         ever = self.enter.within(0, since - 1)
         best = (0, 0)
         for moment, later in zip(fed, self.enter.within(np.array(fed)[:, None], since - 1), strict=True):
             sends, chunks = self._started_before(moment)
-            # A gate gains from what started before only if some send did.
+            # A bottleneck resource gains from earlier sends only if one of them used it.
             gained = int(np.sort(np.minimum(ever - later, chunks))[::-1][:sends].sum())
             missing = self.total - let_in(self.wanted, (self.enter, later)) - min(chunks, gained)
             best = max(best, (missing, moment))
@@ -154,14 +154,14 @@ class _LateSets:
 
     @cached_property
     def _moments(self) -> list[int]:
-        """Some of those from which on more can be fed than before."""
+        """Some of the times from which more sends can enter than before."""
         reached = self._reached[self._reached < FOREVER].tolist()
         moments = sorted({*reached, int(self.early.release.min())})
         return moments[:: -(-len(moments) // _MOST_FED)]
 
     @cached
     def _started_before(self, moment: int) -> tuple[int, int]:
-        """(sends, chunks in them) into the sets that can have started before a moment, at most."""
+        """(max sends, max chunks in them) into the sets that can have started before a given time."""
         by = moment - 1
         after = by - self._reached[:, None]
         sends = self.early.sends(by).sum() + self.onward.sends(after).sum()
@@ -170,12 +170,12 @@ class _LateSets:
 
     @cached_property
     def _reached(self) -> Ints:
-        """(num_sets,) when one set after another can have been reached: each send reaches one more."""
+        """(num_sets,) earliest times at which 1, 2, ... sets can be reached; each send reaches one more."""
         first = sends_of(fastest_senders(self.early), [0])
         return np.array(waking(fastest_senders(self.onward), first, len(self.late)), dtype=np.int64)
 
     def rest(self, missing: int, since: int) -> int:
-        """How long after a moment so many entries, of which none is in before, take at least."""
+        """Min ticks after `since` for `missing` entries to be over, if none has ended before."""
         known = self._spread_ticks
         if len(known) < missing <= _MOST_SPREAD:
             known += islice(self._spreading, missing - len(known))
@@ -183,9 +183,9 @@ class _LateSets:
 
     @cached_property
     def _spreading(self) -> Iterator[int]:
-        """After how long the first missing entry can be with all that want it, then the second, and so on.
+        """Min ticks until the first, second, ... missing entry can be at all ranks that want it.
 
-        Whichever set each is into; nothing where of some set nothing can be said.
+        The entries may be into any sets. Empty if some set gives no information.
         """
         sets = []
         for ranks, target in zip(self.late, self.targets, strict=True):
@@ -200,7 +200,7 @@ class _LateSets:
         return heapq.merge(*sets)
 
     def _to_targets(self, missing: int, since: int) -> int:
-        """How long after a moment it takes at least until so many chunks more are at the targets."""
+        """Min ticks after `since` until `missing` more chunks can be at the targets."""
 
         def come(ticks: int) -> int:
             ended = np.minimum(self.direct.ended(ticks), self.direct.within(0, since + ticks))
@@ -213,19 +213,19 @@ class _LateSets:
 def _bound(
     late: _LateSets, *, backwards: bool, deadline: Deadline
 ) -> tuple[int, int, int, DelayedSource] | None:
-    """(ticks, entries that are missing, all entries, witness); None where nothing can be said.
+    """(ticks, missing entries, all entries, witness); None if nothing is proven.
 
-    What was found by the deadline is what there is.
+    After the deadline, the best result so far is returned.
     """
     gates = (late.early, late.onward, late.enter, late.inside, late.direct)
-    if not late.total or not all(each.hold.all() for each in gates):  # some gate lets all pass at once
+    if not late.total or not all(each.hold.all() for each in gates):  # a bottleneck without hold time
         return None
     best: tuple[int, int, int, DelayedSource] | None = None
     longest = late.rest(late.total, 0)
     for turn in range(1 + _MOST_SINCE):
         if best is not None and deadline.has_passed:
             break
-        if turn < 2:  # the last moment at which all are missing, then the last ones at which any are
+        if turn < 2:  # last time at which all are missing; then last times at which any are
             missed, since = (late.total - 1, 0)[turn], FOREVER
         since = first_tick(lambda s: late.missing(s)[0] <= missed, since) - 1  # noqa: B023  used at once
         if since < 0 or (best is not None and since + longest <= best[0]):

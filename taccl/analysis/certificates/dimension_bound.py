@@ -1,14 +1,14 @@
-"""The bound of all algorithms along dimensions: how little the busiest dimension can be loaded.
+"""The bound of all algorithms along dimensions: the least possible load of the busiest dimension.
 
-A chunk that takes the dimensions in some order loads each with what is left of it there: a reduction shrinks
-by the size of every dimension that it has passed. Chunks may take different orders. The shares of the data
-that load the busiest dimension least are a linear program with a column for each order. Its dual puts a price
-on each dimension, all of them together 1: no mix of orders then takes less than the cheapest order. Under
-given prices that takes the dimensions by price over bandwidth, ascending: exchanging two neighbours shows it.
-So columns are made as prices call for them, and a certificate is checked by sorting.
+A chunk takes the dimensions in some order, and loads each with its remaining size. A reduction shrinks the
+chunk by the size of every dimension that it has passed. Chunks may take different orders. A linear program
+with a column for each order finds the shares of data with the least maximum load. Its dual assigns prices to
+dimensions, with sum 1; no mix of orders costs less than the cheapest order. Under given prices, the cheapest
+order sorts the dimensions by price over bandwidth, ascending, by an exchange argument. Columns are therefore
+generated on demand, and a certificate is checked by sorting.
 
-It counts bandwidth only, for data that may be cut at will, and is no bound of other algorithms; that is
-`taccl.lower_bound`.
+The bound counts bandwidth only, for data that may be cut arbitrarily. It does not bound other algorithms;
+`taccl.lower_bound` does.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 from taccl.units import BYTES_PER_MB, format_us
 
-#: How often the data goes along the dimensions.
+#: Number of passes of the data along the dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}
 _TOLERANCE = 1e-9
-#: Prices are read as fractions of at most this denominator; what they prove stays exact.
+#: Denominator to which prices are rounded; the bound that they prove is exact.
 _FINEST_PRICE = 10**6
 
 
 @dataclass(frozen=True)
 class DimensionBound:
-    """A lower bound on the finish of every algorithm along dimensions, bandwidth only.
+    """Lower bound on the finish of every algorithm along dimensions, bandwidth only.
 
     - `size_bytes`: As nccl-tests counts it.
-    - `prices`: Of every dimension, together 1: what a microsecond of it counts.
-    - `fixed`: Microseconds where all data takes the dimensions in their own order.
+    - `prices`: Weight of a microsecond of each dimension; the weights sum to 1.
+    - `bound`: Microseconds, exact.
+    - `fixed`: Microseconds if all data takes the dimensions in their own order.
     """
 
     dims: Dimensions
@@ -56,12 +57,12 @@ class DimensionBound:
 
     @property
     def gain(self) -> float:
-        """How many times as long the dimensions' own order takes, bandwidth only."""
+        """Time of the dimensions' own order, as a multiple of the bound, bandwidth only."""
         return float(self.fixed / self.bound)
 
     @property
     def limits(self) -> str:
-        """One sentence that says which dimensions limit, and what balancing gains."""
+        """One sentence that names the limiting dimensions and the gain from balancing."""
         busy = [f"dimension {k + 1} ({each})" for k, each in enumerate(self.dims) if self.prices[k]]
         free = [f"dimension {k + 1}" for k, price in enumerate(self.prices) if not price]
         said = f"{' and '.join(busy)} {'are' if len(busy) > 1 else 'is'} busy all the time"
@@ -73,11 +74,11 @@ class DimensionBound:
 
     @property
     def text(self) -> str:
-        """The bound for a table: how much, of what, and what limits."""
+        """The bound as text for a table: value, scope and limit."""
         return f"at least {format_us(self.bound)} by any such algorithm, bandwidth only; {self.limits}"
 
     def check(self) -> bool:
-        """Whether the prices prove the bound, by arithmetic: the cheapest order costs no less."""
+        """True if the prices prove the bound, by arithmetic: the cheapest order costs no less."""
         if len(self.prices) != len(self.dims) or min(self.prices) < 0 or sum(self.prices) != 1:
             return False
         return self.bound <= _priced(self.dims, self.collective, self.prices) * self.size_mb
@@ -102,7 +103,7 @@ class DimensionBound:
 
 
 def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Fraction]:
-    """Microseconds for which each dimension is busy with 10**6 bytes that take an order."""
+    """Microseconds for which each dimension is busy with 10**6 bytes that take the given order."""
     if collective not in _PASSES:
         known = ", ".join(_PASSES)
         raise CollectiveError(f"found {collective}; expected one of {known}", where="dimensions")
@@ -111,7 +112,7 @@ def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Frac
 
 
 def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], float], tuple[Fraction, ...]]:
-    """Shares of the data for each order, so that the busiest dimension is least busy; and prices."""
+    """Shares of the data for each order that minimise the busiest dimension's load; and dual prices."""
     from scipy.optimize import linprog
 
     count = len(dims)
@@ -135,7 +136,7 @@ def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], fl
 
 
 def bound_along(problem: Problem) -> DimensionBound | None:
-    """The same of a problem, where its topology has dimensions and its collective goes along them."""
+    """Bound of a problem; None unless its topology has dimensions that its collective can use."""
     collective = problem.collective
     if collective.name not in _PASSES or not problem.size_bytes or collective.groups:
         return None
@@ -147,7 +148,7 @@ def bound_along(problem: Problem) -> DimensionBound | None:
 
 
 def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> DimensionBound:
-    """The bound of algorithms along dimensions for a collective of a size."""
+    """Bound of algorithms along dimensions for a collective of a given size."""
     _, prices = balance(dims, collective)
     size_mb = Fraction(size_bytes, BYTES_PER_MB)
     fixed = max(_loads(dims, collective, range(len(dims))))
@@ -156,11 +157,11 @@ def dimension_bound(dims: Dimensions, collective: str, size_bytes: int) -> Dimen
 
 
 def _cheapest(dims: Dimensions, prices: Sequence[Fraction]) -> tuple[int, ...]:
-    """The order that costs least under prices."""
+    """Cheapest order under the prices."""
     return tuple(sorted(range(len(dims)), key=lambda k: (prices[k] / dims.dims[k].bandwidth_gb_per_s, k)))
 
 
 def _priced(dims: Dimensions, collective: str, prices: Sequence[Fraction]) -> Fraction:
-    """What the cheapest order costs for 10**6 bytes."""
+    """Cost of the cheapest order for 10**6 bytes."""
     loads = _loads(dims, collective, _cheapest(dims, prices))
     return sum((load * price for load, price in zip(loads, prices, strict=True)), Fraction(0))

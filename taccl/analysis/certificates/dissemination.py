@@ -1,7 +1,7 @@
-"""Dissemination: where chunks merge, a send still brings no more than its sender has by then.
+"""Dissemination: even a merged send carries no more than its sender holds when it starts.
 
-A rank has its own data at first. It gets that of others by sends one after another, and a send has data of so
-many ranks only if somebody had that much when it started. docs/formulation.md, "Dissemination".
+A rank initially holds its own data, and gets that of others by successive sends. A send carries data of m
+ranks only if its sender held data of m ranks at its start. See docs/formulation.md, "Dissemination".
 """
 
 # m ranks whose data is in a send
@@ -17,12 +17,12 @@ from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.witnesses import Claim, Dissemination
 from taccl.units import format_count
 
-#: Of so many ranks, and nodes, it is asked, those first that lack the most.
+#: Max ranks, and nodes, to examine, those with the most missing data first.
 _MOST_SETS = 8
 
 
 def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of some ranks, and nodes, that no symmetry takes to an earlier one."""
+    """Yield claims for some ranks, and nodes, that no symmetry maps to an earlier one."""
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     if not demand.costs.merges.any():
@@ -40,7 +40,7 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
     def entered(over: Ints) -> Gates:
         return fastest(gates_of(costs, over, costs.dst))
 
-    #: By number of ranks: when some rank can have data of so many, its own included.
+    #: Earliest times at which some rank can hold data of 0, 1, ... ranks, its own included.
     anywhere = _learnt(num, [0, 0], (entered(links), None))
 
     def lacking(ranks: frozenset[int]) -> int:
@@ -61,21 +61,21 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> list[int]:
-    """By number of ranks: when a rank can have data of so many, up to `num`, at the earliest.
+    """Earliest times at which a rank can hold data of 0, 1, ..., `num` ranks.
 
-    - `had`: The beginning of what is returned.
-    - `ways`: By what it is entered, and when senders there can have so much: None is as this rank.
+    - `had`: First times of the result, which are known.
+    - `ways`: Bottleneck resources into the rank, and the senders' times; None: as for this rank.
     """
     when = list(had)
     came = [np.full((len(gates.most), num), FOREVER) for gates, _ in ways]
-    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]  # so much has passed by then
+    free = [np.full((len(gates.most), num + 1), FOREVER) for gates, _ in ways]  # when that much has passed
     for passed in free:
         passed[:, 0] = 0
 
     def bring(number: int, gates: Gates, known: list[int] | None, came: Ints, free: Ints) -> None:
         senders = when if known is None else known
         most = min(len(gates.rest), number, len(senders) - 1)
-        if most < 1:  # nobody can have sent it yet
+        if most < 1:  # no sender can hold it yet
             return
         m = np.arange(1, most + 1)
         begin = np.maximum(
@@ -91,6 +91,6 @@ def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> 
         arrivals = np.concatenate([each[:, :number].ravel() for each in came])
         when.append(int(np.partition(arrivals, number - 1)[number - 1]))
         for way, *times in zip(ways, came, free, strict=True):
-            if way[1] is None:  # somebody has so much from then on, and may send it
+            if way[1] is None:  # some rank holds that much now, and may send it
                 bring(number, *way, *times)
     return when

@@ -18,15 +18,14 @@ Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDArray[np.float64]:
     """Shortest times between all ranks over some links, for a send of `units`.
 
-    A link of several sources is taken to wait for its first, which can only shorten times. Where the problem
-    limits how many links a chunk may pass, no more are; of sums, on the way to the root and on the way from
-    it, twice as many.
+    A link of several sources counts as waiting for its first source, which can only shorten times. Paths
+    respect the problem's limit on the links that a chunk may pass. For sums, they may have twice as many: up
+    to the limit to the root, and again from it.
 
     Returns
     -------
     (num_ranks, num_ranks) float64
-        Ticks from the row's rank to the column's; inf where there is no way. Whole numbers, exact below
-        2**53.
+        Ticks from the row's rank to the column's; inf if there is no path. Whole numbers, exact below 2**53.
     """
     from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
@@ -45,7 +44,7 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
 
 
 def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float64]:
-    """Shortest times over so many links, from the times of single ones."""
+    """Shortest times over at most `most` links, from the times of single links."""
     times = np.where(np.eye(len(direct), dtype=bool), 0.0, np.inf)
     into = [(dst, np.flatnonzero(np.isfinite(column))) for dst, column in enumerate(direct.T)]
     for _ in range(min(most, len(direct))):
@@ -65,24 +64,24 @@ def from_nearest(
     length: NDArray[np.float64],
     starts: Collection[int],
 ) -> NDArray[np.float64]:
-    """(num_ranks,) the shortest path to every rank from the nearest of some, over arcs of whole lengths."""
+    """(num_ranks,) shortest path to every rank from the nearest start, for integer arc lengths."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
 
-    # The shortest of parallel arcs; a bit more than its length, as the graph knows no arcs of length 0.
+    # Keep the shortest of parallel arcs. Lengthen each slightly, as the graph drops arcs of length 0.
     order = np.lexsort((length, dst, src))
     code = src[order] * num_ranks + dst[order]
     keep = np.ones(len(code), dtype=bool)
     keep[1:] = code[1:] != code[:-1]
     chosen = order[keep]
-    step = 2.0**-20  # far below 1 / num_ranks: whole lengths are what is left when it is dropped
+    step = 2.0**-20  # far below 1 / num_ranks: rounding down restores whole lengths
     graph = csr_array((length[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
     found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(starts), min_only=True))
     return found
 
 
 def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
-    """(link, source, destination) of every pair of ranks that some of the links join."""
+    """(link, source, destination) of every pair of ranks that the links join."""
     ends, wide = problem.topology.links, wide_links(problem.topology)
     if not wide:
         some, (src, dst) = np.array(links, dtype=np.int64), link_ends(problem.topology)
@@ -99,13 +98,13 @@ class Distances:
         self.problem = problem
         self._derived_at = {d.chunk: d.rank for d in problem.collective.derivations}
         self._made: dict[int | None, dict[int, int]] = {}
-        self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by what is open, and by whose masks it is
+        self._numbers: dict[bytes | tuple[int, ...], int] = {}  # by mask bytes, and by mask identities
         self._link_sets: list[tuple[int, ...]] = []
         self.cache: dict[Any, Any] = {}
         self._times: dict[tuple[int, int], NDArray[np.float64]] = {}
 
     def origins(self, c: int, *, units: int | None = None) -> dict[int, int]:
-        """Where the chunk is first, and when."""
+        """{rank: time} at which the chunk first exists."""
         starts = dict.fromkeys(self.problem.collective.chunks[c].origins, 0)
         if c in self._derived_at:
             made = self._when_made(units)
@@ -114,10 +113,10 @@ class Distances:
         return starts
 
     def _when_made(self, units: int | None) -> dict[int, int]:
-        """When every derived chunk is made at the earliest."""
+        """{derived chunk: earliest time at which it can be made}."""
         if units not in self._made:
             made: dict[int, int] = {}
-            self._made[units] = made  # filled below: `heads` of a source asks for what is known by then
+            self._made[units] = made  # filled below: `heads` of a source reads the entries so far
             for each in self.problem.collective.derivations_in_turn:
                 head = self.heads(each.source, units=units)[each.rank]
                 if np.isfinite(head):
@@ -125,9 +124,9 @@ class Distances:
         return self._made[units]
 
     def heads(self, c: int, *, units: int | None = None) -> NDArray[np.float64]:
-        """(num_ranks,) earliest arrival of the chunk at every rank; inf where it cannot come.
+        """(num_ranks,) earliest arrival of the chunk at every rank; inf if it cannot arrive.
 
-        - `units`: As if the chunk, and what it is made from, had this size.
+        - `units`: Assumed size of the chunk, and of the chunks that it is derived from; default: their own.
         """
         starts = self.origins(c, units=units)
         if not starts:
@@ -150,7 +149,7 @@ class Distances:
     def nearest(
         self, links: int, units: int, ranks: Collection[int], *, backwards: bool = False
     ) -> NDArray[np.float64]:
-        """(num_ranks,) the shortest time over a numbered set of links from any of some ranks, or to any."""
+        """(num_ranks,) shortest time over a numbered set of links from, or to, the nearest of some ranks."""
         num_ranks = self.problem.topology.num_ranks
         if len(ranks) == num_ranks:
             return np.zeros(num_ranks)
@@ -175,11 +174,11 @@ class Distances:
 
     @cached
     def link_set(self, number: int) -> frozenset[int]:
-        """The same as a set."""
+        """The links of a numbered set, as a frozenset."""
         return frozenset(self._link_sets[number])
 
     def carried(self, c: int, *, reducing: bool | None = False) -> int:
-        """The number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
+        """Number of the set of links that may carry a chunk: spreading, reducing, or (None) either."""
         modes = (False, True) if reducing is None else (reducing,)
         masks = [self.problem.open_links(c, reducing=mode) for mode in modes]
         alike = tuple(map(id, masks))  # chunks that clauses treat alike share them

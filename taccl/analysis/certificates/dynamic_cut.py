@@ -1,8 +1,9 @@
-"""Dynamic cuts: chunks that must reach a rank, and cross a border that moves there from where they start.
+"""Dynamic cuts: chunks that must cross a moving border on their way to a rank.
 
-Every rank is beyond the border until some moment. What comes to the target, which stays there, has crossed it
-by a send that starts on this side and ends beyond. The best moments are the labels of a quickest flow.
-Source: Ford and Fulkerson, "Constructing maximal dynamic flows from static flows", Oper. Res. (1958).
+Every rank is beyond the border until a time of its own. The target stays beyond it. Any chunk that reaches
+the target has crossed the border by a send that starts on the near side and ends on the far side. The best
+times are the labels of a quickest flow. Source: Ford and Fulkerson, "Constructing maximal dynamic flows from
+static flows", Oper. Res. (1958).
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from taccl.analysis.certificates.witnesses import Claim, DynamicCut
 if TYPE_CHECKING:
     from taccl.analysis.certificates.needed_sends import ChunkKind, NeededSends
 
-#: So many ranks that chunks must reach are looked at, chunks of so many nodes, and so many borders for each.
+#: Max target ranks to examine, nodes of origin for each target, and borders for each node.
 _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
-#: Of a chunk in a tick, in which rates are counted.
+#: Resolution of rates, in parts of a chunk per tick.
 _RATE_SCALE = 2**32
 
 
 def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of ranks that lack chunks, those that start in one node, on the quickest ways there.
+    """Yield claims for ranks and the chunks that they lack, grouped by node of origin.
 
-    Where fewer ranks have chunks at first than want some, they are read backwards, too.
+    If fewer ranks hold chunks initially than want some, the time-reversed problem is bounded, too.
     """
     if demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
@@ -48,7 +49,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
         nodes = sorted(together, key=lambda each: (each != node[target], -len(together[each])))  # noqa: B023
         for kinds in map(together.__getitem__, nodes[:_MOST_NODES]):
             number = sum(demand.classes[kind] for kind in kinds)
-            if number == 1:  # the shortest path says it
+            if number == 1:  # covered by the shortest path
                 continue
             demand.deadline.check()
             starts = sorted({r for kind in kinds for r in kind.data.origins})
@@ -61,7 +62,7 @@ def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
 def _best(
     costs: GateCosts, links: Ints, starts: Sequence[int], target: int, number: int
 ) -> tuple[int, list[int]]:
-    """(ticks, moments of ranks) of the best border."""
+    """(ticks, crossing times of ranks) for the best border."""
     best, moments = 0, [0] * costs.num_ranks
     took = costs.link_alpha + costs.link_beta
     for label in islice(_labels(costs, links, starts, target), _MOST_BORDERS):
@@ -78,12 +79,12 @@ def _best(
 
 
 def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -> Iterator[Ints]:
-    """How far ranks are from where chunks start: at first, and with each shortest way to the target full."""
+    """Distances of ranks from the origins: initially, then after filling each shortest path to the target."""
     most = np.where(costs.merges, costs.max_merge, 1)
     held = np.ones(len(most), dtype=np.int64)
     np.maximum.at(held, costs.link, costs.alpha // most[costs.link] + costs.beta)
     src, dst, took = costs.src[links], costs.dst[links], (costs.link_alpha + costs.link_beta)[links]
-    # Of ways as short as one another those over the fewest links count, so that none goes to and fro.
+    # Among equally short paths, those over the fewest links count, so that none goes back and forth.
     tail, head, length = (
         np.append(src, dst),
         np.append(dst, src),
