@@ -1,7 +1,7 @@
-"""The scope of bounds: the chunks that a problem has, or all chunkings of its data.
+"""Scope of bounds: the chunks of a problem, or all chunkings of its data.
 
-A finish that meets the bound of its problem is optimal for these chunks. One that meets the bound over all
-chunkings is optimal under the costs of the topology.
+A finish that meets the bound of its problem is optimal for these chunks. A finish that meets the bound over
+all chunkings is optimal under the costs of the topology.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from taccl.units import format_gap, format_us
 
 #: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
-#: With more pairs of chunks and links none is looked for.
+#: Max pairs of a chunk and a link for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
-#: Bounds that differ by more than this part are both told.
+#: Relative difference above which both bounds are reported.
 _WORTH_TELLING = Fraction(1, 100)
 
 
 def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Certificate | None:
-    """Bound of the same problem over all chunkings; None where it would take too long.
+    """Bound of the same problem over all chunkings; None if it would take too long.
 
-    It is found once, in about `budget_s` seconds. Padding to whole bytes does not count, since another
+    It is computed once, in about `budget_s` seconds. Padding to whole bytes does not count, since another
     chunking pads less.
     """
     problem = bound.problem
@@ -45,17 +45,17 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Ce
 
 
 def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
-    """The larger of a problem's bound and its bound over all chunkings, which holds for its chunks, too."""
+    """Larger of a problem's bound and its bound over all chunkings, which holds for its chunks, too."""
     return bound if every is None or every.bound <= bound.bound else every
 
 
 def standing(bound: Certificate, finish: Fraction, every: Certificate | None) -> str:
-    """Proof of optimality in words: over all chunkings, or for these chunks; empty without one."""
+    """Proof of optimality in words: over all chunkings, or for these chunks; empty if unproven."""
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
     is_sketched = clauses != clauses.only("merge")
-    if every is not None and finish <= every.bound:  # which lets all sends merge
+    if every is not None and finish <= every.bound:  # this bound lets all sends merge
         words = "proven best"
     else:
         default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
@@ -68,10 +68,10 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
 def bound_rows(
     bound: Certificate, every: Certificate | None, *, is_open: bool = False
 ) -> list[tuple[str, str]]:
-    """The bound that was asked for, and the other one where they differ by more than 1 %.
+    """Rows for the requested bound, and for the other one if they differ by more than 1 %.
 
     - `bound`, `every`: For the chunks of a schedule, and over all chunkings.
-    - `is_open`: True if the number of chunks was left open, so that `every` was asked for.
+    - `is_open`: True if the number of chunks was left open, so that `every` was requested.
     """
     if every is None:
         return [("bound", f"{bound.text}, limited by {bound.limits}")]
@@ -88,7 +88,7 @@ def bound_rows(
 def gap_text(
     bound: Certificate, finish: Fraction, every: Certificate | None, *, is_open: bool = False
 ) -> str:
-    """The gap to the bound that was asked for; in brackets what is proven, and the gap to the other bound.
+    """Gap to the requested bound; in brackets the proof of optimality, and the gap to the other bound.
 
     Parameters are those of `bound_rows`.
     """
@@ -106,7 +106,7 @@ def gap_text(
 
 
 def _unpadded(problem: Problem) -> Problem:
-    """The problem with as much less time for every byte as there are bytes of padding."""
+    """Return the problem with beta reduced by the share of padding in its bytes."""
     padded = problem.collective.size_chunks * problem.chunk_bytes[0] if problem.chunk_bytes else 0
     if problem.size_bytes is None or not 0 < problem.size_bytes < padded or len(set(problem.chunk_bytes)) > 1:
         return problem

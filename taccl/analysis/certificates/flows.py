@@ -1,9 +1,9 @@
-"""The multicommodity bound: the best prices of resources when every chunk takes its cheapest path.
+"""The multicommodity bound: the best dual prices of resources if every chunk takes its cheapest path.
 
-For chunks with one destination (alltoall, scatter, gather). A linear program of flows, one commodity per
-starting place, on the orbits of a problem's symmetries; its dual prices are the witness. Where it would be
-too large, every resource costs the same, which gives distance times volume over capacity.
-Source: Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
+It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
+per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If it would be
+too large, every resource has the same price, which gives distance times volume over capacity. Source:
+Leighton and Rao, "Multicommodity max-flow min-cut theorems", Journal of the ACM 46 (1999).
 """
 
 # w price of a resource per tick, f flow of a commodity over an arc
@@ -26,18 +26,18 @@ from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.certificates.witnesses import FlowDual
 from taccl.sketch.group import Symmetries
 
-#: Programs with more flows than this are not solved.
+#: Max flow variables of a program that is solved.
 _MAX_FLOWS = 400_000
-#: Up to so many go to the simplex method. The interior-point method, which more go to, looks at the clock
-#: seldom: it is begun where there is a second for so many.
+#: Max flow variables for the simplex method. Larger programs use the interior-point method, which seldom
+#: checks the clock; it starts only with one second per `_FLOWS_PER_S` variables.
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
-#: Whole prices add up to about this, so that ways stay exact in double precision.
+#: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class _Commodity:
-    """What starts at some ranks and may use some links, by destination; `count` others are like it."""
+    """Volume by destination of chunks with the same origins and links; `count` commodities equal it."""
 
     origins: tuple[int, ...]
     links: int
@@ -48,13 +48,12 @@ class _Commodity:
 def multicommodity(
     volume: Volume, symmetries: Symmetries, *, budget_s: float = math.inf, known: int = 0
 ) -> tuple[Fraction, FlowDual, bool] | None:
-    """The bound in ticks, its witness, and whether the program was solved; None where it does not apply.
+    """(bound in ticks, witness, True if the program was solved); None if the bound does not apply.
 
     A chunk with several destinations counts for the farthest.
 
-    - `budget_s`: How long the program may take to solve; every resource costs the same where that is too
-      short.
-    - `known`: A bound in ticks that is known already: what says less need not be found.
+    - `budget_s`: Seconds for solving the program; if they are too few, every resource has the same price.
+    - `known`: A known bound in ticks; weaker ones need not be found.
     """
     if not volume.spreads or volume.collective.derivations:
         return None
@@ -81,7 +80,7 @@ def multicommodity(
 
 
 def _commodities(volume: Volume, symmetries: Symmetries) -> Iterator[_Commodity]:
-    """One commodity per orbit of (origins, links)."""
+    """Yield one commodity per orbit of (origins, links)."""
     chunks, distances = volume.collective.chunks, volume.distances
     number: dict[tuple[tuple[int, ...], int], int] = {}
     of_chunk = np.full(len(chunks), -1)
@@ -122,7 +121,7 @@ def _solve(
     budget_s: float,
     known: int,
 ) -> NDArray[np.float64] | None:
-    """Prices dual to the least T such that flows arrive and no orbit is held for longer than it can be."""
+    """Prices dual to the least T at which flows arrive and no orbit is held for longer than available."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array, csr_array, hstack
 
@@ -131,7 +130,7 @@ def _solve(
     holder, resource, held = volume.holds
     ticks = int(held.max(initial=1))
     unit = max(max(each.volume.values()) for each in commodities)
-    # A row for every rank of every commodity, a column for every arc of each, and the last for T.
+    # Rows: every rank of every commodity. Columns: every arc of every commodity, then T.
     number = np.repeat(np.arange(len(commodities)), [len(each[0]) for each in arcs])
     link, src, dst = np.concatenate(arcs, axis=1)
     asked, starts = np.zeros((2, len(commodities), num_ranks))
@@ -161,7 +160,7 @@ def _solve(
 
 
 def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[list[int]]:
-    """Whole prices near the program's: as simple ratios, and with more digits."""
+    """Yield integer prices near the program's: as simple ratios, and with more digits."""
     top = float(price.max()) or 1.0
     orbits, column = np.unique(symmetries.resources, return_inverse=True)
     ratios = (price[orbits] / top).tolist()
@@ -173,7 +172,7 @@ def _rounded(price: NDArray[np.float64], symmetries: Symmetries) -> Iterator[lis
 
 
 def _flat(volume: Volume) -> Iterator[list[int]]:
-    """One price for all resources; for those that links between nodes hold; for those that links share."""
+    """Yield equal prices for all resources, for those between nodes, and for those that links share."""
     topology = volume.problem.topology
     link, resource, _ = volume.holds
     allowed = np.isin(link, volume.problem.links_allowed)
@@ -192,7 +191,7 @@ def _proved(
     idle: NDArray[np.int64],
     price: Sequence[int],
 ) -> Fraction:
-    """What prices prove: the price of every chunk's cheapest path is paid by the time that resources have."""
+    """Bound that prices prove: the time of resources pays for the cheapest paths of all chunks."""
     pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):

@@ -1,6 +1,7 @@
-"""Gates: resources that share the links at a border out between them, and how many chunks each lets pass.
+"""Gates: bottleneck resources that cover the links at a border, and their throughput in chunks.
 
-However sends are merged and ordered, what passes a gate in a time is limited by how long each send holds it.
+Each link is assigned to one gate that it holds. However sends are merged and ordered, the holds of sends
+limit the number of chunks that pass a gate in a given time.
 """
 
 # e link, r resource, n chunks in a send, m at most
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-#: Ticks that never come.
+#: Number of ticks that stands for never.
 FOREVER = 2**61
-#: More chunks than a collective has; what passes a gate is cut off there.
+#: Cap on the chunks that pass a gate; more than any collective has.
 _MANY = 2**30
-#: Of more ranks it is not asked how far they are from one another.
+#: Max ranks for which all-pairs distances are used.
 _MOST_RANKS = 2_048
 
 
 class GateCosts:
-    """Holds and links as arrays; a send of n chunks of so many units takes ``alpha + n * beta`` ticks."""
+    """Holds and links as arrays; a send of n chunks of `units` units takes ``alpha + n * beta`` ticks."""
 
     def __init__(self, problem: Problem, units: int) -> None:
         columns, costs, clauses = hold_columns(problem.topology), problem.costs, problem.clauses
@@ -53,11 +54,15 @@ class GateCosts:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Resources that share links out between them, and how many chunks each lets pass in how long.
+    """Bottleneck resources that cover some links, each link assigned to one, with their throughput.
 
-    A send of n chunks, `most` at most, holds a gate for ``alpha + n * beta`` at least. `offset` is the least
-    time from a send's start to its hold, and `rest` the least from there to its end, by n - 1. Over sends of
-    a gate the former differ by `start_spread`, the latter by `end_spread`. Nothing starts before `release`.
+    A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. `offset` is the
+    least time from a send's start to its hold. ``rest[n - 1]`` is the least time from there to its end. Over
+    the sends of a gate, the first varies by `start_spread` and the second by `end_spread`. No send starts
+    before `release`.
+
+    - `rest`, (max n, num_gates); all other arrays, (num_gates,).
+    - `of_set`: The set of ranks that the links of each gate enter or leave.
     """
 
     of_set: Ints
@@ -71,7 +76,7 @@ class Gates:
     end_spread: Ints
 
     def passed(self, ticks: Ints) -> Ints:
-        """How many chunks, in sends whose holds take no longer than so many ticks together."""
+        """Max chunks in sends whose holds take at most `ticks` ticks together."""
         full = self.alpha + self.most * self.beta
         rounds, left = np.divmod(np.maximum(ticks, 0), np.maximum(full, 1))
         part = np.maximum(left - self.alpha, 0) // np.maximum(self.beta, 1) * (self.beta > 0)
@@ -80,11 +85,11 @@ class Gates:
 
     @property
     def hold(self) -> Ints:
-        """The least ticks for which a send holds each gate."""
+        """Min ticks for which a send holds each gate."""
         return self.alpha + self.beta
 
     def within(self, start: Ints | int, end: Ints | int) -> Ints:
-        """How many in sends that start at one moment at the earliest, and end at another at the latest."""
+        """Max chunks in sends that start at `start` or later and end at `end` or earlier."""
         time = end - np.maximum(self.release, start) - self.offset
         shape = (len(self.rest),) + (1,) * (time.ndim - 1)
         n = np.arange(1, len(self.rest) + 1).reshape(*shape, 1)  # chunks in the last send
@@ -93,22 +98,22 @@ class Gates:
         return passed
 
     def started(self, by: Ints | int) -> Ints:
-        """How many in sends that start at a moment at the latest."""
+        """Max chunks in sends that start at `by` or earlier."""
         time = by - self.release
         return np.where(time >= 0, self.most + self.passed(time + self.start_spread), 0)
 
     def sends(self, by: Ints | int) -> Ints:
-        """How many sends start at a moment at the latest."""
+        """Max sends that start at `by` or earlier."""
         time = by - self.release
         each = 1 + np.maximum(time + self.start_spread, 0) // np.maximum(self.hold, 1)
         return np.where(time >= 0, each, 0)
 
     def ended(self, ticks: int) -> Ints:
-        """How many in sends that end in an interval of so many ticks, both its ends included."""
+        """Max chunks in sends that end within an interval of `ticks` ticks, both ends included."""
         return self.most + self.passed(ticks + self.end_spread)
 
     def arrivals(self, num: int) -> Ints:
-        """(num_gates, num) when so many chunks can have come at the earliest, by sends from 0 on."""
+        """(num_gates, num) earliest arrivals of the first, second, ... chunk, in sends from time 0 on."""
         first = np.full((len(self.of_set), num), FOREVER)
         for n, rest in enumerate(self.rest, 1):  # chunks in the last send
             found = self._holds(np.arange(1 - n, num + 1 - n)) + rest[:, None]
@@ -118,12 +123,12 @@ class Gates:
         return soonest
 
     def more_ends(self, num: int) -> Ints:
-        """(num_gates, num) when so many can have come at the earliest, by sends that end at 0 or later."""
+        """(num_gates, num) earliest arrivals of successive chunks, in sends that end at time 0 or later."""
         after = self._holds(np.arange(1, num + 1) - self.most[:, None]) - self.end_spread[:, None]
         return np.asarray(np.maximum(after, 0), dtype=np.int64)
 
     def _holds(self, chunks: Ints) -> Ints:
-        """(num_gates, num) ticks that sends of so many chunks in all hold each gate for."""
+        """(num_gates, num) ticks for which sends of `chunks` chunks in total hold each gate."""
         chunks, most = np.maximum(chunks, 0), self.most[:, None]
         full, part = chunks // most, chunks % most
         alpha, beta = self.alpha[:, None], self.beta[:, None]
@@ -132,11 +137,11 @@ class Gates:
 
 
 def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None = None) -> Gates:
-    """The next resource that takes its links is the one that most of those left in a set hold for longest.
+    """Greedy cover: repeatedly pick the resource that the most uncovered links of a set hold longest.
 
-    - `links`, (num,) int64: Each holds some resource.
-    - `of_set`, `release`, (num_links,) int64: Of every link of the topology: the set that it enters or
-      leaves, and when it can be used first; by default at once.
+    - `links`, (num,) int64: Links to cover; each holds some resource.
+    - `of_set`, `release`, (num_links,) int64: For every link of the topology, the set that it enters or
+      leaves, and its earliest use; default of `release`: 0.
     """
     chosen = np.zeros(len(costs.merges), dtype=bool)
     chosen[links] = True
@@ -144,7 +149,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
     e, r = costs.link[at], costs.resource[at]
     m = np.where(costs.merges[e], costs.max_merge, 1)
     alpha, beta = costs.alpha[at], costs.beta[at]
-    share = (costs.max_merge // m) * alpha + costs.max_merge * beta  # ticks a chunk, times `max_merge`
+    share = (costs.max_merge // m) * alpha + costs.max_merge * beta  # ticks per chunk, times `max_merge`
     code = of_set[e] * (int(r.max(initial=0)) + 1) + r
     first, gate = _shared_out(e.tolist(), code.tolist(), share.tolist())
     num_gates = int(gate.max(initial=-1)) + 1
@@ -181,7 +186,7 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
 
 
 def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[Ints, Ints]:
-    """(hold of each link that counts, number of the gate that it is of), from columns of holds."""
+    """Greedy cover of columns of holds: (hold that counts for each link, index of its gate)."""
     holds: dict[int, list[int]] = {}
     for hold, code in enumerate(codes):
         holds.setdefault(code, []).append(hold)
@@ -208,13 +213,13 @@ def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[
 
 
 def let_in(wanted: Ints, *ways: tuple[Gates, Ints]) -> int:
-    """What passes gates in all, into each set no more than it wants."""
+    """Total number of chunks that pass the gates, into each set no more than it wants."""
     counts = [np.bincount(gates.of_set, np.minimum(passed, _MANY), len(wanted)) for gates, passed in ways]
     return int(np.minimum(np.sum(counts, axis=0), wanted).sum())
 
 
 def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
-    """The smallest number of ticks, from 0 to `high`, of which something holds that then goes on to hold."""
+    """Smallest number of ticks, from 0 to `high`, at which a monotone predicate is true."""
     low, top = 0, 1
     while top < high and not holds(top):
         low, top = top, 16 * top
@@ -224,7 +229,10 @@ def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
 def passed_by(
     problem: Problem, sends: Counter[int], links: Collection[int], *, since: int = 0
 ) -> tuple[int, str]:
-    """When links can have passed so many sends, each as the smallest; through how many resources."""
+    """Earliest time by which links can pass the sends, and a text with the number of bottleneck resources.
+
+    Every send counts as the smallest one. Links can be used from time `since` on.
+    """
     none = np.zeros(len(problem.topology.links), dtype=np.int64)
     costs = GateCosts(problem, min(sends))
     gates = gates_of(costs, np.array(sorted(links), dtype=np.int64), none, none + since)
@@ -235,9 +243,9 @@ def passed_by(
 
 
 def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
-    """(num_inner,) the shortest path over links to one rank, to two, ... from any of some; 0 of too many.
+    """(num_inner,) shortest path to the nearest 1, 2, ... ranks from any start; 0 above `_MOST_RANKS`.
 
-    - `inner`, (num_ranks,) bool: The ranks that count; links and starts are among them.
+    - `inner`, (num_ranks,) bool: Ranks that count; links and starts are among them.
     """
     from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
@@ -254,21 +262,21 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
 
 class Sender(NamedTuple):
-    """When chunks come that a rank sends from some moment on: as `first`, and so on every `period` ticks."""
+    """Arrivals of a rank's chunks after it starts to send: `first`, repeated every `period` ticks."""
 
     first: tuple[int, ...]
     period: int
 
     def since(self, moment: int) -> Iterator[int]:
-        """When one chunk after another comes, from a moment on."""
+        """Arrivals of successive chunks, sent from a given time on."""
         return (start + after for start in count(moment, self.period) for after in self.first)
 
 
 def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
-    """The sends by a rank that outdoes all others, gate by gate.
+    """Component-wise fastest sender: gate by gate, it is no slower than any rank.
 
-    - `out`: Of sends by rank.
-    - `most`: Chunks in a send at most; of one each, the first of a period wakes a rank.
+    - `out`: Gates by sending rank.
+    - `most`: Max chunks in a send; with 1, the first arrival of each period informs a rank.
     """
     out = replace(out, most=np.minimum(out.most, most))
     num = int(out.most.max(initial=1))
@@ -280,7 +288,7 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
 
 
 def fastest(gates: Gates) -> Gates:
-    """Gates of a set that outdoes every other: the best of all first gates, of all second ones, and so on."""
+    """Gates of a set that dominates every other: the best of all first gates, all second ones, and so on."""
     places = _by_place(gates, gates.hold, gates.alpha, gates.most, gates.offset)
 
     def least(values: Ints) -> Ints:
@@ -301,7 +309,7 @@ def fastest(gates: Gates) -> Gates:
 
 
 def _by_place(gates: Gates, *keys: Ints) -> list[Ints]:
-    """The first gates of all sets, then the second ones, and so on, as keys order those of a set."""
+    """Indices of the first gates of all sets, of the second ones, and so on, as sorted by keys."""
     order = np.lexsort((*reversed(keys), gates.of_set))
     _, sizes = np.unique(gates.of_set, return_counts=True)
     place = np.concatenate([np.arange(number) for number in (0, *sizes.tolist())])
@@ -316,11 +324,11 @@ def waking(
     soonest: Iterable[int] = repeat(0),
     num_senders: float = math.inf,
 ) -> list[int]:
-    """When the ranks of a number are awake at the earliest, each of which then wakes others, send by send.
+    """Earliest times by which 1, 2, ..., `num` ranks can hold data, if each then sends to others.
 
-    - `woken`: When some are woken from elsewhere, one after another. What never comes comes at `FOREVER`.
-    - `soonest`: Before when the first is not awake, then the second, and so on.
-    - `num_senders`: How many of them wake others, at most.
+    - `woken`: Times at which ranks get data from elsewhere, ascending; `FOREVER` stands for never.
+    - `soonest`: Earliest admissible times of the first, second, ... rank.
+    - `num_senders`: Max ranks that send to others.
     """
     sources: list[Iterator[int]] = [chain(woken, repeat(FOREVER))]
     queue = [(next(sources[0]), 0)]
@@ -336,5 +344,5 @@ def waking(
 
 
 def sends_of(senders: list[Sender], awake: Iterable[int]) -> Iterator[int]:
-    """When what ranks send comes, one after another, from when each is awake."""
+    """Merged arrivals of what ranks send, each from the time at which it holds data."""
     return heapq.merge(*(each.since(moment) for moment in awake if moment < FOREVER for each in senders))

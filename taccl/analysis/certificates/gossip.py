@@ -1,8 +1,8 @@
-"""Gossip: the sends that ranks, those of a node, or nodes need for sums that they share.
+"""Gossip: sends between ranks, between ranks of a node, or between nodes that shared sums require.
 
-A send between nodes that starts before any rank can hold all contributions of its node, or ends after the
-last moment at which one copy could still spread in a node, does only part of what one must do: it counts
-half. docs/formulation.md, "Gossip", has the arguments.
+A send between nodes counts half if it does only part of the work of a send. This is so if it starts before
+any rank can hold all contributions of its node. It is also so if it ends too late for one copy to spread in a
+node. docs/formulation.md, "Gossip", has the arguments.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 def gossip(demand: NeededSends) -> Iterator[Claim]:
-    """A sum that n ranks (or nodes) share takes at least 2(n - 1) sends, whoever adds what.
+    """Yield claims from shared sums: n ranks (or nodes) that share a sum need at least 2(n - 1) sends.
 
-    Each one's contribution must leave it and the sum must reach it: until some one holds the sum, n - 1
-    sends have been made at least, and each of the n - 1 others then still needs one. Of a node those ranks
-    that links join to others count as one, together with all outside.
+    Each sharer's contribution must leave it, and the sum must reach it. At least n - 1 sends are made until
+    some sharer holds the sum; each of the n - 1 others then needs one more. Within a node, ranks with links
+    to other nodes count as one, together with all ranks outside.
     """
     topology = demand.topology
     everyone, nodes = frozenset(range(topology.num_ranks)), demand.families[1:]
@@ -68,7 +68,8 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
                 turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
-                # When some rank can have all that its node adds; how long a copy takes to all that want it.
+                # Time until some rank can hold all that its node adds; time for a copy to reach all that want
+                # it.
                 margins = _doubling(turned, inside, adding), _doubling(costs, inside, wanting)
                 later = _passed(costs, crossing, margins, sends.total())
                 if later > ticks:
@@ -78,7 +79,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 @cached
 def _parts(demand: NeededSends, witness: Border | Gossip, number: int) -> tuple[list[int], frozenset[int]]:
-    """The part of every rank, and the links of a set between parts: nodes, or single ranks and all others."""
+    """Part of every rank, and links between parts: nodes, or single ranks and all others."""
     node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
     if isinstance(witness, Border):
         return list(node), demand.allowed.intersection(demand.topology.internode_links)
@@ -91,7 +92,7 @@ def _parts(demand: NeededSends, witness: Border | Gossip, number: int) -> tuple[
 
 
 def _passed(costs: GateCosts, e: Ints, ends: tuple[int, int], sends: int) -> int:
-    """When links can have passed so many, of which those too early or too late count half; 0 says nothing."""
+    """Earliest time by which links can pass the sends, early or late ones counted half; 0 proves nothing."""
     single = _one_by_one(costs)
     took, gates = (single.link_alpha + single.link_beta)[e], gates_of(single, e, np.zeros_like(single.src))
     if not _hold_no_longer(costs, e) or not gates.hold.all():
@@ -113,7 +114,7 @@ def _passed(costs: GateCosts, e: Ints, ends: tuple[int, int], sends: int) -> int
 
 
 def _one_by_one(costs: GateCosts) -> GateCosts:
-    """Costs of chunks that may travel merged, taken one behind the other: no chunk pays a latency."""
+    """Costs of mergeable chunks that are sent one after the other, without latency."""
     some = copy(costs)
     some.alpha = np.where(costs.merges[costs.link], 0, costs.alpha)
     some.link_alpha = np.where(costs.merges, 0, costs.link_alpha)
@@ -122,13 +123,13 @@ def _one_by_one(costs: GateCosts) -> GateCosts:
 
 
 def _hold_no_longer(costs: GateCosts, links: Ints) -> bool:
-    """Whether sends that may merge hold nothing for longer than they take."""
+    """True if sends that may merge hold no resource for longer than they last."""
     at = np.flatnonzero(costs.merges[costs.link] & np.isin(costs.link, links))
     e = costs.link[at]
     return bool(((costs.alpha[at] <= costs.link_alpha[e]) & (costs.beta[at] <= costs.link_beta[e])).all())
 
 
 def _doubling(costs: GateCosts, links: Ints, num: int) -> int:
-    """How long a chunk takes at least from one rank to so many, each of which sends it on."""
+    """Min ticks for a chunk to get from one rank to `num` ranks, each of which sends it on."""
     out = gates_of(costs, links, costs.src)
     return waking(fastest_senders(out), [0], num)[-1]

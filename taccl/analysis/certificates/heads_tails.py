@@ -1,9 +1,9 @@
-"""Heads and tails: how long a resource must stay idle at the beginning of a schedule, and at its end.
+"""Heads and tails: min idle time of a resource at the start of a schedule, and at its end.
 
-A send serves a chunk if it is on the way by which a destination first gets the chunk. Its hold of a resource
-begins no sooner than the chunk can be at the sender, and after it the chunk still has to arrive and to get to
-a destination. So in a schedule that finishes at T, sends that serve hold a resource for T less its head and
-its tail at most, and what must be sent is sent by them alone.
+A send serves a chunk if it lies on the path by which a destination first gets the chunk. Its hold of a
+resource begins no sooner than the chunk can be at the sender. After the hold, the chunk must still arrive and
+get to a destination. In a schedule that finishes at T, sends that serve therefore hold a resource for at most
+T less its head and its tail. These sends alone deliver everything that must be sent.
 """
 
 # h a hold of resource r by a send over link e
@@ -24,13 +24,13 @@ from taccl.costs import hold_columns
 
 Proof = TypeVar("Proof")
 
-#: So often a linear program is solved, with what the one before proved.
+#: Max solves of a linear program, each with the bound that the previous one proved.
 _MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class HeadsTails:
-    """Link, resource, head and tail of every hold that takes time; `FOREVER` where it serves nothing."""
+    """Link, resource, head and tail of every hold that takes time; `FOREVER` if it serves no chunk."""
 
     link: Ints
     resource: Ints
@@ -38,9 +38,9 @@ class HeadsTails:
     tail: Ints
 
     def idle(self, num_resources: int, links: NDArray[np.bool_] | None = None) -> Ints:
-        """(num_resources,) ticks that each is not held in, at least; `FOREVER` where no send holds it.
+        """(num_resources,) min ticks for which each resource is idle; `FOREVER` if no send holds it.
 
-        - `links`, (num_links,) bool: Which links to count the sends of. Default: all.
+        - `links`, (num_links,) bool: Links whose sends count. Default: all.
         """
         chosen = slice(None) if links is None else links[self.link]
         ends = np.full((2, num_resources), FOREVER)
@@ -51,9 +51,9 @@ class HeadsTails:
 
 
 def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
-    """The heads and tails of a problem whose chunks spread, or are summed for all.
+    """Heads and tails of a problem whose chunks spread, or are summed for all ranks.
 
-    - `divisible`: Whether data may be cut at will: then only alphas take time.
+    - `divisible`: True if data may be cut arbitrarily; only alphas take time then.
     """
     problem = distances.problem
     holds, costs = hold_columns(problem.topology), problem.costs
@@ -64,7 +64,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
         first, left = (np.full(len(problem.topology.links), np.inf) for _ in range(2))
         np.minimum.at(first, arc, distances.nearest(links, units, starts)[src])
         np.minimum.at(left, arc, distances.nearest(links, units, ends, backwards=True)[dst])
-        # A send that brings more than one chunk is the longer, and outlasts its holds by no less.
+        # A send of several chunks takes longer, and outlasts its holds by at least as much.
         rest = costs.link_alpha[link] - costs.hold_alpha + units * (costs.link_beta[link] - costs.hold_beta)
         for all_ticks, of_link, late in ((head, first, receives), (tail, left, ~receives)):
             found = np.isfinite(first[link]) & np.isfinite(left[link])
@@ -75,7 +75,7 @@ def heads_and_tails(distances: Distances, *, divisible: bool) -> HeadsTails:
 
 
 def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int, set[int], set[int]]]:
-    """(links, units, where some chunk starts or is made, where one is wanted), by links and units."""
+    """Yield (links, units, ranks where chunks start, ranks that want one), by links and units."""
     collective, sizes = distances.problem.collective, distances.problem.costs.chunk_units.tolist()
     sums = collective.sums_up
     wanted: dict[int, set[int]] = {}
@@ -96,7 +96,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
 
 
 def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
-    """The least T at which resources can be paid so much for: each its price per tick beyond its idle ticks.
+    """Least T by which resources pay `needed`, each its price per tick after its idle ticks.
 
     - `prices` (iterable of (int, int)): Price and idle ticks of every resource.
     """
@@ -115,16 +115,19 @@ def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
 
 
 def idle_at_most(idle: Ints, known: int) -> Ints:
-    """Idle ticks as a linear program takes them, which knows a bound but not that resources may be unused."""
+    """Idle ticks for a linear program, capped at the known bound; 0 for resources that no send holds.
+
+    The program knows the bound, but cannot express that a resource may be unused.
+    """
     return np.where(idle < FOREVER, np.minimum(idle, known), 0)
 
 
 def proven_in_rounds(
     idle: Ints, known: int, prove: Callable[[int], tuple[Fraction, Proof] | None]
 ) -> tuple[Fraction, Proof] | None:
-    """What a linear program proves that takes resources to be `idle_at_most` what the one before proved.
+    """Best result of a linear program, solved again with `idle_at_most` of the bound that it proved.
 
-    - `prove`: Solves it with a bound that is known; None is where it cannot.
+    - `prove`: Solves the program, given a known bound; returns None if it cannot.
     """
     best: tuple[Fraction, Proof] | None = None
     for _ in range(_MOST_ROUNDS):

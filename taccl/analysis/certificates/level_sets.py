@@ -1,10 +1,10 @@
-"""Cuts along level sets: of a coordinate, of the Fiedler vector, of how far ranks are from one another.
+"""Cuts along level sets of coordinates, of the Fiedler vector, and of distances between ranks.
 
-A mesh is narrowest across its middle, where no rank and no node shows it. Every function of the ranks
-cuts them in two at each of its levels, and what must enter either side comes over the links between them.
-Each such set is weighed by itself, at prices of the resources at its border; the best are proven.
-Source: Fiedler, "A property of eigenvectors of nonnegative symmetric matrices and its application to graph
-theory", Czechoslovak Mathematical Journal 25 (1975), for the vector.
+A mesh is narrowest across its middle, which no single rank or node shows. Every function of the ranks splits
+them in two at each of its levels. The data that must enter either side crosses the links between the sides.
+Each such set is evaluated alone, at prices of the resources at its border, and the best are proven. Source:
+Fiedler, "A property of eigenvectors of nonnegative symmetric matrices and its application to graph theory",
+Czechoslovak Mathematical Journal 25 (1975), for the vector.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 
 Floats = NDArray[np.float64]
 
-#: Of a function with more levels, about so many are tried, evenly spaced by ranks; one halves them.
+#: Approximate number of levels to try per function, evenly spaced by rank; one level halves the ranks.
 _MOST_LEVELS = 9
-#: Ranks far from one another that distances are taken from.
+#: Ranks, far from one another, from which distances are taken.
 _LANDMARKS = 8
-#: Of so many sets that look best it is worked out what they prove.
+#: Number of most promising sets whose bounds are proven.
 _MOST_PROVEN = 3
-#: Of more ranks no eigenvector is computed.
+#: Max ranks for which the eigenvector is computed.
 _MOST_OF_VECTOR = 5_000
 #: Prices above this are rounded.
 _MOST_PRICE = 10**12
 
 
 def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | None:
-    """The best bound in ticks by one set of ranks, and its witness; None where nothing crosses any.
+    """Best bound in ticks by one set of ranks, and its witness; None if nothing crosses any set.
 
-    - `budget_s`: When to stop trying further sets.
+    - `budget_s`: Seconds after which no further sets are tried.
     """
     deadline = time.monotonic() + budget_s
     found: list[tuple[float, int, frozenset[int]]] = []
@@ -60,14 +60,14 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
 
 
 def _sets(volume: Volume) -> Iterator[frozenset[int]]:
-    """Both sides of the levels of every function."""
+    """Yield both sides of the levels of every function."""
     for values in _functions(volume):
         levels, count = np.unique(values, return_counts=True)
         below = np.cumsum(count)[:-1]
         if len(below) > _MOST_LEVELS:
             share = np.arange(1, _MOST_LEVELS + 1) / (_MOST_LEVELS + 1)
             at = np.searchsorted(below, share * len(values))
-            # On either side of every share, as no level may be at it.
+            # Take the levels on either side of every share, as none may be exactly at it.
             chosen = np.unique(np.concatenate((at, np.maximum(at - 1, 0))))
             levels = levels[:-1][np.minimum(chosen, len(below) - 1)]
         else:
@@ -79,7 +79,7 @@ def _sets(volume: Volume) -> Iterator[frozenset[int]]:
 
 
 def _functions(volume: Volume) -> Iterator[Floats]:
-    """Functions of the ranks: each has levels."""
+    """Yield functions of the ranks; their level sets are the cuts."""
     yield from _coordinates(volume.problem.topology.num_ranks)
     graph = _Graph(volume)
     yield from graph.eigenvector()
@@ -89,17 +89,17 @@ def _functions(volume: Volume) -> Iterator[Floats]:
 
 
 def _coordinates(num_ranks: int) -> Iterator[Floats]:
-    """Coordinates of ranks that are numbered along rows, whatever the lengths of these: the largest first."""
+    """Yield coordinates of ranks that are numbered row by row, for all possible row lengths."""
     ranks = np.arange(num_ranks)
     divisors = [m for m in range(1, num_ranks + 1) if num_ranks % m == 0]
     pairs = [(m, n) for m in divisors for n in divisors if n > 1 and num_ranks % (m * n) == 0]
-    # Of the outermost coordinate, then of the innermost: those of two dimensions.
+    # Coordinates of two dimensions first: the innermost (m = 1), then the outermost (m n = num_ranks).
     for m, n in sorted(pairs, key=lambda pair: (pair[0] * pair[1] < num_ranks and pair[0] > 1, pair)):
         yield (ranks // m % n).astype(float)
 
 
 class _Graph:
-    """The ranks, joined by the links that may be used."""
+    """The ranks, joined by the usable links."""
 
     def __init__(self, volume: Volume) -> None:
         problem = volume.problem
@@ -109,7 +109,7 @@ class _Graph:
         self.ticks = problem.costs.link_alpha[link] + size * problem.costs.link_beta[link]
 
     def eigenvector(self) -> Iterator[Floats]:
-        """The Fiedler vector: of the least eigenvalue but one of the Laplacian; fast links weigh more."""
+        """Yield the Fiedler vector: second least eigenvalue of the Laplacian; fast links weigh more."""
         from scipy.sparse import coo_array, diags_array
         from scipy.sparse.linalg import ArpackError, eigsh
 
@@ -121,7 +121,7 @@ class _Graph:
         joined = joined + joined.T
         degree = joined.sum(axis=1)
         laplacian = (diags_array(degree) - joined).tocsc()
-        first = np.cos(np.arange(self.num_ranks))  # the same every time
+        first = np.cos(np.arange(self.num_ranks))  # fixed, for reproducible results
         try:
             values, vectors = eigsh(laplacian, k=2, sigma=-1e-3 * float(degree.mean()), v0=first)
         except (ArpackError, RuntimeError):
@@ -129,7 +129,7 @@ class _Graph:
         yield np.round(vectors[:, int(np.argmax(values))], 9)
 
     def distances(self) -> Iterator[Floats]:
-        """From some ranks to all: one with the fewest links, then each time the farthest from these."""
+        """Yield distances from a rank with the fewest links, then repeatedly from the farthest so far."""
         ticks = self.ticks.astype(float)
         degree = np.bincount(self.src, minlength=self.num_ranks)
         place = int(np.argmin(degree))
@@ -143,7 +143,7 @@ class _Graph:
 
 
 def _proven(volume: Volume, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
-    """The bound that one set proves, and its witness: prices such that links at the border pay alike."""
+    """Bound that one set proves, and its witness: prices at which all links at the border pay alike."""
     shared = _shared_out(volume, ranks)
     assert shared is not None, "what takes no time is not proven"
     crosses, resources, ticks = shared
@@ -165,9 +165,9 @@ def _proven(volume: Volume, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
 def _shared_out(
     volume: Volume, ranks: frozenset[int]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]] | None:
-    """(links that enter, resources, for how long sends hold each); None where what must enter takes no time.
+    """(links that enter, resources, min hold ticks of each); None if the required sends take no time.
 
-    Each link counts for that resource, of those it holds, which all at the border hold for longest.
+    Each link counts for one of its resources: the one that links at the border hold longest in total.
     """
     if not volume.needed((ranks,)):
         return None

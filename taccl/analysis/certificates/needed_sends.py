@@ -1,7 +1,7 @@
-"""What every schedule of a problem must do: the sends that enter or leave each set of ranks.
+"""Sends that every schedule of a problem must have: those that enter or leave each set of ranks.
 
-Bounds are counted over disjoint sets of ranks: each rank by itself, and each node. A chunk that a set lacks
-must enter it; a sum that everyone needs carries contributions into and out of every set.
+Bounds count over disjoint sets of ranks: single ranks, and nodes. A chunk that a set lacks must enter it. A
+sum that all ranks need carries contributions into and out of every set.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 class ChunkKind(NamedTuple):
-    """All that bounds ask of a chunk: chunks of one kind have the same sends.
+    """Properties of a chunk that bounds depend on; chunks of one kind need the same sends.
 
-    `holders` are the ranks that may ever hold it, None for all; of a derived chunk `made` says where it is at
-    first, and since when.
+    - `holders`: Ranks that may ever hold the chunk; None for all.
+    - `made`: (rank, time) pairs at which a derived chunk first exists; None for other chunks.
     """
 
     data: Chunk
@@ -48,7 +48,7 @@ class ChunkKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """Links at a border, with the least times from each rank to one of them, and from there to each rank."""
+    """Links at a border, with the least times from each rank to a link, and from a link to each rank."""
 
     links: frozenset[int]
     to_border: NDArray[np.float64]
@@ -57,10 +57,10 @@ class _Crossing:
 
 
 class NeededSends:
-    """What must move in a problem, and the shortest times that it takes, in ticks.
+    """Sends that a problem requires, and their shortest times, in ticks.
 
-    - `problem`: Its chunks spread, or are summed for all (a sum for one rank is bounded as its reverse).
-    - `deadline` (Deadline): Once it has passed, asking for a border raises `OutOfTime`.
+    - `problem`: Its chunks spread, or are summed for all ranks; a sum for one rank is bounded as its reverse.
+    - `deadline` (Deadline): After it has passed, a request for a border raises `OutOfTime`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -81,7 +81,7 @@ class NeededSends:
         self.example: dict[ChunkKind, int] = {}
         for c, kind in enumerate(kinds):
             self.example.setdefault(kind, c)
-        #: The links that may be used, and whether each joins one rank to one rank.
+        #: Usable links, and True if each joins one rank to one rank.
         self.allowed = frozenset(problem.links_allowed)
         self.single_ended = self.allowed.isdisjoint(wide_links(self.topology))
         self.cache: dict[Any, Any] = {}
@@ -89,7 +89,7 @@ class NeededSends:
 
     @cached_property
     def _at_rank(self) -> dict[bool, list[list[ChunkKind]]]:
-        """By whether a rank is a destination: the kinds of chunks that end, or start, at every rank."""
+        """{True: kinds of chunks that end at each rank, False: kinds that start there}."""
         classes: dict[bool, list[list[ChunkKind]]] = {
             ends: [[] for _ in range(self.topology.num_ranks)] for ends in (False, True)
         }
@@ -101,15 +101,16 @@ class NeededSends:
         return classes
 
     def spreads_alike(self, *, in_network: bool) -> bool:
-        """Whether chunks of one size spread, none made from another, over links from one rank to one rank.
+        """True if underived chunks of one size spread over links from one rank to one rank.
 
-        So do contributions to sums. Switches that are granted to reduce and multicast bring them otherwise.
+        Contributions to sums count as such chunks. Switches that may reduce and multicast (`in_network`) make
+        it False.
         """
         alike = len({kind.units for kind in self.classes}) == 1
         return alike and self.single_ended and not self.problem.collective.derivations and not in_network
 
     def both_ways(self) -> Iterator[tuple[NeededSends, bool]]:
-        """It, and, where fewer ranks have chunks at first than want some, the same with time turned round."""
+        """Yield (self, False); if fewer ranks have chunks than want some, also (time-reversed, True)."""
         yield self, False
         chunks = self.problem.collective.chunks
         starts, ends = ({r for c in chunks for r in getattr(c, side)} for side in ("origins", "destinations"))
@@ -122,17 +123,17 @@ class NeededSends:
 
     @cached_property
     def costs(self) -> GateCosts:
-        """What sends of the smallest chunk cost."""
+        """Costs of sends of the smallest chunk."""
         return GateCosts(self.problem, min(kind.units for kind in self.classes))
 
     @cached_property
     def symmetries(self) -> Symmetries:
-        """The problem's symmetries: sets of ranks that they join have the same jobs, over images of links."""
+        """Symmetries of the problem: sets of ranks that they map to each other have the same jobs."""
         return find_symmetries(self.problem, self.deadline)
 
     @cached_property
     def held(self) -> list[dict[int, tuple[int, int, bool]]]:
-        """Per link: resource -> (alpha, beta, held at the receiving side)."""
+        """{resource: (alpha, beta, True if held at the receiving side)} for every link."""
         costs = self.problem.costs
         table: list[dict[int, tuple[int, int, bool]]] = [{} for _ in self.topology.links]
         for index, hold in enumerate(self.topology.holds):
@@ -142,21 +143,21 @@ class NeededSends:
 
     @cached_property
     def families(self) -> list[tuple[str, list[frozenset[int]]]]:
-        """Disjoint sets of ranks: each rank by itself, and each node."""
+        """Families of disjoint sets of ranks: single ranks, and nodes."""
         ranks = [frozenset((r,)) for r in range(self.topology.num_ranks)]
         nodes = [frozenset(each) for each in self.topology.ranks_of_node]
         return [("rank", ranks)] + ([("node", nodes)] if len(nodes) > 1 else [])
 
     def different(self, sets: list[frozenset[int]]) -> list[frozenset[int]]:
-        """The sets of a family that no symmetry takes to an earlier one."""
+        """Sets of a family that no symmetry maps to an earlier one."""
         return [sets[i] for i in sorted(set(self.symmetries.sets(sets).tolist()))]
 
     def carried(self, c: int) -> int:
-        """The number of the set of links that may carry a chunk, or contributions to a sum in any way."""
+        """Number of the set of links that may carry a chunk; for sums, spreading or reducing."""
         return self.distances.carried(c, reducing=None if self.sums_for_all else False)
 
     def outside(self, ranks: frozenset[int]) -> dict[ChunkKind, set[int]]:
-        """Who else has chunks that none of some ranks has at first, or sums to which others add, too."""
+        """{kind: outside holders} of chunks that the ranks lack at first, or of sums to which others add."""
         found = {kind: set(kind.data.origins) - ranks for kind in self.classes}
         return {
             kind: others
@@ -165,9 +166,9 @@ class NeededSends:
         }
 
     def first_uses(self, starts: Mapping[ChunkKind, Collection[int]]) -> NDArray[np.int64]:
-        """(num_links,) when each can carry a chunk of the smallest size first; `FOREVER` if never.
+        """(num_links,) earliest time at which each link can carry a smallest chunk; `FOREVER` if never.
 
-        `starts` says where those of each kind are at first.
+        `starts` gives the initial ranks of each kind.
         """
         together: dict[int, set[int]] = {}
         for kind, ranks in starts.items():
@@ -184,7 +185,7 @@ class NeededSends:
 
     @cached
     def border(self, ranks: frozenset[int], *, entering: bool) -> tuple[BorderJob, ...]:
-        """The jobs that must enter (or leave) a set."""
+        """Jobs that must enter (or leave) a set of ranks."""
         at = frozenset(crossing_links(self.problem, (ranks,), entering=entering).tolist())
         jobs: list[BorderJob] = []
         kinds = {kind: None for r in sorted(ranks) for kind in self._at_rank[entering][r]}
@@ -198,12 +199,12 @@ class NeededSends:
     def _jobs_of_chunk(
         self, c: int, units: int, ranks: frozenset[int], at: frozenset[int], entering: bool
     ) -> Iterator[BorderJob]:
-        """The sends of one chunk that must enter (or leave) a set of ranks over the links at its border.
+        """Yield the sends of one chunk that must enter (or leave) a set of ranks over its border links.
 
-        A chunk that spreads enters a set that lacks it at least once. A sum that everyone needs carries
-        the contributions of the rest into every set, and those of the set out of it. Where the sketch lets
-        reductions cross only straight to the root's node, each other node's contributions enter that node
-        by themselves, on their way to any rank that is not of their own node.
+        A chunk that spreads enters a set that lacks it at least once. A sum that all ranks need carries the
+        outside contributions into every set, and the set's contributions out of it. A sketch may let
+        reductions cross only straight to the root's node. Contributions of each other node then enter that
+        node separately, on their way to ranks outside their own node.
         """
         data = self.problem.collective.chunks[c]
         starts, ends = set(self.distances.origins(c)), set(data.destinations)
@@ -227,8 +228,8 @@ class NeededSends:
             crossing = self._crossing(over, every, border, units) if wanted else None
             if crossing is None:
                 continue
-            # Several crossings may share the work, so the job is the one that serves the farthest target;
-            # of a sum, the one that brings the farthest contribution. Of a copy, any source will do.
+            # Several crossings may share the work, so the job is the one that serves the farthest target. For
+            # a sum, it is the one with the farthest contribution; for a copy, any source will do.
             reached = crossing.to_border[sorted(some)]
             tail = int(crossing.from_border[sorted(wanted)].max())
             onward = self.onward(every, units, crossing.enters) if tail else frozenset[tuple[int, int]]()
@@ -237,13 +238,13 @@ class NeededSends:
 
     @cached
     def _crossing(self, over: int, links: int, at: frozenset[int], units: int) -> _Crossing | None:
-        """The links of a border that belong to a set, with the times to and from them; None if none does."""
+        """Border links in a numbered set, with the times to and from them; None if there are none."""
         crossing = sorted(at & self.distances.link_set(over))
         if not crossing:
             return None
         times = self.distances.times(links, units)
         ends = [self.topology.links[e] for e in crossing]
-        # A link of several sources is taken to wait for its first: a sum, or its reverse, may.
+        # A link of several sources counts as waiting for its first: a sum, or its reverse, may do so.
         before = times[:, sorted({r for e in ends for r in e.srcs})].T  # end x rank
         after = times[sorted({r for e in ends for r in e.dsts})]
         return _Crossing(
@@ -255,15 +256,15 @@ class NeededSends:
 
     @cached
     def onward(self, links: int, units: int, ranks: frozenset[int]) -> frozenset[tuple[int, int]]:
-        """(resource, ticks) of what a chunk must hold, whichever of the ranks it leaves over any link.
+        """(resource, ticks) that a chunk must hold when it leaves any of the ranks, over any link.
 
-        Where the chunk may travel merged with others, it holds the resource for its bytes only.
+        If the chunk may travel merged with others, it holds the resource for its bytes only.
         """
         clauses, some = self.problem.clauses, self.distances.link_set(links)
         ways = [e for r in sorted(ranks) for e in self.topology.links_from[r] if e in some]
         common: set[int] | None = None
         for e in ways:
-            # At the receiving end it may be held late, so that it says nothing about when a chunk leaves.
+            # A hold at the receiving end may begin late, so it does not limit when a chunk leaves.
             leaving = {r for r, (_, _, receives) in self.held[e].items() if not receives}
             common = leaving if common is None else common & leaving
             if not common:

@@ -1,10 +1,9 @@
-"""Pair counting: each contribution must come to each rank that wants the sum, in few sends into a set.
+"""Pair counting: each contribution must reach each rank that wants the sum, by few sends into a set.
 
-A pair is a rank outside a set of ranks that adds to a sum, and one of the set that wants it. The last send
-into the set on the way from the one to the other brings what its sender can have when it starts, to those
-that its data can reach before the end: the earlier it is, the less it brings, and the later, the fewer it
-serves.
-docs/formulation.md, "Pair counting".
+A pair is a rank outside a set that contributes to a sum, and a rank of the set that wants the sum. Take the
+last send into the set on the path between them. It carries only contributions that its sender can hold at its
+start. It serves only ranks that its data can reach before the finish. Early sends therefore carry little, and
+late ones serve few ranks. See docs/formulation.md, "Pair counting".
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from taccl.analysis.certificates.witnesses import Claim, PairCounting
 from taccl.schedule.combine import reduction_half
 from taccl.units import format_count
 
-#: Of so many ranks, and nodes, it is asked.
+#: Max ranks, and nodes, to examine.
 _MOST_SETS = 8
-#: Contributions that come, and ranks that are reached, one after another are rounded up to so many steps.
+#: Max steps to which the numbers of contributions, and of reached ranks, are rounded up.
 _MOST_STEPS = 12
-#: Of more ranks it is not asked how far they are from others.
+#: Max starting ranks for which distances are used.
 _MOST_RANKS = 256
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of some ranks, and nodes, that no symmetry takes to an earlier one."""
+    """Yield claims for some ranks, and nodes, that no symmetry maps to an earlier one."""
     if not demand.sums_for_all or not demand.spreads_alike(in_network=in_network):
         return
     for name, sets in demand.families:
@@ -56,7 +55,7 @@ def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
 
 
 def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
-    """How many pairs there are, and when sends into a set can have served them all."""
+    """Number of pairs, and the earliest time by which sends into a set can have served them all."""
     problem, pairs, adding, wanting = demand.problem, 0, 0, 0
     for (data, *_), count in demand.classes.items():
         some, wanted = len(set(data.origins) - ranks), len(ranks.intersection(data.destinations))
@@ -89,9 +88,9 @@ def _served(demand: NeededSends, ranks: frozenset[int]) -> tuple[int, int]:
 def steps_of(
     costs: GateCosts, allowed: Collection[int], among: frozenset[int], starts: frozenset[int], num: int
 ) -> list[tuple[int, int]]:
-    """(ticks, number): after how long a chunk can have come to so many ranks, the first included.
+    """(ticks, number): max ranks that can hold a chunk from these ticks on, the first one included.
 
-    It goes over links between ranks that it may come to, from one of some of them.
+    The chunk starts at one of `starts`, and travels over links between ranks of `among`.
     """
     inner, links = np.zeros(costs.num_ranks, dtype=bool), np.zeros(len(costs.src), dtype=bool)
     inner[list(among)], links[list(allowed)] = True, True
@@ -113,10 +112,10 @@ def steps_of(
 def windows_of(
     collected: list[tuple[int, int]], spread: list[tuple[int, int]]
 ) -> list[tuple[int, list[tuple[int, int]]]]:
-    """(gain, [(since, tail)]) by rising number of pairs that a send can serve.
+    """(gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
 
-    It can serve `gain` more, above what is said before, if it lies in a window: starts at `since` at the
-    earliest, and ends `tail` before the end at the latest.
+    A send serves at most `gain` more pairs than at the level before, and only if it lies in a window. It must
+    start at `since` or later, and end at least `tail` ticks before the finish.
     """
     levels, before = [], 0
     for pairs in sorted({brings * reaches for _, brings in collected for _, reaches in spread}):

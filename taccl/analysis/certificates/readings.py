@@ -1,8 +1,8 @@
-"""Problems as bounds read them: with time turned round, where that leaves less to say; from some moment on.
+"""Transformed problems for bounds: time-reversed, without useless merging, or from a release date on.
 
-What is there from some moment on takes its own bound from that moment: the single-machine relaxation's
-argument, with what `lower_bound` proves of the late part in place of a machine. Of a sum, only contributions
-that are late count.
+Data released from some date on has its own bound from that date. This is the argument of the single-machine
+relaxation, with `lower_bound` of the late part in place of a machine. For a sum, only late contributions
+count.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from taccl.costs import hold_columns
 from taccl.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half
 
-#: Of so many moments bounds are worked out: those after which most seems to be left.
+#: Max release dates to try: the first, the last, and the most promising of the others.
 _MOST_MOMENTS = 6
 
 
 def as_spreading(problem: Problem) -> Problem:
-    """The problem to bound: a sum for one rank is read backwards, as a chunk that spreads from there.
+    """Return the problem to bound: a sum for one rank is time-reversed to a chunk that spreads from there.
 
-    Where some ranks contribute nothing a reduction may also be copied on, so its reverse is read without the
-    clauses on which chunks a link carries and on the paths of chunks. What spreads is read without merging
-    where that gains nothing.
+    If some ranks contribute nothing, a reduction may also be copied on. Its reverse then has no clauses on
+    the chunks that a link carries, and none on the paths of chunks. Chunks that spread do not merge where
+    merging gains nothing.
     """
     return _merging_where_it_gains(_reversed_if_to_root(problem))
 
 
 def _merging_where_it_gains(problem: Problem) -> Problem:
-    """Without merging over links where n chunks take n times as long as one, and hold all for as long.
+    """Disable merging over links where n chunks take n times as long as one, and hold all for as long.
 
-    One after another they take the same time of the same resources, none leaves before they did together,
-    and none arrives later. (Of sums they might take more along.) No send carries more chunks than there are.
+    In sequence, the chunks take the same time of the same resources. None leaves before the merged send
+    would, and none arrives later. (Sums are excluded: later sends may include more contributions.)
+    `max_merge` is capped at the number of chunks.
     """
     most = max(problem.collective.num_chunks, 1)
     if problem.clauses.max_merge > most:
@@ -62,9 +63,9 @@ def _reversed_if_to_root(problem: Problem) -> Problem:
 
 
 def turned_round(problem: Problem) -> Problem | None:
-    """The problem with time turned round; None unless every chunk goes from one rank to one, as it is.
+    """Return the time-reversed problem; None unless every chunk goes unchanged from one rank to one rank.
 
-    Without the clause on where chunks start that a link carries, which would be about where they end.
+    The clause on origins that a link carries (`carries_from`) is dropped, as it would apply to destinations.
     """
     collective = problem.collective
     single = all(len(chunk.origins) == len(chunk.destinations) == 1 for chunk in collective.chunks)
@@ -79,10 +80,10 @@ def turned_round(problem: Problem) -> Problem | None:
 
 
 def merging_freely(problem: Problem) -> Problem:
-    """The problem with sends that merge over all links, any number of chunks.
+    """Return the problem with sends that merge over all links, in any number.
 
-    A problem whose clauses limit merging below the default, or say anything else, stays as it is: the default
-    is a starting point of the search, which merges more where that finishes sooner.
+    A problem stays as it is if its clauses limit merging below the default, or contain anything else. The
+    default is only a starting point of the search, which merges more if that finishes sooner.
     """
     clauses = problem.clauses
     if clauses != clauses.only("merge"):
@@ -95,17 +96,17 @@ def merging_freely(problem: Problem) -> Problem:
 
 
 def late_part(problem: Problem, moment: Fraction) -> Problem | None:
-    """What cannot be sent before a moment, as a problem that begins with it; None if that is nothing."""
+    """Problem of what cannot be sent before a given time, starting at that time; None if it is empty."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     collective, chunks, sizes = problem.collective, [], []
     for index, chunk in enumerate(collective.chunks):
         late = tuple(rank for rank in chunk.origins if release.get((index, rank), 0) >= moment)
-        if chunk.is_met(is_sum=collective.sums_up):  # nothing is sent, however late it is there
+        if chunk.is_met(is_sum=collective.sums_up):  # needs no send, whatever its release date
             continue
         if late and (collective.sums_up or late == chunk.origins):
             chunks.append(replace(chunk, origins=late))
             sizes.append(problem.chunk_bytes[index])
-    # Relays are those of process groups, which a part of the chunks would not tell.
+    # Relays depend on process groups, which some of the chunks do not determine.
     if not chunks or collective.derivations or problem.clauses.relays is not None:
         return None
     part = Collective(collective.name, collective.num_ranks, tuple(chunks), collective.combining)
@@ -115,7 +116,7 @@ def late_part(problem: Problem, moment: Fraction) -> Problem | None:
 
 
 def moments(problem: Problem) -> list[Fraction]:
-    """Moments to bound what is late from: late ones, and those with many bytes left."""
+    """Release dates to bound from: if there are many, late ones and those with many bytes left."""
     release = {(chunk, rank): us for chunk, rank, us in problem.release_us}
     when = [
         (min(release.get((index, rank), 0) for rank in chunk.origins), problem.chunk_bytes[index])

@@ -1,4 +1,4 @@
-"""The single-machine relaxation with batches: jobs that all pass one resource, with their heads and tails.
+"""The single-machine relaxation with batches: jobs that all pass one resource, with heads and tails.
 
 Source: Carlier, "The one-machine sequencing problem", European Journal of Operational Research 11 (1982),
 with batches in place of single jobs.
@@ -13,16 +13,16 @@ from itertools import product
 
 from taccl.problem import Problem
 
-#: Beyond this many states the queues of a machine are merged into one, which only weakens the bound.
+#: Max states; above it, the queues of a machine merge into one, which only weakens the bound.
 _MAX_STATES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class BorderJob:
-    """One send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
+    """A send that every schedule has: a chunk enters or leaves a set of ranks over one of `links`.
 
-    It starts at `release` at the earliest; after its end at least `tail` ticks are left, and where there is
-    a tail the chunk then holds each resource that all its ways out share for the ticks of `onward`.
+    It starts at `release` or later, and at least `tail` ticks remain after its end. If the tail is positive,
+    the chunk then holds the resources that all its onward links share, for the ticks in `onward`.
     """
 
     links: frozenset[int]
@@ -35,17 +35,17 @@ class BorderJob:
 def machine_ticks(
     problem: Problem, held: Mapping[int, tuple[int, int, bool]], jobs: Sequence[BorderJob]
 ) -> int:
-    """The best bound over the subsets of jobs with at least a given tail, in ticks.
+    """Best bound over the subsets of jobs with at least a given tail, in ticks.
 
-    After the last batch of a subset its chunks leave one by one where all their ways out share something.
+    After the last batch of a subset, its chunks leave one by one if all their onward links share a resource.
 
-    - `held` (mapping of link to (alpha, beta, receives)): How long a send over each link of the jobs holds
-      the machine, and whether until it ends.
+    - `held` (mapping of link to (alpha, beta, receives)): Hold of the machine by a send over each link of the
+      jobs; `receives` is True if the hold lasts until the send's end.
     """
     links = {e for job in jobs for e in job.links}
     alpha, beta = min(held[e][0] for e in links), min(held[e][1] for e in links)
     size = min(job.units for job in jobs)
-    # By how much a send lasts longer than its hold.
+    # Ticks by which a send outlasts its hold.
     lags = {e: problem.costs.duration(e, size) - held[e][0] - size * held[e][1] for e in links}
     before = min(lag if held[e][2] else 0 for e, lag in lags.items())
     after = min(0 if held[e][2] else lag for e, lag in lags.items())
@@ -71,14 +71,14 @@ def machine_ticks(
 
 
 def _shared(onward: Sequence[frozenset[tuple[int, int]]]) -> int:
-    """How long each job at least holds some resource that all of them hold on their way out."""
+    """Min ticks for which each job holds a resource that all jobs share on their way out."""
     held = [dict(each) for each in onward]
     common = set.intersection(*(set(each) for each in held)) if held else set()
     return max((min(each[resource] for each in held) for resource in common), default=0)
 
 
 def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
-    """Releases of jobs that may merge with each other: those whose links overlap; sorted, per queue."""
+    """Sorted releases per queue; jobs that may merge, as their links overlap, share a queue."""
     queues: list[tuple[set[int], list[int]]] = []
     for job in jobs:
         links, releases, apart = set(job.links), [job.release], []
@@ -93,17 +93,17 @@ def _queues(jobs: Sequence[BorderJob]) -> list[list[int]]:
 
 
 def batch_ends(queues: list[list[int]], alpha: int, beta: int, max_merge: int) -> dict[int, int]:
-    """Earliest end of all batches, by the size of the last one.
+    """{size of the last batch: earliest end of all batches}.
 
-    A batch of n chunks of one queue starts no earlier than the machine is free and the chunks' releases,
-    and takes ``alpha + n * beta``. Dynamic programming over how many of each queue are done.
+    A batch of n chunks of one queue starts when the machine is free and its chunks are released. It takes
+    ``alpha + n * beta`` ticks. The dynamic program runs over the number of finished jobs per queue.
     """
     if max_merge == 1 or math.prod(len(queue) + 1 for queue in queues) > _MAX_STATES:
         queues = [sorted(release for queue in queues for release in queue)]
     goal = tuple(len(queue) for queue in queues)
     earliest: dict[tuple[int, ...], int] = {(0,) * len(queues): 0}
     ends: dict[int, int] = {}
-    for state in product(*(range(size + 1) for size in goal)):  # each after all that lead to it
+    for state in product(*(range(size + 1) for size in goal)):  # topological order
         for q, queue in enumerate(queues):
             for count in range(1, min(max_merge, len(queue) - state[q]) + 1):
                 after = (*state[:q], state[q] + count, *state[q + 1 :])

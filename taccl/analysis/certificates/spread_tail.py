@@ -1,10 +1,10 @@
-"""The spread-tail bound: what enters sets of ranks last must still spread to all there that want it.
+"""The spread-tail bound: the last chunks to enter sets of ranks must still spread inside them.
 
-However the sends into the sets are ordered, the last k entries are no sooner over than the resources at the
-borders have let in all but k - 1, and than so many ranks as it takes can have had chunks to send. Before that
-no rank has any of these k in its set, and each that wants one must still get it: over the border, or from a
-rank of the set that has it by then. A chunk that comes to a rank lets one rank more send such chunks, at
-most; and from where it enters it is a while to the ranks farther off.
+For any order of the sends into the sets, two limits apply to the last k entries. They end no sooner than the
+border resources can have let in all but k - 1 entries. Nor do they end before enough ranks can have had
+chunks to send. Until then, no rank of a set holds any of these k entries. Each rank that wants one must then
+get it, over the border or from a rank of its set that has it. A chunk that arrives at a rank adds one sender
+at most. Ranks far from the entry point get it later.
 """
 
 # n chunks that enter, once for each set, k the last of them; a pair is one of these and a rank that wants it
@@ -36,22 +36,22 @@ from taccl.analysis.certificates.volume import set_of_rank
 from taccl.analysis.certificates.witnesses import Claim, SpreadTail
 from taccl.units import part_of
 
-#: Of how many last chunks every number is tried, and how many they are at most.
+#: Numbers of last chunks to try: every number up to the first value, some up to the second.
 _EVERY, _MOST = 16, 256
-#: So many numbers of ranks that want a chunk are tried as the least.
+#: Max thresholds to try for the number of ranks that want a chunk.
 _MOST_SIZES = 4
-#: Of more pairs of an entry and a rank it is not asked how far ranks are from entries.
+#: Max pairs of an entry and a rank for which distances from entries are used.
 _MOST_WAYS = 2_000_000
 
 
-#: Gates by sender, and when each sender has something.
+#: Gates by sender, and the times from which the senders hold data.
 Fed = list[tuple[Gates, list[int]]]
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Of every node that no symmetry takes to an earlier one; of all ranks, or nodes, without any at first.
+    """Yield claims for every node up to symmetry, and for all initially empty ranks or nodes.
 
-    Of a sum, what ranks outside contribute is a chunk like others.
+    For a sum, contributions of outside ranks count as chunks.
     """
     if not demand.spreads_alike(in_network=in_network):
         return
@@ -83,9 +83,11 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
 def _entering(
     demand: NeededSends, sets: tuple[frozenset[int], ...]
 ) -> tuple[list[int], Ints, frozenset[int]]:
-    """What must enter sets: by how many of the ranks of each set each chunk is wanted, rising.
+    """(sizes, release, first) of the entries into the sets.
 
-    And when links can have some first, and the ranks outside that do at first.
+    - `sizes`: Number of ranks in a set that want a chunk, for each entry, ascending.
+    - `release`, (num_links,) int64: Earliest time at which each link can carry one of the chunks.
+    - `first`: Ranks outside that initially hold some of the chunks.
     """
     every = frozenset().union(*sets)
     starts = {
@@ -101,10 +103,10 @@ def _entering(
 
 
 class TailSpread:
-    """How fast chunks can come into sets of ranks, and spread inside.
+    """Rate at which chunks can enter sets of ranks, and spread inside.
 
-    - `release`, (num_links,) int64: When each link can carry one first.
-    - `first`: The ranks outside that have something at first. Default: all, and no rank is waited for.
+    - `release`, (num_links,) int64: Earliest time at which each link can carry a chunk.
+    - `first`: Ranks outside that initially hold data. Default: all, so that no rank waits for data.
     """
 
     def __init__(
@@ -122,15 +124,17 @@ class TailSpread:
         def gates(chosen: NDArray[np.bool_], of_set: Ints, since: Ints | None = None) -> Gates:
             return gates_of(costs, np.flatnonzero(used & chosen), of_set, since)
 
-        #: What crosses a border, all of it, by set and by rank; and what does not, by rank.
+        #: Gates of sends over a border: together, by set, by receiving rank; and of sends inside, by
+        #: receiving rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
         self.direct, self.inside = gates(enters, costs.dst), gates(inside, costs.dst)
-        #: (num_ranks,) after how long so many ranks at most can have what entered at one.
+        #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one.
         self.near = nearest(costs, inside, costs.dst[enters], label >= 0)
         out = gates(inside, costs.src)
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
-        #: What crosses a border, of those outside and of those in other sets, as ranks and as sets send it.
+        #: Border sends from outside, and from other sets; each limited by sending rank, and together or by
+        #: set.
         self._fed: list[Fed] = []
         outside, every = int(np.count_nonzero(label < 0)), int(np.count_nonzero(label >= 0))
         if first is not None and (len(sets) > 1 or len(first) < outside):
@@ -138,7 +142,7 @@ class TailSpread:
             awake = waking(
                 fastest_senders(gates((src < 0) & (dst < 0), costs.src)), [0] * len(first), outside
             )
-            # From when on one that was in can be out again, all outside are taken to have something.
+            # Once an entered chunk can be out again, all outside ranks count as holding data.
             again = sum(
                 int(took[some].min(initial=FOREVER)) for some in (enters, used & (src >= 0) & (dst < 0))
             )
@@ -153,18 +157,18 @@ class TailSpread:
             self._fed = [early, [(gates(onward, costs.src), late), (gates(onward, src), reached)]]
 
     def best(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """(ticks, k) of the number of last chunks that says the most; `sizes` are those of chunks, rising."""
+        """(ticks, k) for the k last chunks that prove most; `sizes`: numbers of wanting ranks, ascending."""
         num, most = len(sizes), min(len(sizes), _MOST)
         pairs = np.cumsum(sizes[:most])
         entries = np.sort(self.enter.arrivals(num + int(pairs[-1])).ravel())[: num + int(pairs[-1])]
-        if self._fed:  # a send has each chunk but once
+        if self._fed:  # a send carries each chunk once
             sent = chain(heapq.merge(*(_entries(fed, num) for fed in self._fed)), repeat(FOREVER))
             entries = np.maximum(entries, [*islice(sent, len(entries))])
         into_rank = self._into_ranks(most)
         best, last = (0, 1), 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
-            # All that can be in no sooner than the last so many.
+            # Include all entries with the same earliest time as the last k.
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
             into = np.sort(into_rank[:, :last], axis=None) + since
@@ -177,21 +181,21 @@ class TailSpread:
         return best
 
     def after(self, sizes: Sequence[int], last: int) -> int:
-        """How long after a moment so many chunks take at least to be with all, if none is in before."""
+        """Min ticks until the `last` chunks are at all ranks that want them, if none has entered before."""
         pairs = sum(sizes[:last])
         into = np.sort(self._into_ranks(last), axis=None)
         return self._spread(self._into_sets(last, pairs + 1), into, pairs, last)
 
     def _into_sets(self, last: int, num: int) -> Ints:
-        """(num,) after how long so many entries of so many chunks can have come, each chunk into one set."""
-        most = np.minimum(self.into_set.most, last)  # a send has each but once
+        """(num,) min ticks until 1, 2, ... entries of `last` chunks, each chunk once per set."""
+        most = np.minimum(self.into_set.most, last)  # a send carries each chunk once
         times, of_set = replace(self.into_set, most=most).more_ends(num), self.into_set.of_set
         each = [np.sort(times[of_set == i], axis=None)[:num] for i in np.unique(of_set)]
         fastest = np.min(each, axis=0)
         return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
 
     def _into_ranks(self, num: int) -> Ints:
-        """(num_ranks, num) after how long since some moment so many chunks can come to each rank."""
+        """(num_ranks, num) min ticks until 1, 2, ... chunks can reach each rank."""
         found: dict[int, list[Ints]] = {}
         for gates, times in (
             (self.inside, self.inside.arrivals(num)),
@@ -202,14 +206,14 @@ class TailSpread:
         return np.array([np.sort(np.concatenate(each))[:num] for each in found.values()], dtype=np.int64)
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> int:
-        """When so many pairs can have come about: by entries, and by ranks that have a chunk by then."""
+        """Earliest time of `pairs` pairs, made by entries and by ranks that hold a chunk by then."""
         senders = self._senders(last if self._merges else 1)
         soonest = np.maximum(into[:pairs], self._reached(entries, pairs)[: len(into)])
         awake = waking(senders, entries.tolist(), pairs, soonest=soonest.tolist(), num_senders=len(self.near))
         return awake[-1]
 
     def _reached(self, entries: Ints, pairs: int) -> Ints:
-        """(pairs,) when so many pairs are no farther from the entries than they can have come."""
+        """(pairs,) earliest times of 1, 2, ... pairs by the distance of ranks from the entries."""
         some = entries[:pairs]
         if not self.near.any() or len(some) * len(self.near) > _MOST_WAYS:
             return np.repeat(entries[:1], pairs)
@@ -218,5 +222,5 @@ class TailSpread:
 
 
 def _entries(fed: Fed, most: int) -> Iterator[int]:
-    """When what is fed is over at the earliest, chunk after chunk, of which a send has so many at most."""
+    """Earliest ends of successive entries, with at most `most` chunks per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))

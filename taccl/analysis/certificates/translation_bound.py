@@ -1,10 +1,10 @@
-"""Bounds of collectives on fabrics that are described and not listed: how far, and how much, over how fast.
+"""Bounds of collectives on implicit fabrics, by distance and by volume over capacity.
 
 latency
-    A chunk must come from the farthest rank, alpha + beta a hop.
+    A chunk must come from the farthest rank, at alpha + beta per hop.
 cut counting
-    Whole chunks over the rate of what they must pass: into the rank that is worst off, or, summed up over
-    a fabric that looks the same from every rank, over all its links.
+    Whole chunks over the rate of the links that they must pass. These are the links into the worst-placed
+    rank, or all links of a fabric that looks the same from every rank.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from taccl.units import format_us
 
 @dataclass(frozen=True, slots=True)
 class FabricBound:
-    """A lower bound on the finish of any schedule of a collective on a fabric.
+    """Lower bound on the finish of any schedule of a collective on a fabric.
 
     - `bound`: Microseconds, exact.
-    - `kind`: ``"latency"`` or ``"cut counting"``; ``"none"`` of one rank alone.
-    - `limits`: One sentence that says what limits.
+    - `kind`: ``"latency"`` or ``"cut counting"``; ``"none"`` for a single rank.
+    - `limits`: One sentence that names what limits.
     """
 
     bound: Fraction
@@ -59,7 +59,7 @@ class FabricBound:
 def collective_bound(
     translations: Translations, collective: str, *, chunks_per_rank: int, chunk_bytes: int
 ) -> FabricBound:
-    """The better of the latency and the counting bound; of the host, not only of a ring through it.
+    """Larger of the latency and the counting bound; it holds for the host, not only for a ring through it.
 
     - `collective`: One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
 
@@ -92,7 +92,7 @@ def collective_bound(
 
 
 def bound_of(schedule: ImplicitSchedule) -> FabricBound:
-    """The bound of what a schedule does, where it does it."""
+    """Bound for the collective and the fabric of a schedule."""
     return collective_bound(
         schedule.translations,
         schedule.collective,
@@ -106,7 +106,7 @@ def _us(ticks: int, costs: ClassTicks) -> Fraction:
 
 
 def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[int, int]]:
-    """(hold, latency) ticks of resources that share no send: of every class of links, one that it holds."""
+    """(hold, latency) ticks of resources that share no send: each link class counts for one resource."""
     left = set(range(len(costs.latency))) if classes is None else set(classes)
     users: dict[int, set[int]] = {}
     for g in sorted(left):
@@ -124,7 +124,7 @@ def _servers(costs: ClassTicks, classes: set[int] | None = None) -> list[tuple[i
 
 
 def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
-    """The least ticks in which servers can do so many sends between them, on average over ranks."""
+    """Least ticks in which servers can do `needed` sends together, on average over ranks."""
 
     def done(ticks: int) -> bool:
         busy = ((held, ticks - latency) for held, latency in servers if ticks >= latency)
@@ -136,7 +136,7 @@ def _counting(servers: Sequence[tuple[int, int]], needed: int) -> int:
 def _host_of_ring(
     host: NamedFabric, collective: str, pieces: int, costs: ClassTicks
 ) -> tuple[int, list[tuple[list[tuple[int, int]], int, str]]]:
-    """The farthest way in a mesh at the cost of its ring; what enters a corner, or goes over all links."""
+    """Farthest distance in a mesh at the cost of its ring, and sends into a corner or over all links."""
     num_ranks, corner = host.num_ranks, sum(dim > 1 for dim in host.dims)
     latency, held = int(costs.latency[0]), costs.holds[0][0][1]
     far = latency * sum(dim - 1 for dim in host.dims)
@@ -156,7 +156,7 @@ def _host_of_ring(
 def _along_axes(
     host: NamedFabric, translations: Translations, pieces: int, costs: ClassTicks
 ) -> list[tuple[list[tuple[int, int]], int, str]]:
-    """What must be sent along every axis of a torus, over the links along it."""
+    """Sends required along every axis of a torus, over the links along it."""
     place_0 = np.zeros(len(costs.latency), dtype=np.int64)
     axis_of = host.axis(place_0, np.array([each.dst for each in translations.classes])).tolist()
     jobs = []
@@ -170,7 +170,7 @@ def _along_axes(
 
 
 def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """The sum of hops from place 0 to all others, and the ticks to the farthest."""
+    """Sum of hops from place 0 to all others, and ticks to the farthest."""
     host = translations.host
     if not isinstance(host, NamedFabric):
         return _searched(translations, costs)
@@ -183,12 +183,12 @@ def _distances(translations: Translations, costs: ClassTicks) -> tuple[int, int]
 
 
 def _hops_along(host: NamedFabric, axis: Dimension) -> int:
-    """The sum of hops along an axis from place 0 to all others."""
+    """Sum of hops along an axis from place 0 to all others."""
     return host.num_ranks // axis.size * sum(axis.hops)
 
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
-    """The same of a topology, whose shortest paths are searched for."""
+    """Sum of hops from place 0, and ticks to the farthest place, from shortest paths on a topology."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import dijkstra
 

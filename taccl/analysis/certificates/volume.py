@@ -1,8 +1,8 @@
-"""How much must cross each set of ranks, and how long each send holds what: data of throughput bounds.
+"""Data of throughput bounds: volume that must cross each set of ranks, and holds of each send.
 
-Where all chunks have one size a send counts as one, and pays alpha (on a merging link its share of one).
-Otherwise, and where data may be cut at will, bytes count, and each pays its share of the alpha of the largest
-piece that a send can carry of one chunk, or of all chunks that start and end alike.
+If all chunks have one size, a send counts as one, and pays alpha (on a merging link, its share of one).
+Otherwise, or if data is divisible, bytes count. Each byte then pays its share of the alpha of the largest
+piece: the most that a send can carry of one chunk, or of all chunks with equal ends.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
 class Volume:
     """The chunks of a problem as matrices.
 
-    - `problem`: Its chunks spread, or are summed for all.
-    - `divisible`: Whether data may be cut at will.
-    - `distances`: Of the problem, where some are known already.
+    - `problem`: Its chunks spread, or are summed for all ranks.
+    - `divisible`: True if data may be cut arbitrarily.
+    - `distances`: Distances of the problem, if some are already known.
     """
 
     def __init__(self, problem: Problem, *, divisible: bool, distances: Distances | None = None) -> None:
@@ -42,9 +42,9 @@ class Volume:
         self.by_chunk = not divisible and len(np.unique(units)) == 1
         self.weight = np.ones(len(units), dtype=np.int64) if self.by_chunk else units
         self.total = int(self.weight.sum())
-        #: Largest weight that one alpha sends, of one chunk if data is whole.
+        #: Largest weight that one alpha sends; of one chunk if data is whole.
         self.piece = 1 if self.by_chunk else largest_piece(problem, divisible=divisible)
-        #: Holds are multiplied by this, so that a unit's share of alpha is whole, or nearly.
+        #: Factor on holds that makes a unit's share of alpha whole, or nearly so.
         self.ticks_scale = problem.clauses.max_merge * self.piece
         if not self.by_chunk:
             of_beta = _MOST_OF_BETA // int(problem.costs.hold_beta.max(initial=1))
@@ -53,7 +53,7 @@ class Volume:
 
     @cached_property
     def held(self) -> list[dict[int, int]]:
-        """Per link: resource -> ticks times `ticks_scale` that a chunk (or a unit of data) holds it."""
+        """{resource: hold in ticks times `ticks_scale`} for every link, by a chunk (or a unit of data)."""
         holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
         share = np.where(np.isin(holds.link, sorted(clauses.merging)), clauses.max_merge, 1) * self.piece
         ticks = self.ticks_scale * costs.hold_beta * (costs.chunk_units[0] if self.by_chunk else 1)
@@ -67,19 +67,19 @@ class Volume:
 
     @cached_property
     def holds(self) -> Arcs:
-        """(link, resource, ticks) of all that links hold, as `held` says it."""
+        """(link, resource, ticks) columns of all holds in `held`."""
         found = [(e, r, ticks) for e, held in enumerate(self.held) for r, ticks in held.items()]
         link, resource, ticks = np.array(found, dtype=np.int64).reshape(-1, 3).T
         return link, resource, ticks
 
     @cached_property
     def heads_tails(self) -> HeadsTails:
-        """When holds that chunks need can begin, and what is left of a schedule after them."""
+        """Earliest begins of holds that chunks need, and the least times left after them."""
         return heads_and_tails(self.distances, divisible=self.divisible)
 
     @cached_property
     def single_ended(self) -> bool:
-        """Whether every link joins one rank to one rank."""
+        """True if every usable link joins one rank to one rank."""
         return set(wide_links(self.problem.topology)).isdisjoint(self.problem.links_allowed)
 
     @cached_property
@@ -87,11 +87,11 @@ class Volume:
         return RankSets.of(self.collective.starts)
 
     def needed(self, parts: Sequence[frozenset[int]]) -> int:
-        """The least volume of the sends that enter a set, or that pass between the parts of a partition.
+        """Min volume of the sends that enter a set, or that pass between the parts of a partition.
 
         A chunk that spreads enters a set that needs it and lacks it. A sum enters a set that needs it and
-        does not make it alone; between k parts that share it, it takes 2(k - 1) sends from one
-        to one.
+        does not make it alone. Between k parts that share it, a sum takes 2(k - 1) sends from one part to
+        another.
         """
         targets = self.collective.destination_sets
         if len(parts) > 1:
@@ -106,7 +106,7 @@ class Volume:
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
-        """(num_ranks,) volume that a rank lacks, by where it starts; what starts at several is left out."""
+        """(num_ranks,) volume that a rank lacks, by origin; chunks with several origins are left out."""
         one = frozenset((rank,))
         wants = self.collective.destination_sets.meeting(one) & ~self._starts.meeting(one)
         supply = np.zeros(self.collective.num_ranks, dtype=np.int64)
@@ -117,9 +117,9 @@ class Volume:
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
-    """Most units that a send can carry of one chunk, or, if divisible, of chunks that start and end alike.
+    """Max units that a send can carry of one chunk, or, if divisible, of all chunks with equal ends.
 
-    Chunkings may join such chunks, sums whatever their roots.
+    Chunkings may join such chunks; sums may be joined whatever their roots.
     """
     units = problem.costs.chunk_units.tolist()
     if not divisible:
@@ -133,9 +133,9 @@ def largest_piece(problem: Problem, *, divisible: bool) -> int:
 def crossing_links(
     problem: Problem, parts: Sequence[frozenset[int]], *, entering: bool = True
 ) -> NDArray[np.int64]:
-    """The admitted links that enter (or leave) a set of ranks, or that join two parts of a partition.
+    """Admitted links that enter (or leave) a set of ranks, or that join two parts of a partition.
 
-    One of several ends is there once for each pair of parts that it joins.
+    A link of several ends appears once for each pair of parts that it joins.
     """
     label = set_of_rank(problem.topology.num_ranks, parts)
     link, src, dst = _arcs(problem)
@@ -148,7 +148,7 @@ def crossing_links(
 
 
 def set_of_rank(num_ranks: int, sets: Sequence[frozenset[int]]) -> NDArray[np.int64]:
-    """(num_ranks,) the number of the set that each rank is in; -1 of none."""
+    """(num_ranks,) index of the set that contains each rank; -1 if none does."""
     number = np.full(num_ranks, -1)
     for i, ranks in enumerate(sets):
         number[list(ranks)] = i

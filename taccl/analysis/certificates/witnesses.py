@@ -1,31 +1,31 @@
-"""Witnesses of lower bounds, all of them arithmetic to check (`taccl.analysis.certificates.check`).
+"""Witnesses of lower bounds; arithmetic alone checks them (`taccl.analysis.certificates.check`).
 
 latency
     A chunk and a destination: the shortest path there.
 cut counting
-    A set of ranks: the whole chunks that must cross its border, over the rate of what they can pass. Or a
-    border that moves, on the way to one rank.
+    A set of ranks: the whole chunks that must cross its border, over the rate of the resources there. Or a
+    moving border on the way to one rank.
 delayed source
-    Sets of ranks that hold nothing at first, and a rank of each: what can have entered them by some moment,
-    when only few can feed them until an earlier one, and how long the rest then takes to those ranks.
+    Sets of ranks without data at first, and one rank of each. Few ranks can feed the sets until some time,
+    which limits what can have entered them by a later time. The rest must then still reach those ranks.
 spread tail
-    A node, or ranks or nodes without chunks at first, and how many of the last chunks that enter: they must
-    still spread to all there that want them, from one rank to another.
+    A node, or ranks or nodes without data at first, and a number of last chunks to enter. These must still
+    spread to all ranks there that want them, from one rank to another.
 dissemination
-    A rank or a node: data of many ranks must come to a rank there, by merged sends that have no more of it
-    than their senders can have by then.
+    A rank or node: data of many ranks must reach a rank there. Merged sends carry only what their senders can
+    hold by then.
 pair counting
-    A rank or a node: each contribution from outside must come to each rank there that wants the sum, by sends
-    that bring no more of them than their senders can have, to no more ranks than time is left for.
+    A rank or node: each outside contribution must reach each rank there that wants the sum. Sends carry only
+    what their senders can hold, to ranks that they can still reach in time.
 byte counting
-    A rank or a node, over all chunkings: each byte must come to each rank there that wants it, in sends that
-    each pay their latency, bring no more than their senders can have, and serve ranks that time is left for.
+    A rank or node, over all chunkings: each byte must reach each rank there that wants it. Each send pays its
+    latency, carries only what its sender can hold, and serves ranks that it can still reach in time.
 single machine
-    A resource: the batches of chunks that must all pass it, from their releases to the tail behind them.
+    A resource: the batches of chunks that must all pass it, from their releases to the tail after them.
 throughput
-    A price per resource and sets of ranks. In a schedule that finishes at T each resource is held for T at
-    most, so T times the sum of prices is at least what all sends pay; and every chunk that must cross the
-    border of a set pays what the set charges. Linear-programming duality makes the best prices tight.
+    A price per resource, and sets of ranks. In a schedule that finishes at T, each resource is held for T at
+    most. The sum of prices times T is therefore at least what all sends pay. Every chunk that must cross the
+    border of a set pays the charge of the set. Linear-programming duality makes the best prices tight.
 multicommodity
     A price per resource: every chunk pays at least the cheapest path to its destination.
 """
@@ -36,15 +36,15 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
-#: So many ranks of a set are named, unless they follow one another.
+#: Max ranks of a set to list, unless they are consecutive.
 _MOST_SHOWN = 12
 
 
 class Witness:
-    """What proves a bound.
+    """Proof of a bound.
 
-    - `kind`: What it is called where it is written down.
-    - `proves`: The kind of bound that it proves.
+    - `kind`: Name of the witness in files and reports.
+    - `proves`: Kind of bound that it proves.
     """
 
     __slots__ = ()
@@ -61,7 +61,7 @@ class Witness:
 
 
 class Claim(NamedTuple):
-    """A bound in ticks, a fraction where data is divisible; one sentence on what limits; what proves it."""
+    """A bound in ticks (a fraction if data is divisible), one sentence on what limits, and the witness."""
 
     ticks: int | Fraction
     limits: str
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A field in words: of several sets or prices how many there are."""
+    """Text of a field; of several sets or prices, only their number."""
     match value:
         case frozenset() if len(value) > 2 and max(value) - min(value) == len(value) - 1:
             return f"{min(value)}-{max(value)}"
@@ -123,7 +123,7 @@ class Path(Witness):
 
 @dataclass(frozen=True, slots=True)
 class Border(Witness):
-    """What must enter (or leave) a set of ranks; of all ranks, what nodes must send one another for sums."""
+    """Sends that must enter (or leave) a set of ranks; for all ranks, sends between nodes for shared sums."""
 
     kind, proves = "border", "cut counting"
     ranks: frozenset[int]
@@ -132,7 +132,7 @@ class Border(Witness):
 
 @dataclass(frozen=True, slots=True)
 class Gossip(Witness):
-    """What all ranks, or those of a node, must send one another for sums that they share."""
+    """Sends between all ranks, or those of a node, that shared sums require."""
 
     kind, proves = "gossip", "cut counting"
     ranks: frozenset[int]
@@ -140,10 +140,10 @@ class Gossip(Witness):
 
 @dataclass(frozen=True, slots=True)
 class DynamicCut(Witness):
-    """Chunks that must reach a rank, from ranks that are on this side of a border at 0.
+    """Chunks that must reach a rank across a moving border, from ranks on its near side at time 0.
 
-    - `moments`: Of every rank, in ticks, since when it is; the target never is.
-    - `backwards`: Whether all is read backwards in time.
+    - `moments`: Time in ticks from which each rank is on the near side; the target never is.
+    - `backwards`: True for the time-reversed problem.
     """
 
     kind, proves = "dynamic cut", "cut counting"
@@ -154,14 +154,13 @@ class DynamicCut(Witness):
 
 @dataclass(frozen=True, slots=True)
 class DelayedSource(Witness):
-    """Disjoint sets of ranks that hold nothing at first of some chunks, and a rank of each that wants them.
+    """Disjoint sets of ranks that hold none of some chunks at first, and a rank of each that wants them.
 
-    - `targets`: A rank of every set.
-    - `fed`: Ticks: what starts to enter a set before is fed by those who hold it at first, or were reached
-      since. What starts later only has to enter.
-    - `since`: Ticks: what has not entered before comes to the targets, and to all others, after.
-    - `backwards`: Whether all is read backwards in time: what enters sets leaves them, and starts at the
-      targets.
+    - `targets`: One rank of every set.
+    - `fed`: Ticks. Sends into a set that start earlier come from initial holders, or from sets reached by
+      then. Later sends need only enter.
+    - `since`: Ticks. Entries that have not ended before must still reach the targets, and all others.
+    - `backwards`: True for the time-reversed problem: chunks leave the sets, and start at the targets.
     """
 
     kind = proves = "delayed source"
@@ -174,7 +173,10 @@ class DelayedSource(Witness):
 
 @dataclass(frozen=True, slots=True)
 class SpreadTail(Witness):
-    """The last of the chunks that must enter sets and are wanted by so many ranks of these, or more."""
+    """The last chunks to enter sets, among those that at least `least` ranks of a set want.
+
+    - `last`: Number of these chunks.
+    """
 
     kind = proves = "spread tail"
     sets: tuple[frozenset[int], ...]
@@ -184,7 +186,7 @@ class SpreadTail(Witness):
 
 @dataclass(frozen=True, slots=True)
 class Dissemination(Witness):
-    """Ranks of which one wants data of many that are not among them."""
+    """Ranks of which one wants data of many ranks outside the set."""
 
     kind = proves = "dissemination"
     ranks: frozenset[int]
@@ -192,7 +194,7 @@ class Dissemination(Witness):
 
 @dataclass(frozen=True, slots=True)
 class PairCounting(Witness):
-    """Ranks that want sums of what others contribute."""
+    """Ranks that want sums with contributions of others."""
 
     kind = proves = "pair counting"
     ranks: frozenset[int]
@@ -200,7 +202,7 @@ class PairCounting(Witness):
 
 @dataclass(frozen=True, slots=True)
 class ByteCounting(Witness):
-    """Ranks that want data from outside, and the resources that share out the links into them, in turn."""
+    """Ranks that want data from outside, and the resources that cover the links into them, in order."""
 
     kind = proves = "byte counting"
     ranks: frozenset[int]
@@ -209,7 +211,7 @@ class ByteCounting(Witness):
 
 @dataclass(frozen=True, slots=True)
 class SingleMachine(Witness):
-    """A resource that chunks must pass as they enter (or leave) ranks, or nodes (`family`)."""
+    """A resource that chunks must pass when they enter (or leave) ranks, or nodes (`family`)."""
 
     kind = proves = "single machine"
     resource: int
@@ -219,11 +221,11 @@ class SingleMachine(Witness):
 
 @dataclass(frozen=True, slots=True)
 class SetCharge:
-    """What the sends between sets of ranks are charged each.
+    """Charge for each send into a set, or between the parts of a partition.
 
-    With one set, sends that enter it; with several (a partition), sends from one to another: a sum that k
-    of them share takes 2(k - 1) sends at least, of which one over a link of several ends counts for each
-    pair of parts that it joins.
+    With one set, it applies to sends that enter the set. With several (a partition), it applies to sends from
+    one to another: a sum that k of them share takes at least 2(k - 1). A send over a link of several ends
+    counts once for each pair of parts that it joins.
     """
 
     parts: tuple[frozenset[int], ...]
@@ -232,7 +234,7 @@ class SetCharge:
 
 @dataclass(frozen=True, slots=True)
 class CutDual(Witness):
-    """Prices of resources per tick, and what sets of ranks charge: no send is charged more than it pays."""
+    """Prices of resources per tick, and charges of sets of ranks: no send is charged more than it pays."""
 
     kind, proves = "cut dual", "throughput"
     prices: tuple[int, ...]
@@ -241,7 +243,7 @@ class CutDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class FlowDual(Witness):
-    """Prices of resources per tick: each chunk pays its cheapest path at least."""
+    """Prices of resources per tick: each chunk pays at least its cheapest path."""
 
     kind, proves = "flow dual", "multicommodity"
     prices: tuple[int, ...]
@@ -249,7 +251,7 @@ class FlowDual(Witness):
 
 @dataclass(frozen=True, slots=True)
 class Late(Witness):
-    """What is there only from a moment on, and what proves how long that takes from there."""
+    """Data available only from some time on, and the witness for the duration from there."""
 
     kind, proves = "late part", "release"
     moment_us: Fraction
