@@ -178,7 +178,7 @@ def landing_order(
 ) -> NDArray[np.int64]:
     """Sends in order of chunk and end; at equal ends, additions come first."""
     key = 2 * end + ~adds
-    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # as if all sends take equally long
+    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # e.g. all sends take equally long
         return np.arange(len(end))
     return np.lexsort((key, chunk))
 
