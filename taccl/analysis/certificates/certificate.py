@@ -26,8 +26,8 @@ class Certificate:
         The bound in microseconds, exact.
     kind : str
         ``"latency"``, ``"cut counting"``, ``"delayed source"``, ``"spread tail"``, ``"single machine"``,
-        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or ``"byte
-        counting"``; ``"none"`` if nothing must be sent.
+        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
+        ``"byte counting"``; ``"none"`` if nothing must be sent.
     limits : str
         One sentence that names what limits.
     witness : Witness, optional

@@ -1,7 +1,7 @@
 """Check of a certificate from its witness, by arithmetic on the problem and without a solver.
 
 The checker shares three things with the code that found the bound. The first is the problem data: costs in
-ticks, links, and `Problem.may_carry`. The second is the time reversal of problems (`readings`). The third is
+ticks, links, and `Problem.open_links`. The second is the time reversal of problems (`readings`). The third is
 the dynamic program over batches (`machine_ticks`), which runs again on independently derived jobs.
 docs/formulation.md, "Checking", explains why this is sound.
 """

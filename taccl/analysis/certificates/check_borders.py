@@ -37,7 +37,7 @@ def latency(facts: Facts, path: Path) -> int:
 
 
 def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
-    """True if the required crossings of the border cannot all end before `ticks`."""
+    """True if no schedule with the required crossings of the border can finish before `ticks`."""
     everyone = frozenset(range(facts.topology.num_ranks))
     if border.ranks == everyone and not border.entering:
         if facts.multi or facts.in_network or not facts.sums:
@@ -60,7 +60,7 @@ def crosses(facts: Facts, border: Border, ticks: Fraction) -> bool:
 
 
 def crosses_dynamic(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
-    """True if the target's chunks cannot all cross a moving border before `ticks`.
+    """True if the target's chunks cannot all cross a moving border and arrive before `ticks`.
 
     The chunks that count are those that the target wants and that start on the near side of the border.
     """

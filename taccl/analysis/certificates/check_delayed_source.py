@@ -31,7 +31,7 @@ def source_delayed(facts: Facts, witness: DelayedSource, ticks: Fraction) -> boo
 
 
 class _Entries:
-    """Chunks that must enter the sets of a witness, and the passages into each set."""
+    """Chunks that must enter the sets of a witness, and the bottleneck resources (passages) on the way."""
 
     def __init__(self, facts: Facts, witness: DelayedSource) -> None:
         self.facts, self.num_sets = facts, len(witness.sets)
@@ -43,8 +43,7 @@ class _Entries:
         border = [e for e in release if enters[e] >= 0 and leaves[e] != enters[e]]
         targets = set(witness.targets)
         near = [e for e in release if facts.dst[e] in targets and leaves[e] == enters[e]]
-        #: Passages into sets, by set; those of senders outside, and of senders in sets; those to targets, by
-        #: set.
+        #: Passages into each set; out of early ranks, and out of entered sets; to each target.
         self.enter = passages_of(facts, border, enters, release)
         early = passages_of(facts, [e for e in border if leaves[e] < 0], leaves, release)
         onward = passages_of(facts, [e for e in border if leaves[e] >= 0], leaves, release)

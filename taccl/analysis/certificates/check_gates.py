@@ -1,4 +1,4 @@
-"""Throughput of bottleneck resources for checking certificates, for sends merged in any way."""
+"""Throughput of bottleneck resources (passages), for checking certificates; sends may merge in any way."""
 
 # m chunks in a send at most, n chunks in one, e a link, r a resource
 
@@ -93,7 +93,7 @@ def passages(
     """Greedy cover: repeatedly pick the resource that the most uncovered links hold longest.
 
     - `release`: Earliest use of each link; default: time 0.
-    - `size`: Size of a chunk in units; default: that of the first chunk, if all are equal.
+    - `size`: Size of a chunk in units; default: the common size of all chunks.
     """
     most, size = facts.clauses.max_merge, facts.units[0] if size is None else size
     merging = facts.clauses.merging if most > 1 else frozenset()

@@ -85,7 +85,7 @@ def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int)
 
 
 def stepwise(times: list[int], most: int) -> dict[int, int]:
-    """{number: ticks} until there can be more than the previous number, up to this one; in few steps."""
+    """Times in few steps: {number: ticks} until more than the previous number can be reached."""
     times = [ticks for ticks in times if ticks < NEVER]
     steps: dict[int, int] = {}
     shrink = len(set(times)) > _STEPS

@@ -41,7 +41,7 @@ def cut_dual(facts: Facts, witness: CutDual) -> Fraction:
 
 
 def flow_dual(facts: Facts, witness: FlowDual) -> Fraction:
-    """Bound in ticks that prices prove if every chunk takes its cheapest path."""
+    """Bound in ticks that prices prove, as every chunk pays at least its cheapest path."""
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     pays = _pays(facts, witness.prices)
@@ -142,7 +142,10 @@ def _pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
 
 
 def _joined(facts: Facts) -> int:
-    """Max amount that one alpha sends: a chunk, or units of the largest or of all with equal ends."""
+    """Max amount that one alpha can send: one chunk if chunks count, otherwise units of data.
+
+    The units are those of the largest chunk, or, if data is divisible, of all chunks with equal ends.
+    """
     if facts.by_chunk:
         return 1
     largest: int = max(facts.units)

@@ -1,9 +1,9 @@
 """Dynamic cuts: chunks that must cross a moving border on their way to a rank.
 
-Every rank is beyond the border until a time of its own. The target stays beyond it. Any chunk that reaches
-the target has crossed the border by a send that starts on the near side and ends on the far side. The best
-times are the labels of a quickest flow. Source: Ford and Fulkerson, "Constructing maximal dynamic flows from
-static flows", Oper. Res. (1958).
+Each rank is on the far side of the border until a time of its own; the target always is. Any chunk that
+reaches the target has crossed the border by a send that starts on the near side and ends on the far side. The
+best times are the labels of a quickest flow. Source: Ford and Fulkerson, "Constructing maximal dynamic flows
+from static flows", Oper. Res. (1958).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The multicommodity bound: the best dual prices of resources if every chunk takes its cheapest path.
+"""The multicommodity bound: the best dual prices, with each chunk paying at least its cheapest path.
 
 It is for chunks with one destination (alltoall, scatter, gather). A linear program of flows has one commodity
 per set of origins, on the orbits of a problem's symmetries; its dual prices are the witness. If it would be
@@ -37,7 +37,10 @@ _PRICE_TOTAL = 10**6
 
 @dataclass(frozen=True, slots=True)
 class _Commodity:
-    """Volume by destination of chunks with the same origins and links; `count` commodities equal it."""
+    """Chunks with the same origins and links, as volume by destination.
+
+    - `count`: Number of commodities in its orbit, itself included.
+    """
 
     origins: tuple[int, ...]
     links: int

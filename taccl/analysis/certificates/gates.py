@@ -243,7 +243,7 @@ def passed_by(
 
 
 def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDArray[np.bool_]) -> Ints:
-    """(num_inner,) shortest path to the nearest 1, 2, ... ranks from any start; 0 above `_MOST_RANKS`.
+    """(num_inner,) least path length that reaches 1, 2, ... ranks from a start; 0 above `_MOST_RANKS`.
 
     - `inner`, (num_ranks,) bool: Ranks that count; links and starts are among them.
     """
@@ -276,7 +276,7 @@ def fastest_senders(out: Gates, most: int = 1) -> list[Sender]:
     """Component-wise fastest sender: gate by gate, it is no slower than any rank.
 
     - `out`: Gates by sending rank.
-    - `most`: Max chunks in a send; with 1, the first arrival of each period informs a rank.
+    - `most`: Max chunks in a send; with 1, each period has one arrival, which can reach a new rank.
     """
     out = replace(out, most=np.minimum(out.most, most))
     num = int(out.most.max(initial=1))

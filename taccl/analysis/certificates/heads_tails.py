@@ -96,7 +96,7 @@ def _groups(distances: Distances, *, divisible: bool) -> Iterator[tuple[int, int
 
 
 def least_time(prices: Iterable[tuple[int, int]], needed: Fraction) -> Fraction:
-    """Least T by which resources pay `needed`, each its price per tick after its idle ticks.
+    """Least T at which resources have paid `needed`: each pays its price per tick after its idle ticks.
 
     - `prices` (iterable of (int, int)): Price and idle ticks of every resource.
     """

@@ -109,7 +109,7 @@ class _Graph:
         self.ticks = problem.costs.link_alpha[link] + size * problem.costs.link_beta[link]
 
     def eigenvector(self) -> Iterator[Floats]:
-        """Yield the Fiedler vector: second least eigenvalue of the Laplacian; fast links weigh more."""
+        """Yield the Fiedler vector (second least eigenvalue) of the Laplacian; fast links weigh more."""
         from scipy.sparse import coo_array, diags_array
         from scipy.sparse.linalg import ArpackError, eigsh
 

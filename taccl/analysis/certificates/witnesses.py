@@ -159,7 +159,8 @@ class DelayedSource(Witness):
     - `targets`: One rank of every set.
     - `fed`: Ticks. Sends into a set that start earlier come from initial holders, or from sets reached by
       then. Later sends need only enter.
-    - `since`: Ticks. Entries that have not ended before must still reach the targets, and all others.
+    - `since`: Ticks. Entries that have not ended before must still reach the targets, and all
+      others that want them.
     - `backwards`: True for the time-reversed problem: chunks leave the sets, and start at the targets.
     """
 

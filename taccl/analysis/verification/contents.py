@@ -116,7 +116,7 @@ def check_sums(replay: Replay) -> int:
 
 
 class _Updates:
-    """Tracks which ranks hold each sum as updated by its root, if roots update the whole sum once."""
+    """Tracker of the ranks that hold each sum as updated by its root, if roots update whole sums."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay, self._everyone = replay, replay.everyone
