@@ -54,7 +54,7 @@ class _Port:
                 continue
             unit = min(self.most, n * each)
             if self.beta:
-                # After x sends, ``brought + x unit`` units are sent; time allows ``(start - (x - 1) alpha) / beta``.
+                # x sends bring ``brought + x unit`` in all; time allows ``(start - (x - 1) alpha) / beta``.
                 level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
                 few = min(number, max(0, math.floor(level)))
                 if few < number:

@@ -28,7 +28,7 @@ def assume(
     profile: str | None = None,
     topology: Topology | None = None,
 ) -> Problem:
-    """Return the problem under other assumptions; `taccl.analysis.simulate.simulate` explains each.
+    """Return the problem under other assumptions, which `taccl.simulate` explains.
 
     - `size`, `alpha`, `profile`, `topology`: As in `taccl.simulate`.
 

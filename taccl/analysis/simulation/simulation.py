@@ -92,7 +92,7 @@ class ResourceUse:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulation(Figures):
-    """A schedule as it runs under a problem's costs; see `taccl.analysis.simulate.simulate`.
+    """A schedule as it runs under a problem's costs; see `taccl.simulate`.
 
     Parameters
     ----------

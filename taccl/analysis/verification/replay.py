@@ -149,7 +149,7 @@ class Replay:
         )
 
     def _starts(self) -> list[frozenset[int]]:
-        """Ranks from which each chunk spreads: its root if it is reduced first, or its origins and makers."""
+        """Ranks from which each chunk spreads: its root if reduced first, or origins and deriving ranks."""
         starts = [
             {c.root} if self.collective.combining and c.root is not None else set(c.origins)
             for c in self.collective.chunks
