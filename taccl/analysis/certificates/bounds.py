@@ -99,8 +99,8 @@ def lower_bound(
         computed. Linear programs of throughput come next, for at least 1 s up to 60,000 ends of chunks. Small
         problems get all arguments that need no linear program.
     limit_s : float, optional
-        Seconds after which these, too, are abandoned; small problems get at least 1.5 s. Beyond 60,000 ends of
-        chunks, the result may then be the latency bound alone.
+        Seconds after which these, too, are abandoned; small problems get at least 1.5 s. Beyond 60,000 ends
+        of chunks, the result may then be the latency bound alone.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
