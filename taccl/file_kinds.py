@@ -85,7 +85,9 @@ _MATRIX = (
 )
 _HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
 _TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
-_SLOTS = "for `taccl reorder --hosts` give the hosts in their present order, a line name or name:slots each"
+_SLOTS = (
+    "for `taccl reorder FILE --hosts` give the hosts in their present order, each a line name or name:slots"
+)
 _RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
 _FILE = "write a topology file with [node], [nics] and [network]"
 
@@ -178,7 +180,7 @@ _TEXTS = (
     _Text(
         "host file",
         r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z",
-        "`taccl reorder HOSTS --hosts {file}` reads it",
+        "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
     ),
     _Text(
         "table of a benchmark, whose first column is not the size",
