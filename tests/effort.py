@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 #: Time limit that no search of a test reaches on any machine: what the test asserts does not depend on the clock.
 AMPLE_S = 3600.0
-#: Stages of small problems that end by their work, long before that time.
+#: Stages of small problems that end by their work, long before that time; solvers have a second and a half each.
 BRIEF = taccl.SearchParameters.from_dict(
     {
+        "budget": {"bound_share": 1.5 / AMPLE_S, "most_bound_share": 3 / AMPLE_S},
         "portfolio": {
-            "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0, "joint_share": 0.01,
-            "routing_share": 0.01, "job_shop_share": 0.01,
+            "improve_share": 0, "half_improve_share": 0, "least_improve_s": 0,
+            **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 1.5 / AMPLE_S),
         },
         "list": {"most_s": 0.001, "least_alone_s": 0.001, "alone_share": 0},
         "ruin": {"idle_runs": 1, "run_turns": 100},
