@@ -1,4 +1,4 @@
-"""Computation and communication scheduled together: programs of both, transformed, scheduled and bounded."""
+"""Joint scheduling of computation and communication: steps of both, their transformations and bounds."""
 
 from taccl.workload.autotransform import autotransform
 from taccl.workload.costs import Rates

@@ -1,4 +1,4 @@
-"""Which transformations make a step quickest: combinations of them, tried in turn and scheduled."""
+"""Search for the transformations that make a step fastest: each combination is scheduled in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from taccl.workload.step import Step
     from taccl.workload.workload import Workload
 
-#: Up to so many allreduces, each is split or not; of more, all or none.
+#: Max allreduces for which every subset is split; with more, either all or none are.
 _MOST_APART = 3
 
 
@@ -39,27 +39,29 @@ def autotransform(
     time_limit_s: Seconds = 300.0,
     note: Callable[[str], None] = lambda _: None,
 ) -> Step:
-    """The quickest step that combinations of all transformations lead to.
+    """The fastest step found over combinations of all transformations.
 
-    Allreduces are split or not; what can be moved between reduce-scatter and allgather is, state is sliced,
-    and point-wise operations are fused; then what follows each other tile by tile overlaps, in as many tiles
-    as pays.
+    Each allreduce is split or kept whole. After a split, every operation that can move between reduce-scatter
+    and allgather does. State is sliced, and point-wise operations are fused into collectives. Then operations
+    that depend on each other tile by tile overlap. The number of tiles grows until the step gets no faster.
 
     Parameters
     ----------
     workload, topology, rates, communication_share
         As in `schedule_workload`.
     tiles : sequence of int
-        Numbers of tiles to try, small ones first; those that do not divide are left out.
+        Numbers of tiles to try, in this order: ascending. Those that do not divide the axis, or lead to too
+        many chunks, are left out.
     time_limit_s : float
-        When to stop, once something was tried in tiles; Ctrl-C stops at once, and keeps the best so far.
+        Seconds after which to stop, once a tiled step was scheduled. Ctrl-C stops at once and keeps the best
+        step so far.
     note : callable, optional
-        Told what is going on.
+        Receives progress messages.
 
     Returns
     -------
     Step
-        Its `workload` is the transformed one.
+        The fastest step; its `workload` is the transformed one.
     """
     deadline, tried = Deadline.after(time_limit_s), 0
     best: Step | None = None
@@ -73,7 +75,7 @@ def autotransform(
         return step
 
     def in_tiles() -> list[tuple[Workload, int]]:
-        """Transformed steps, and an axis to cut each along, in order of how quick stock algorithms are."""
+        """(transformed step, tile axis) pairs, ordered by finish under stock algorithms, fastest first."""
         quick: list[tuple[float, Workload, int]] = []
         for variant in _variants(workload):
             for axis in range(max(len(tensor.shape) for tensor in variant.tensors.values()) or 1):
@@ -106,13 +108,13 @@ def autotransform(
 
 
 def _tiled(workload: Workload, tiles: int, axis: int) -> Workload | None:
-    """`overlapped`, where that is not too large to be tried."""
+    """Result of `overlapped`, or None if it has more than `MOST_CHUNKS` chunks."""
     some = overlapped(workload, tiles, axis)
     return some if some and sum(part.count for part in parts_of(some)) <= MOST_CHUNKS else None
 
 
 def _variants(workload: Workload) -> Iterator[Workload]:
-    """The step, with each choice of allreduces split; and all that follows from that done."""
+    """Yield the step for each choice of allreduces to split, with the transformations that follow applied."""
     sums = [each.name for each in workload.operations if each.kind == "allreduce"]
     choices: Iterator[Sequence[str]] = itertools.chain.from_iterable(
         itertools.combinations(sums, count) for count in range(len(sums), -1, -1)
@@ -135,7 +137,7 @@ def _variants(workload: Workload) -> Iterator[Workload]:
 
 
 def _fused(workload: Workload) -> Workload:
-    """With every point-wise operation that can be in the last step of a collective there."""
+    """The step with every point-wise operation fused into a collective where that is legal."""
     for collective in [each.name for each in workload.operations if each.is_collective]:
         for operation in workload.operations:
             if operation.kind in POINTWISE and not operation.fused:
@@ -145,7 +147,7 @@ def _fused(workload: Workload) -> Workload:
 
 
 def overlapped(workload: Workload, tiles: int, axis: int) -> Workload | None:
-    """With all that can be in overlaps that both compute and communicate; None if there are none."""
+    """The step with every possible overlap of computation and communication; None if there are none."""
     done: set[str] = set()
     found = workload
     for first in workload.operations:

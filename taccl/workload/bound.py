@@ -1,17 +1,18 @@
-"""A lower bound on every schedule of a step, in its tiles.
+"""Lower bound on the finish of every schedule of a step with given tiles.
 
-A rank computes one tile at a time, and transfers take what `lower_bound` proves for them. Heads and tails are
-kept by rank: ranks may begin and end with different operations. A *head* is the least time before an
-operation starts at a rank, and a *tail* the least time after it ends there. The tail behind a rank's
-contribution to a collective is what this contribution alone still needs, as others may have arrived before.
+A rank computes one tile at a time. Transfers last at least as long as `lower_bound` proves. A *head* is the
+least time before an operation starts at a rank, and a *tail* the least time after it ends there. Heads and
+tails are kept by rank, because ranks may begin and end with different operations. The tail behind a rank's
+contribution to a collective counts only this contribution, as others may have arrived before.
 
-Four arguments give bounds, of which the largest holds:
+Four arguments give bounds; the largest is used:
 
 1. All ranks start an operation after its least head; from there its *span* is left.
 2. Some rank is the last to end an operation; the least tail follows.
-3. One rank computes some operations one after another, between the least of its heads and of its tails: the
-   single-machine relaxation (Carlier 1982). The largest over ranks counts.
-4. Transfers of some collectives together take what `lower_bound` proves, between their least head and tail.
+3. One rank computes some operations one after another, between their least head and their least tail. This is
+   the single-machine relaxation (Carlier 1982); the largest bound over ranks is used.
+4. Transfers of several collectives together last as long as `lower_bound` proves, between their least head
+   and their least tail.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload
 
-#: Sets of collectives that are bounded together: those with the largest estimates.
+#: Max sets of collectives bounded together: those with the largest estimates.
 _MOST_SETS = 6
-#: Seconds for the bound of each set, and for all ranks' parts of a collective.
+#: Seconds for the bound of a set of collectives, and in total for each kind of per-rank bound of one.
 _BOUND_S = 4.0
 _NOTHING = Fraction(0)
 
@@ -55,10 +56,10 @@ class Transfers(NamedTuple):
 
 
 class StepBound:
-    """Lower bounds of a step, in microseconds; `costs` are those of its tiles (`tile_costs`).
+    """Lower bounds of a step, in microseconds; `costs` are the times of its tiles (`tile_costs`).
 
     - `starts`, `ends`: Least time by operation and rank before its first tile starts, and before its last one
-      ends. A collective starts at a rank with the first contribution, and ends there with the result.
+      ends. A collective starts at a rank with the rank's first contribution, and ends there with the result.
     - `last`: Earliest end of each operation at its last rank.
     - `tails`: Least time by operation and rank between the end of any of its tiles and that of the step.
     - `spans`: Least time by operation between its first start at any rank and the end of the step.
@@ -85,7 +86,7 @@ class StepBound:
         return overlap is not None and overlap is self.workload.tiling(two).overlap
 
     def takes(self, name: str, other: str) -> Fraction:
-        """Time of an operation between any tile of another and what follows both: a tile if they overlap."""
+        """Least time of an operation on paths through another: one tile if they overlap, else all tiles."""
         return (self.tile if self.together(name, other) else self.whole)[name]
 
     def _look_ahead(self) -> None:
@@ -93,7 +94,7 @@ class StepBound:
         ranks, own = range(self.topology.num_ranks), dict[str, set[str]]()
         for each in self.workload.operations:
             name, inputs = each.name, self.before[each.name]
-            # Computed before it at the same rank; a send brings what another rank computed.
+            # Operations computed before it at the same rank; a send delivers another rank's results.
             own[name] = set[str]().union(*(own[i] | {i} for i in inputs if not self._is_send(i)))
             computed = [i for i in own[name] if not self.workload.operation[i].is_collective]
             least, all_of = sum(self.takes(i, name) for i in computed), sum(self.whole[i] for i in computed)
@@ -105,7 +106,7 @@ class StepBound:
             if each.is_collective:
                 self._end_collective(each, ready, last)
                 continue
-            # Its last tile may wait for the last of what overlaps with it.
+            # Its last tile may wait for the last tile of an operation that overlaps with it.
             final = self.tile[name] if any(self.together(i, name) for i in inputs) else self.whole[name]
             self.ends[name] = [
                 max(start + self.whole[name], at + final)
@@ -125,11 +126,15 @@ class StepBound:
         return [max(given, min(starts) + us) for us in self.transfers(name, one=True).to_us]
 
     def _end_collective(self, operation: Operation, ready: list[Fraction], last: Fraction) -> None:
-        """Find when results are there; `ready`: when all of a rank's contributions are; `last`: the last."""
+        """Find the ends of a collective.
+
+        - `ready`: Least time by rank until all contributions of the rank are ready.
+        - `last`: Least time until the contributions of all ranks are ready.
+        """
         name = operation.name
         found, first = self.transfers(name), min(self.starts[name])
         self.ends[name] = [max(self._everyones(name, last), first + us) for us in found.to_us]
-        # Which tile a rank gives last may differ by rank: it is one rank's contribution that is awaited.
+        # The tile that is contributed last may differ by rank, so one rank's contribution is bounded alone.
         given = self.transfers(name, one=any(self.together(i, name) for i in self.before[name])).from_us
         late = [at + us for at, us in zip(ready, given, strict=True)]
         self.last[name] = max(*self.ends[name], *late, first + found.all_us, last + min(given))
@@ -155,7 +160,7 @@ class StepBound:
             self.spans[name] = max(spans)
 
     def _tail_by(self, name: str, reader: str) -> list[Fraction]:
-        """Tail by rank: the least time after the end of a tile, through one reader."""
+        """Tail by rank: least time from the end of any tile to the step's end, through one reader."""
         if not self.workload.operation[reader].is_collective:
             return [self.takes(reader, name) + tail for tail in self.tails[reader]]
         given = self.transfers(reader, one=self.together(name, reader)).from_us
@@ -166,7 +171,7 @@ class StepBound:
         return [max(results, us + least) for us in given]
 
     def _first_end(self, name: str, reader: str) -> Fraction:
-        """The least time between the start of an operation and that of a reader, at any ranks."""
+        """Least time from the first start of an operation at any rank to the first start of a reader."""
         if self.workload.operation[name].is_collective:
             return min(self.transfers(name, one=self.together(name, reader)).to_us)
         return self.takes(name, reader)
@@ -175,25 +180,25 @@ class StepBound:
         return self.workload.operation[name].kind == "send"
 
     def _everyones(self, name: str, us: Fraction) -> Fraction:
-        """A time of one rank, if all results of a collective wait for every contribution: not of a send."""
+        """`us`, or 0 for a send: only the other collectives' results depend on every contribution."""
         return _NOTHING if self._is_send(name) else us
 
     @cached
     def transfers(self, name: str, *, one: bool = False) -> Transfers:
-        """Lower bounds on the transfers of a collective; `one`: of a tile of it."""
+        """Lower bounds on the transfers of a collective; if `one`, on those of its first tile only."""
         operation = self.workload.operation[name]
         parts = [part for part in self.parts if part.operation == name and not (one and part.tile)]
         sizes = tuple(part.chunk_bytes for part in parts)
         return self._transfers_of((operation.kind, operation.shift, sizes), name, len(parts))
 
     def _transfers_of(self, key: object, name: str, count: int) -> Transfers:
-        """Lower bounds on the first parts of a collective, once for all that are alike."""
+        """Lower bounds on the first `count` parts of a collective, cached by `key`."""
         if key in self.cache:
             known: Transfers = self.cache[key]
             return known
         parts = [part for part in self.parts if part.operation == name][:count]
         problem = problem_of(self.workload, self.topology, parts)
-        # Parts are alike, so that what keeps one keeps all.
+        # Parts are alike, so a symmetry of one part is a symmetry of all.
         orbits = find_symmetries(problem_of(self.workload, self.topology, parts[:1])).ranks.tolist()
         limit_s = _BOUND_S / len(set(orbits))
         from_us, to_us = (
@@ -214,7 +219,7 @@ class StepBound:
         return _bound_us(problem_of(self.workload, self.topology, parts, sums=sums), _BOUND_S)
 
     def _sums(self, names: frozenset[str]) -> dict[str, str]:
-        """Allgathers of reduce-scattered sums, by name: together they add up and spread each chunk."""
+        """{allgather: reduce-scatter}: pairs that together are an allreduce of each chunk."""
         found: dict[str, str] = {}
         operation = self.workload.operation
         cut = {name: [p.chunk_bytes for p in self.parts if p.operation == name] for name in names}
@@ -243,7 +248,7 @@ class StepBound:
             for b in sorted(set(tail.values()))
         }
         candidates.pop(frozenset(), None)
-        # The bound of several together is at most the sum of their bounds, and mostly near it.
+        # The bound of several collectives together is at most the sum of their bounds, and mostly near it.
         ranked = sorted(
             candidates,
             key=lambda some: candidates[some] + sum(self.transfers(name).all_us for name in some),
@@ -263,7 +268,7 @@ class StepBound:
 
 
 def _single_machine(jobs: Iterable[tuple[Fraction, Fraction, Fraction]]) -> Fraction:
-    """Carlier's bound of jobs with heads, times and tails: the largest over sets of jobs."""
+    """Carlier's single-machine bound: the largest over all sets of jobs (head, time, tail)."""
     by_tail, found = sorted(jobs, key=lambda job: -job[2]), _NOTHING
     for least in {head for head, _, _ in by_tail}:
         us = least
@@ -286,7 +291,7 @@ def _contributed(problem: Problem, rank: int) -> Problem | None:
 
 
 def _received(problem: Problem, rank: int) -> Problem | None:
-    """A problem with the results of one rank alone; None if it has them from the start."""
+    """The problem with the results of one rank alone; None if it has them from the start."""
     collective = problem.collective
     root = rank if collective.combining else None
     kept = {

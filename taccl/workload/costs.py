@@ -1,4 +1,4 @@
-"""Times of the operations of a step at a rank: as stated, or FLOPs and bytes at a machine's rates."""
+"""Times of a step's operations at a rank: as stated, or a roofline of FLOPs and memory bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @checked_as(WorkloadError)
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peak rates of a rank's processor: 10**12 operations and GB of memory traffic per second."""
+    """Peak rates of a rank's processor: TFLOPS, and GB of memory traffic per second."""
 
     tflops: float
     gb_per_s: float
@@ -33,8 +33,8 @@ class Rates:
             )
 
 
-#: Peaks of the data sheets: dense 16 bit matrix products, and memory. NVIDIA A100 80 GB SXM, H100 SXM, V100
-#: SXM2 32 GB.
+#: Peaks from NVIDIA's data sheets: dense 16-bit matrix products, and memory bandwidth. A100 80 GB SXM, H100
+#: SXM, V100 SXM2 32 GB.
 RATES = {
     "dgx-a100": Rates(312, 2039), "dgx-h100": Rates(989, 3350), "dgx1": Rates(125, 900),
     "dgx2": Rates(125, 900), "ndv2": Rates(125, 900),
@@ -42,11 +42,11 @@ RATES = {
 
 
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
-    """Floating point operations and bytes of memory traffic of one rank.
+    """Floating-point operations and bytes of memory traffic of an operation at one rank.
 
-    Every input is read once and the result written once. An operation that is fused into a collective has the
-    collective's result in hand, and results of operations fused before it: it reads neither from memory. It
-    writes its own only where that is kept (`_fused_bytes_written`).
+    Every input is read once and the result is written once. An operation that is fused into a collective
+    does not read the collective's result from memory, nor results of operations fused before it. It writes
+    its own result only where that is kept (`_fused_bytes_written`).
     """
     ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
@@ -67,16 +67,16 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
 
 
 def _fused_group(workload: Workload, collective: str) -> list[str]:
-    """Names of a collective and of the operations that are fused into it, in order."""
+    """Names of a collective and of the operations that are fused into it, in program order."""
     return [each.name for each in workload.operations if collective in (each.name, each.fused)]
 
 
 def _fused_bytes_written(workload: Workload, operation: Operation) -> int:
-    """Bytes that a rank writes of the result of a fused operation.
+    """Number of bytes that a rank writes of the result of a fused operation.
 
-    None where only operations of the same collective read it. State is written where it is kept. The buffer
-    that the collective's transfers fill holds one more result, the last that is read elsewhere: nothing is
-    written of it but what exceeds that buffer.
+    0 if only operations fused into the same collective read the result. State is written in full. The buffer
+    that the collective's transfers fill can hold one more result: the last one, other than state, that is
+    read elsewhere. Only the bytes of that result that exceed the buffer are written.
     """
     group = _fused_group(workload, operation.fused)
     state = {new for _, new in workload.state}
@@ -95,9 +95,9 @@ def _fused_bytes_written(workload: Workload, operation: Operation) -> int:
 def tile_costs(
     workload: Workload, rates: Rates | None, communication_share: float = 0.0
 ) -> dict[str, Fraction]:
-    """Time of a tile of each operation at a rank in us, without communication; 0 for collectives.
+    """{operation: time of one tile at a rank in us}, without communication; 0 for collectives.
 
-    Raises `WorkloadError` if neither the cost of one nor the machine's rates are known.
+    Raises `WorkloadError` if neither the cost of an operation nor the machine's rates are known.
     """
     share = exact(communication_share)
     return {
@@ -117,6 +117,6 @@ def _whole_us(workload: Workload, operation: Operation, rates: Rates | None) -> 
     if rates is None:
         said = "has no cost_us, and the machine's rates are not known; give one, or rates="
         raise WorkloadError(f"{said}Rates(tflops, gb_per_s)", where=operation.name)
-    # To the picosecond: finer ticks than sends have would say nothing.
+    # Rounded up to the picosecond, as times of sends have no finer ticks.
     picoseconds = max(flops / rates.tflops, num_bytes * 1e3 / rates.gb_per_s)
     return Fraction(math.ceil(picoseconds), 10**6)

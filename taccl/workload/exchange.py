@@ -1,4 +1,4 @@
-"""The collectives of a step as one problem: a process group for each of them, or for each tile."""
+"""The collectives of a step as one problem, with own chunks for each tile of each collective."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 
-#: Collectives, and tiles of them, are cut into pieces whose chunks are not smaller, and not into more; ours.
+#: Pieces of a whole collective, and of a tile in an overlap: (min bytes per chunk, max pieces). Own choice.
 _PIECES, _TILE_PIECES = (1 << 20, 8), (1 << 18, 4)
-#: Nor into so many that a step has more chunks than this; ours: each takes some sends from every rank.
+#: Chunks of a step above which tiles are not cut further. Own choice: a chunk needs sends from every rank.
 MOST_CHUNKS = 8_192
-#: Seconds for the sends of one part. No baselines are tried, which take longer than the list scheduler, nor
-#: contributions kept apart, which could not be added up tile by tile.
+#: Seconds of synthesis for one part. The portfolio tries no baselines, which are slower to schedule than the
+#: list scheduler. Nor does it try unreduced contributions, which cannot be added up tile by tile.
 _SEARCH_S = 20.0
 _PARAMETERS = replace(
     DEFAULTS, portfolio=replace(DEFAULTS.portfolio, baseline_arrivals=0, balanced_transfers=0, apart_hops=0)
@@ -40,7 +40,8 @@ _PARAMETERS = replace(
 class CollectivePart:
     """A piece of a tile of a collective, and its chunks in the step's problem.
 
-    A tile is cut into `pieces`, which follow each other, where its chunks are large.
+    A tile with large chunks is cut into several `pieces`, which are sent one after another. The chunks are
+    numbers `first` to `first + count - 1`, each of `chunk_bytes` bytes.
     """
 
     operation: str
@@ -53,12 +54,12 @@ class CollectivePart:
 
     @property
     def chunks(self) -> range:
-        """The numbers of its chunks."""
+        """Numbers of its chunks in the step's problem."""
         return range(self.first, self.first + self.count)
 
 
 def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
-    """The parts of all collectives, tile by tile where they overlap."""
+    """Parts of all collectives, in the order of `Workload.tiles`."""
     parts: list[CollectivePart] = []
     first = 0
     counts = {
@@ -82,14 +83,14 @@ def parts_of(workload: Workload) -> tuple[CollectivePart, ...]:
 
 
 def parts_by_chunk(workload: Workload) -> list[CollectivePart]:
-    """The part of every chunk of all collectives."""
+    """The part of each chunk of the step's problem, by chunk number."""
     return [part for part in parts_of(workload) for _ in part.chunks]
 
 
 def problem_of(
     workload: Workload, topology: Topology, parts: Sequence[CollectivePart], *, sums: Collection[str] = ()
 ) -> Problem:
-    """Some parts together, on one topology; those of the operations in `sums` are allreduces."""
+    """The problem of some parts together; parts of operations in `sums` become allreduces."""
     every = []
     for part in parts:
         operation = workload.operation[part.operation]
@@ -101,13 +102,13 @@ def problem_of(
 
 
 def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule:
-    """All sends of the collectives of a step, in an order in which one part after another could run.
+    """Sends of all collectives of a step, in an order in which the parts could run one after another.
 
-    Ticks are no more than places in that order.
+    The ticks of the schedule state only the position in that order, not times.
 
-    - `workload`, `topology`: Of one number of ranks.
-    - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: rings, and pairwise sends of an
-      alltoall.
+    - `workload`, `topology`: Both with the same number of ranks.
+    - `algorithm`: ``"synthesized"``, the name of a baseline, or ``"stock"``: pairwise exchange for an
+      alltoall, and rings otherwise.
     """
     parts = parts_of(workload)
     problem = problem_of(workload, topology, parts)
@@ -120,7 +121,7 @@ def sends_of(workload: Workload, topology: Topology, algorithm: str) -> Schedule
         is_sum = operation.kind == "allreduce" and algorithm == "synthesized"
         for kind in ("reduce_scatter", "allgather") if is_sum else (operation.kind,):
             sent = (kind, operation.shift, algorithm, merging)
-            # What is best changes little within a fourfold of the size.
+            # The best schedule changes little within a factor of 4 in size, so sizes share schedules.
             found = _alone(topology, sent, 4 ** (((part.chunk_bytes - 1).bit_length() + 1) // 2))
             columns["chunk"].append(found.chunk + part.first)
             columns["link"].append(found.link)
@@ -141,13 +142,13 @@ def _collective(kind: str, shift: int, num_ranks: int) -> Collective:
     return collectives.make(kind, num_ranks)
 
 
-#: What is sent, how, and which clauses on merged sends it keeps: kind, shift, algorithm, clauses by field.
+#: (kind, shift, algorithm, clauses on merged sends by field) of a collective whose sends are synthesized.
 _Sent = tuple[str, int, str, tuple[tuple[str, Any], ...]]
 
 
 @cached
 def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
-    """The sends that are best for chunks of one size."""
+    """Schedule of one collective alone, for chunks of one size in bytes."""
     kind, shift, algorithm, merging = sent
     collective = _collective(kind, shift, topology.num_ranks)
     clauses = Clauses(**dict(merging))

@@ -1,4 +1,4 @@
-"""Steps in TOML and JSON: their schema, read and written."""
+"""Read and write steps as TOML and JSON, with a JSON Schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {"Count": Positive, "Natural": Index}
 
 
 def _model(kind: type, **columns: Any) -> Any:
-    """The fields of a class, as those of a table in a file."""
+    """The pydantic model of a table in a file, with the fields of a class."""
     hints = get_type_hints(kind, localns=_WORDS) | columns
     of_file: dict[str, Any] = {
         each.name: (hints[each.name], ... if each.default is MISSING else each.default)
@@ -43,21 +43,21 @@ _FILE = _model(
 @reads("workload")
 @checked_as(WorkloadError)
 def load_workload(path: str | os.PathLike[str]) -> Workload:
-    """The step in a TOML or JSON file.
+    """Load a step from a TOML or JSON file.
 
     Raises
     ------
     FormatError
         If the file cannot be read.
     WorkloadError
-        If it says something that makes no step; the message names the operation.
+        If the content is not a valid step; the message names the operation.
     """
     source = os.fspath(path)
     return from_dict(parse(read_text(path), source=source), source=source)
 
 
 def from_dict(data: object, *, source: str = "workload") -> Workload:
-    """The step that `to_dict` wrote."""
+    """The step that `to_dict` turned into plain values."""
     values = dict(validated(_FILE, data, source=source, error=WorkloadError))
     try:
         for name, kind in _TABLES.items():
@@ -68,7 +68,7 @@ def from_dict(data: object, *, source: str = "workload") -> Workload:
 
 
 def to_dict(workload: Workload) -> dict[str, Any]:
-    """The step as plain values, without those that follow by themselves."""
+    """The step as plain values, without fields at their defaults."""
 
     def plain(value: Any) -> Any:
         if type(value) in (*_TABLES.values(), Workload):
@@ -82,16 +82,16 @@ def to_dict(workload: Workload) -> dict[str, Any]:
 
 @checked_as(WorkloadError)
 def save_workload(workload: Workload, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a step as TOML, or as JSON where the path ends in ``.json``.
+    """Write a step as TOML, or as JSON if the path ends in ``.json``.
 
     Parameters
     ----------
     workload : Workload
-        With its overlaps and what is fused.
+        The step; its overlaps and fused operations are written as well.
     path : path
-        Of the file.
+        Path of the file.
     overwrite : bool
-        Whether a file that is there may be replaced.
+        True to replace an existing file.
     """
     data = to_dict(workload)
     is_json = os.fspath(path).lower().endswith(".json")
@@ -100,6 +100,6 @@ def save_workload(workload: Workload, path: str | os.PathLike[str], *, overwrite
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of such files."""
+    """The JSON Schema of files that hold a step."""
     found: dict[str, Any] = _FILE.model_json_schema()
     return found

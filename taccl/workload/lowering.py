@@ -1,8 +1,8 @@
-"""Scheduled steps for other tools: programs with marks where tiles are ready, and execution traces.
+"""Lower scheduled steps for other tools: programs marked with tiles, and execution traces.
 
-A mark is the name of a tile, such as ``y.3``. A kernel that makes tiles says when each is done, and a step of
-the program that is marked with it waits for that (the fused kernels of CoCoNet wait for their producers so);
-the consumer's kernel waits for all steps that give a tile.
+A mark is the name of a tile, such as ``y.3``. A kernel that computes tiles signals each one when it is done.
+An instruction of the program that needs this mark waits for the signal, as in CoCoNet's overlapped kernels.
+The kernel that consumes a tile waits for all instructions that give its mark.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ if TYPE_CHECKING:
 
 @checked_as(WorkloadError)
 def lower_step(step: Step, operation: str) -> Program:
-    """The program of one collective of a step, all its tiles, with marks where they are ready.
+    """The program of one collective of a step, for all its tiles, marked with tile dependencies.
 
     Parameters
     ----------
     step : Step
-        Verified.
+        A verified step.
     operation : str
-        The collective, by the name of what it makes.
+        Name of the collective's result.
 
     Returns
     -------
     Program
-        Its steps `needs` the tiles that what they send is made of, and `gives` those that it makes.
+        The program. The `needs` of an instruction name the tiles that it reads, and its `gives` the tiles
+        that it writes.
 
     Raises
     ------
@@ -93,21 +94,21 @@ def lower_step(step: Step, operation: str) -> Program:
 
 @checked_as(WorkloadError)
 def save_traces(step: Step, path: str | os.PathLike[str], *, overwrite: bool = False) -> tuple[Path, ...]:
-    """Write execution traces for ASTRA-sim, a file a rank, with nodes for all that is computed and sent.
+    """Write execution traces for ASTRA-sim, one file per rank, with a node for each computed tile and send.
 
     Parameters
     ----------
     step : Step
-        Over links that each join two ranks.
+        A step whose links each join two ranks.
     path : path
-        The prefix of the files, or ``PREFIX.et``.
+        Prefix of the files, or ``PREFIX.et``.
     overwrite : bool
-        Whether files of these names may be replaced.
+        True to replace existing files.
 
     Returns
     -------
     tuple of Path
-        The files.
+        Paths of the files written.
 
     Raises
     ------

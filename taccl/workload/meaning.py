@@ -1,7 +1,8 @@
-"""What a step means: its operations carried out on arrays of numpy, on what every rank has of each tensor.
+"""Reference execution of a step: its operations on numpy arrays, on each rank's part of every tensor.
 
-A rank has a *piece* of a tensor: an array, and for each axis the places of the whole array that it holds.
-What an operation needs is found by those places; so slices and tiles need no code of their own.
+A rank has a *piece* of a tensor: an array, and for each axis the indices of the whole array that it holds.
+The operands of an operation are found by those indices, so slices and tiles need no separate code. *Places*
+are such indices, one sorted array per axis.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An array, and the places that it holds along each axis of the whole one."""
+    """An array, and its indices in the whole array along each axis."""
 
     array: Array
     places: Places
@@ -39,7 +40,7 @@ class Piece:
 def run_workload(
     workload: Workload, inputs: Mapping[str, Sequence[Any]] | None, *, seed: int
 ) -> dict[str, list[Array]]:
-    """What `Workload.run` returns; overlapped operations run tile by tile."""
+    """Run a step as `Workload.run` does; overlapped operations run tile by tile."""
     given = given_parts(workload, inputs, seed=seed)
     ranks = [RankTiles(workload, rank, given) for rank in range(workload.num_ranks)]
     for name, number in workload.tiles:
@@ -56,19 +57,19 @@ def run_workload(
 
 
 class RankTiles:
-    """What one rank has: inputs, what collectives bring (`made`), and tiles of both, made when asked for."""
+    """Tensors of one rank: inputs, results of collectives (`made`), and tiles computed on demand."""
 
     def __init__(self, workload: Workload, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         self.workload, self.rank = workload, rank
         self.made = {(name, 0): parts[rank] for name, parts in inputs.items()}
 
     def tensor(self, name: str) -> Piece:
-        """All that the rank has of a tensor."""
+        """The rank's piece of a tensor, joined from all tiles."""
         cut = self.workload.tiling(name)
         return join([self.tile(name, number) for number in range(cut.tiles)], cut.axis)
 
     def tile(self, name: str, number: int) -> Piece:
-        """A tile of what an operation makes."""
+        """The rank's piece of one tile of an operation's result."""
         if (name, number) not in self.made:
             operation = self.workload.operation[name]
             wanted = places(self.workload, name, self.rank, number)
@@ -77,7 +78,7 @@ class RankTiles:
         return self.made[name, number]
 
     def read(self, name: str, number: int) -> list[Piece]:
-        """What the rank has of each input of an operation for one tile of it."""
+        """The rank's piece of each input that one tile of an operation reads."""
         keys = self.workload.tiles[name, number]
         return [
             join([self.tile(*key) for key in keys if key[0] == source], self.workload.tiling(source).axis)
@@ -88,7 +89,10 @@ class RankTiles:
 def given_parts(
     workload: Workload, inputs: Mapping[str, Any] | None, *, seed: int = 0
 ) -> dict[str, list[Piece]]:
-    """What every rank is given of every input; `WorkloadError` if that is not what it should have."""
+    """{input: piece of each rank}; random if `inputs` is None.
+
+    Raises `WorkloadError` if an input is missing, or has a wrong shape or number of ranks.
+    """
     given = random_inputs(workload, seed=seed) if inputs is None else inputs
     found: dict[str, list[Piece]] = {}
     for tensor in workload.inputs:
@@ -109,12 +113,12 @@ def given_parts(
 
 @checked_as(WorkloadError)
 def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Array]]:
-    """Arrays of every rank for every input: normal, of partial tensors another one at each rank."""
+    """{input: array of each rank}, normally distributed; partial tensors differ from rank to rank."""
     source = np.random.default_rng(seed)
     found = {}
     for tensor in workload.inputs:
         count = workload.num_ranks if tensor.layout == "partial" else 1
-        # Whole arrays are drawn, so that they do not depend on whether they are sliced.
+        # Whole arrays are drawn, so values do not depend on slicing.
         drawn = [source.normal(size=tensor.shape).astype(dtype_of(tensor)) for _ in range(count)]
         if tensor.axis is not None:
             drawn = np.split(drawn[0], workload.num_ranks, axis=tensor.axis)
@@ -123,20 +127,20 @@ def random_inputs(workload: Workload, *, seed: Natural = 0) -> dict[str, list[Ar
 
 
 def places(workload: Workload, name: str, rank: int, tile: int | None = None) -> Places:
-    """What a rank has of a tensor, or of one tile of it."""
+    """Indices by axis that a rank holds of a tensor, or of one of its tiles."""
     tensor, cut = workload.tensors[name], workload.tiling(name)
     here = [np.arange(length) for length in tensor.shape]
     if tensor.axis is not None:
         here[tensor.axis] = np.split(here[tensor.axis], workload.num_ranks)[rank]
     if tile is not None and cut.overlap is not None:
-        # A tile has a part of each slice, if anything is sliced along its axis.
+        # If anything is sliced along the tile axis, a tile has a part of each slice.
         of_tile = np.arange(tensor.shape[cut.axis]).reshape(cut.ways, cut.tiles, -1)[:, tile]
         here[cut.axis] = np.intersect1d(here[cut.axis], of_tile)
     return tuple(here)
 
 
 def taken(part: Piece, wanted: Places) -> Array:
-    """The values at some places, which the part holds."""
+    """Values of a piece at some of the places that it holds."""
     array = part.array
     for axis, (held, want) in enumerate(zip(part.places, wanted, strict=True)):
         if len(held) != len(want) or not np.array_equal(held, want):
@@ -147,7 +151,7 @@ def taken(part: Piece, wanted: Places) -> Array:
 
 
 def join(parts: Sequence[Piece], axis: int) -> Piece:
-    """Parts that differ along one axis, as one; its places in order."""
+    """Join pieces along one axis, with their places in ascending order."""
     if len(parts) == 1:
         return parts[0]
     along = np.concatenate([part.places[axis] for part in parts])
@@ -158,19 +162,19 @@ def join(parts: Sequence[Piece], axis: int) -> Piece:
 
 
 def dtype_of(tensor: Tensor) -> str:
-    """The type of numpy's: it has no bfloat16, and float32 holds all values of that."""
+    """Numpy dtype of a tensor; bfloat16 becomes float32, which holds all of its values."""
     return "float32" if tensor.dtype == "bfloat16" else tensor.dtype
 
 
 def _whole(tensor: Tensor, parts: Sequence[Piece]) -> Piece:
-    """What ranks have together."""
+    """The whole tensor from the pieces of all ranks: their sum if partial, else joined slices."""
     if tensor.layout == "partial":
         return Piece(np.sum([part.array for part in parts], axis=0), parts[0].places)
     return parts[0] if tensor.axis is None else join(parts, tensor.axis)
 
 
 def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Places:
-    """The places in a collective's input of what is at some places of its result."""
+    """Places in a collective's input that correspond to places of its result."""
     tensor = workload.tensors[operation.name]
     if operation.kind != "send" or tensor.axis is None:
         return wanted
@@ -182,13 +186,18 @@ def sent_from(workload: Workload, operation: Operation, wanted: Places) -> Place
 def places_read(
     operation: Operation, out: Tensor, tensors: Sequence[Tensor], held: Sequence[Any], wanted: Any
 ) -> list[tuple[Any, ...]]:
-    """Where a rank reads each of some tensors, of which it holds places, for some places of the result."""
+    """Places that a rank reads of each operand, to compute some places of the result.
+
+    - `out`, `tensors`: The result and the operands.
+    - `held`: Places by operand that the rank holds.
+    - `wanted`: Places of the result.
+    """
     needs = []
     for at, here in enumerate(held):
         axes = operand_axes(operation, tensors, out, at)
         needs.append([here[i] if axis is None else wanted[axis] for i, axis in enumerate(axes)])
     if operation.kind == "matmul":
-        # Where one of the two is sliced along the axis that is summed over, so is what is read of the other.
+        # If one operand is sliced along the contracted axis, the same slice is read of the other.
         needs[0][-1] = needs[1][-2] = min(held[0][-1], held[1][-2], key=len)
     return [tuple(each) for each in needs]
 
@@ -196,14 +205,14 @@ def places_read(
 def _calculated(
     workload: Workload, operation: Operation, parts: Sequence[Piece], rank: int, wanted: Places
 ) -> Piece:
-    """What an operation that moves nothing makes at one rank at some places.
+    """The result of an operation other than a collective, at one rank and some places.
 
-    - `parts`: What the rank has of each tensor that is read.
+    - `parts`: The rank's piece of each operand.
     """
     out, tensors = workload.tensors[operation.name], workload.operands(operation)
     needs = places_read(operation, out, tensors, [part.places for part in parts], wanted)
     read = [taken(part, need) for part, need in zip(parts, needs, strict=True)]
-    if operation.kind == "compute":  # what is not read at the places of the result counts as one number
+    if operation.kind == "compute":  # operands that match no axis of the result enter by their mean
         apart = (set(operand_axes(operation, tensors, out, at)) == {None} for at in range(len(read)))
         read = [value.mean() if each else value for value, each in zip(read, apart, strict=True)]
     return Piece(np.asarray(_value(operation, out, read, rank, wanted), dtype=dtype_of(out)), wanted)
@@ -216,12 +225,12 @@ def _value(operation: Operation, out: Tensor, read: Sequence[Array], rank: int, 
         numbers = np.random.default_rng((operation.seed or 0, *seed)).random(out.shape)
         return numbers[np.ix_(*wanted)] if wanted else np.asarray(numbers)
 
-    if kind == "compute":  # it stands for some kernel: numbers of its own, and what it reads
+    if kind == "compute":  # a stand-in for an unknown kernel: random numbers plus the operands
         return sum(read, start=drawn(rank if out.layout == "partial" else 0))
     a = read[0]
     if kind == "layernorm":
         rows = (a - a.mean(axis=-1, keepdims=True)) / np.sqrt(a.var(axis=-1, keepdims=True) + 1e-5)
-        # A tile of columns takes whole rows.
+        # A tile of columns needs whole rows.
         return rows[..., wanted[-1]]
     if kind == "gelu":
         return a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))

@@ -1,13 +1,13 @@
-"""What a step is made of: tensors with layouts, operations, and the layout that each operation's result has.
+"""Tensors with layouts, operations, and layout inference for the result of each operation.
 
-Source of the layouts and of what follows from them: Jangda et al., "Breaking the Computation and
-Communication Abstraction Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
+Source of the layouts and their rules: Jangda et al., "Breaking the Computation and Communication Abstraction
+Barrier in Distributed Machine Learning Workloads" (CoCoNet), ASPLOS 2022.
 
-A tensor stands for one array. Where it is *replicated*, every rank has it; *sliced* along an axis, rank r has
-the r-th of equal pieces; *partial*, it is the sum of what ranks have. Collectives change layouts and no
-values (`send` moves slices along). Every other operation is given a layout only where the array that it
-stands for is then its function of the arrays that its inputs stand for; so an operation may be put before a
-collective wherever `infer` still finds a layout, and nowhere else.
+A tensor stands for one global array. If it is *replicated*, every rank has the whole array. If it is *sliced*
+along an axis, rank r has the r-th of equal slices. If it is *partial*, the array is the sum of the ranks'
+arrays. Collectives change layouts and keep values, except that `send` moves slices between ranks. Any other
+operation gets a layout only if its local results make up the operation applied to the global arrays. So an
+operation may move before a collective exactly where `infer` still finds a layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BINARY = ("add", "subtract", "multiply", "divide", "maximum")
 POINTWISE = UNARY + BINARY
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "alltoall", "send")
 KINDS = ("matmul", "compute", *POINTWISE, "layernorm", "norm", "sum_of_squares", *COLLECTIVES)
-#: Options that a kind takes, of which it needs those in capitals.
+#: {kind: its options}; those in capitals are required.
 _OPTIONS = {
     "reduce_scatter": ("AXIS",), "alltoall": ("AXIS",), "send": ("shift",), "scale": ("VALUE",),
     "offset": ("VALUE",), "dropout": ("VALUE", "seed"), "compute": ("shape", "dtype", "layout", "seed"),
@@ -42,7 +42,7 @@ _COSTS = ("cost_us", "flops", "memory_bytes")
 
 
 def refuse_first(where: str, *faults: tuple[object, str]) -> None:
-    """Raise `WorkloadError` for the first fault that there is: whether, and what is said of it."""
+    """Raise `WorkloadError` for the first true fault; each is (condition, message)."""
     for is_there, said in faults:
         if is_there:
             raise WorkloadError(said, where=where)
@@ -50,10 +50,10 @@ def refuse_first(where: str, *faults: tuple[object, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array that ranks have together.
+    """A distributed array.
 
-    - `shape`: Of the array that it stands for, not of one rank's piece.
-    - `dtype`: Of its elements.
+    - `shape`: Shape of the global array, not of one rank's part.
+    - `dtype`: Type of its elements, a key of `DTYPE_BYTES`.
     - `layout`: ``"replicated"``, ``"partial"``, or ``"sliced(AXIS)"``.
     """
 
@@ -64,27 +64,27 @@ class Tensor:
 
     @property
     def axis(self) -> int | None:
-        """The axis that it is sliced along, if it is."""
+        """The axis that it is sliced along; None if it is not sliced."""
         inner = self.layout.removeprefix("sliced(").removesuffix(")")
         is_axis = self.layout == f"sliced({inner})" and inner.isdecimal() and inner.isascii()
         return int(inner) if is_axis else None
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole array."""
+        """Size of the global array in bytes."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def local_shape(self, num_ranks: int) -> tuple[int, ...]:
-        """Of what one rank has of it."""
+        """Shape of one rank's part."""
         of_axis = enumerate(self.shape)
         return tuple(length // (num_ranks if axis == self.axis else 1) for axis, length in of_axis)
 
     def local_bytes(self, num_ranks: int) -> int:
-        """Of what one rank has of it."""
+        """Size of one rank's part in bytes."""
         return math.prod(self.local_shape(num_ranks)) * DTYPE_BYTES[self.dtype]
 
     def check(self, num_ranks: int) -> Tensor:
-        """Itself; `WorkloadError` unless shape, type and layout are some that ranks can have."""
+        """The tensor itself; raises `WorkloadError` if its shape, type or layout is invalid."""
         axis, shape, count = self.axis, self.shape, len(self.shape)
         is_known = axis is not None or self.layout in ("replicated", "partial")
         length = shape[axis] if axis is not None and axis < count else 0
@@ -108,30 +108,30 @@ class Tensor:
 @checked_as(WorkloadError)
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What makes a tensor of its own name.
+    """An operation, whose result is a tensor of the same name.
 
     Parameters
     ----------
     kind : str
         One of `KINDS`.
     axis : int, optional
-        What `reduce_scatter` and `alltoall` slice along.
+        Axis along which `reduce_scatter` and `alltoall` slice their result.
     value : float, optional
-        What `scale` multiplies by and `offset` adds; the share of elements that `dropout` sets to 0.
+        Factor of `scale`, summand of `offset`, or share of elements that `dropout` sets to 0.
     seed : int, optional
-        Chooses those, by the place of an element in the whole array; and the numbers that `compute` makes. By
-        default it follows from the name.
+        Seed of `dropout` and `compute`; by default it follows from the name. `dropout` chooses elements by
+        their index in the global array.
     shift : int
-        By how many ranks `send` moves slices on, round and round.
+        Number of ranks by which `send` moves slices on, cyclically.
     shape, dtype, layout
-        Of what `compute` makes, whose inner workings are not known.
+        Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
     cost_us : float, optional
-        How long all of it takes a rank; by default its FLOPs or its bytes at a machine's rates, whichever is
-        longer.
+        Time of the whole operation at one rank, in microseconds. By default the longer of its FLOPs and its
+        memory bytes at the machine's rates.
     flops, memory_bytes : float, optional
-        Of one rank, where they do not follow from the shapes.
+        Floating-point operations and bytes of memory traffic of one rank, instead of those from the shapes.
     fused : str
-        The collective into whose last step it is fused.
+        Name of the collective into whose last step the operation is fused; empty if none.
     """
 
     name: str
@@ -155,11 +155,11 @@ class Operation:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it moves data between ranks."""
+        """True if the operation moves data between ranks."""
         return self.kind in COLLECTIVES
 
     def check(self) -> Operation:
-        """Itself; `WorkloadError` unless it is of a kind that there is, with its options and costs."""
+        """The operation itself; raises `WorkloadError` if its kind, inputs, options or costs are invalid."""
         kind, count = self.kind, len(self.inputs)
         known_word(kind, KINDS, self.name, WorkloadError)
         takes = {"compute": count, "matmul": 2}.get(kind, 2 if kind in BINARY else 1)
@@ -187,7 +187,10 @@ class Operation:
 
 
 def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at: int) -> list[int | None]:
-    """For each axis of an input, that of the result whose places it is read at; None: it is read whole."""
+    """The axis of the result that each axis of an input corresponds to; None if the axis is read whole.
+
+    - `at`: Position of the input among the operation's inputs.
+    """
     shape, places, kind = inputs[at].shape, len(out.shape), operation.kind
     if kind == "matmul":
         if at == 0:
@@ -202,11 +205,11 @@ def operand_axes(operation: Operation, inputs: Sequence[Tensor], out: Tensor, at
 
 
 def infer(operation: Operation, inputs: Sequence[Tensor], num_ranks: int) -> Tensor:
-    """What an operation makes of tensors; `WorkloadError` says why it cannot.
+    """Infer the result of an operation with its layout; `WorkloadError` says why there is none.
 
-    - `operation`: Of any kind.
-    - `inputs`: In its order.
-    - `num_ranks`: Ranks that slices are of.
+    - `operation`: An operation of any kind.
+    - `inputs`: Its operands, in its order.
+    - `num_ranks`: Number of ranks, and so of slices.
     """
     operation.check()
     kind = operation.kind
@@ -249,7 +252,7 @@ def _shape(operation: Operation, inputs: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _of_compute(operation: Operation, inputs: Sequence[Tensor]) -> str:
-    """The layout that was given, unless ranks that do not talk to each other could not have it."""
+    """The stated layout of a `compute`; `WorkloadError` if it would need communication."""
     fits = {"partial": ("replicated", "sliced", "partial"), "replicated": ("replicated",)}
     for each in inputs:
         if not each.layout.startswith(fits.get(operation.layout, ("replicated", "sliced"))):
@@ -288,7 +291,7 @@ def _of_partial(operation: Operation, inputs: Sequence[Tensor]) -> str:
 
 
 def _of_slices(operation: Operation, inputs: Sequence[Tensor], out: Tensor) -> str:
-    """The layout of what is read at the same places, or summed over the places of one axis."""
+    """Layout of a result of sliced or replicated inputs; partial if it sums over a sliced axis."""
     found = set()
     for at, each in enumerate(inputs):
         if each.axis is not None:

@@ -1,7 +1,7 @@
-"""A scheduled step carried out: tiles computed on arrays, chunks moved by its sends, in the order of time.
+"""Replay of a scheduled step on arrays: tiles are computed and chunks are sent in time order.
 
-What a rank sends is what it has at that moment; so the result is that of the workload only if the schedule is
-right.
+A rank sends the data that it holds when the send starts. So the result equals the workload's only if the
+schedule is right.
 """
 
 from __future__ import annotations
@@ -32,21 +32,26 @@ if TYPE_CHECKING:
 def replay_step(
     step: Step, inputs: Mapping[str, Sequence[Any]] | None = None, *, seed: Natural = 0
 ) -> dict[str, list[Array]]:
-    """What every rank has of every output of a step when all its sends have come.
+    """Outputs of a step at every rank, computed by following its schedule.
 
     Parameters
     ----------
     step : Step
-        Verified.
+        A verified step.
     inputs : mapping of str to list of array, optional
-        What each rank has of each input; by default random numbers.
+        Array of each rank for each input; by default random numbers.
     seed : int
-        Of those.
+        Seed of the random inputs.
+
+    Returns
+    -------
+    dict of str to list of array
+        {output: array of each rank}.
 
     Raises
     ------
     WorkloadError
-        If a rank sends or reads what it does not have at that moment.
+        If a rank sends or reads a chunk before it has arrived.
     """
     given = given_parts(step.workload, inputs, seed=seed)
     ranks = [StepRank(step, rank, given) for rank in range(step.workload.num_ranks)]
@@ -64,7 +69,10 @@ def replay_step(
 
 
 def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
-    """The start and the end of every transfer, in the order of time; ends first."""
+    """Yield (number, True if it starts, transfer) for the start and end of every transfer, in time order.
+
+    Ends come before starts at the same time.
+    """
     transfers = list(step.schedule)
     ends = [(each.end_ticks, False, number) for number, each in enumerate(transfers)]
     starts = [(each.start_ticks, True, number) for number, each in enumerate(transfers)]
@@ -73,7 +81,7 @@ def moments(step: Step) -> Iterator[tuple[int, bool, Transfer]]:
 
 
 class StepRank(RankTiles):
-    """What one rank has, and the chunks that have come to it."""
+    """Tensors of one rank, and the chunks that have arrived there."""
 
     def __init__(self, step: Step, rank: int, inputs: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(step.workload, rank, inputs)
@@ -82,7 +90,7 @@ class StepRank(RankTiles):
         self.chunks: dict[int, Array] = {}
 
     def held(self, chunk: int) -> Array:
-        """A chunk as the rank has it now."""
+        """The rank's current values of a chunk, flattened; raises `WorkloadError` if it has none."""
         if chunk not in self.chunks:
             part = self.part_of[chunk]
             if self.rank not in self.ends[chunk].origins:
@@ -94,17 +102,17 @@ class StepRank(RankTiles):
         return self.chunks[chunk]
 
     def room(self, chunk: int) -> Array:
-        """An empty array for a chunk."""
+        """An uninitialized receive buffer for a chunk."""
         dtype = dtype_of(self.workload.tensors[self.part_of[chunk].operation])
         return np.empty(len(self._spots(chunk)), dtype=dtype)
 
     def receive(self, transfer: Transfer, data: Array) -> None:
-        """A chunk that comes is added to what is here, or takes its place."""
+        """Receive a chunk: add it to the rank's values if the transfer reduces, else replace them."""
         chunk = transfer.chunk
         self.chunks[chunk] = self.held(chunk) + data if transfer.reduce else data
 
     def tile(self, name: str, number: int) -> Piece:
-        """A tile of what an operation makes; of a collective as its chunks bring it."""
+        """The rank's piece of one tile of a result; a collective's is assembled from its chunks."""
         key = (name, number)
         if key not in self.made and self.workload.operation[name].is_collective:
             wanted, out = places(self.workload, name, self.rank, number), self.workload.tensors[name]
@@ -116,7 +124,7 @@ class StepRank(RankTiles):
         return super().tile(name, number)
 
     def _places(self, chunk: int) -> Places:
-        """Where the values of a chunk, and of those that are cut from the same, are in the result."""
+        """Places in the result of the tile part that a chunk is cut from."""
         part, workload, ranks = self.part_of[chunk], self.workload, self.workload.num_ranks
         operation, number = workload.operation[part.operation], chunk - part.first
         if operation.kind == "send":
@@ -127,13 +135,13 @@ class StepRank(RankTiles):
         return tuple(np.intersect1d(one, two) for one, two in zip(written, given, strict=True))
 
     def _cut(self, chunk: int, values: Array) -> Array:
-        """Those of a chunk, of the values at such places: its piece, and of an allreduce its root's part."""
+        """Cut a chunk out of the values at its `_places`: its piece, and for an allreduce a share of that."""
         part = self.part_of[chunk]
         is_sum = self.workload.operation[part.operation].kind == "allreduce"
         share, of = (chunk - part.first, part.count) if is_sum else (0, 1)
         return np.array_split(values.ravel(), part.pieces * of)[part.piece * of + share]
 
     def _spots(self, chunk: int) -> Array:
-        """Where they are in the whole result, flattened."""
+        """Indices of a chunk's values in the flattened global result."""
         axes, shape = self._places(chunk), self.workload.tensors[self.part_of[chunk].operation].shape
         return self._cut(chunk, np.ravel_multi_index(np.ix_(*axes), shape) if axes else np.array(0))

@@ -1,8 +1,8 @@
-"""One schedule for all that a step computes and sends.
+"""Joint schedule of a step's computation and communication.
 
-Tiles of computations hold the processor of their rank, sends what the topology says; both are started by one
-list scheduler (`taccl.schedule.listing`). Which sends a collective is made of is found for one tile of it,
-and repeated for the others, which follow each other as closely as resources let them.
+A computed tile holds the processor of its rank, and a send the resources of its link. One list scheduler
+(`taccl.schedule.listing`) starts both. The sends of a collective are chosen for one tile and repeated for the
+others, which follow as closely as resources permit.
 """
 
 from __future__ import annotations
@@ -40,35 +40,36 @@ def schedule_workload(
     order: Literal["together", "program", "in-sequence"] = "together",
     algorithm: str = "synthesized",
 ) -> Step:
-    """When every tile of a step is computed and every chunk is sent.
+    """Schedule the computation and communication of a step.
 
     Parameters
     ----------
     workload : Workload
-        Of as many ranks as the topology has.
+        The step, with as many ranks as the topology.
     topology : Topology
-        What data goes over, between processors that are alike.
+        The network between ranks, whose processors are all alike.
     rates : Rates, optional
-        Of the processors; by default those of the topology's machine.
+        Rates of the processors; by default those of the topology's machine.
     communication_share : float
-        The share of each processor, from 0 to below 1, that is set aside for communication: computations take
-        the rest, and so 1 / (1 - share) as long. In sequence nothing is set aside.
+        Share of each processor reserved for communication, at least 0 and below 1. Computation lasts
+        1 / (1 - share) times as long. Ignored for order ``"in-sequence"``.
     order : {"together", "program", "in-sequence"}
-        What goes first where two could: what the longest path to the end depends on; what comes first in the
-        program; or each operation only when the one before has ended everywhere.
+        Priority rule of the list scheduler. ``"program"``: program order. ``"together"``: the best of program
+        order and two rules by longest path to the end. ``"in-sequence"``: each operation starts after the one
+        before has ended at all ranks.
     algorithm : str
-        How collectives are sent: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``: rings, and
-        pairwise sends of an alltoall.
+        Algorithm of the collectives: ``"synthesized"``, a baseline such as ``"ring"``, or ``"stock"``. The
+        last is pairwise exchange for an alltoall and rings otherwise.
 
     Returns
     -------
     Step
-        With its bound, and its judge.
+        The scheduled step; it computes its own bound and verifies itself.
 
     Raises
     ------
     WorkloadError
-        If ranks differ in number, a cost is not known, or the share is none.
+        If the numbers of ranks differ, a cost is unknown, or the share is out of range.
 
     Examples
     --------
@@ -95,18 +96,18 @@ def schedule_workload(
 
 
 class _StepTasks:
-    """The tasks of a step, and which of them make each tile of each tensor."""
+    """Tasks of a step for the list scheduler, and the task whose end completes each tile."""
 
     def __init__(self, workload: Workload, costs: Mapping[str, Fraction], sends: Schedule) -> None:
         self.workload, self.problem = workload, sends.problem
         columns = {**sends.columns, "end": None, "contributions": None}
         self.precedence = Precedence(sends.problem, sends.problem, **columns, places=True, impose=True)
         self.tasks, self.per_us = Tasks.of_sends(self.precedence), sends.problem.costs.ticks_per_us
-        #: By operation, tile and rank: the task of which the end makes that tile there, and, of a collective,
-        #: the one of which the end makes what the rank gives to it.
+        #: {(operation, tile, rank): task}. The end of a task in `makes` completes the tile at that rank. For
+        #: a collective, the end of a task in `gives` completes the rank's contribution.
         self.makes: dict[tuple[str, int, int], int] = {}
         self.gives: dict[tuple[str, int, int], int] = {}
-        #: Of tasks: where their tile is in the program, and its number.
+        #: {task: (position of its tile in program order, number of the tile)}.
         self.place: dict[int, tuple[int, int]] = {}
         for position, (name, tile) in enumerate(workload.tiles):
             self._add_tile(position, name, tile, math.ceil(costs[name] * self.per_us))
@@ -125,13 +126,17 @@ class _StepTasks:
             self.place[task] = (position, tile)
 
     def _after(self, sources: Iterable[int], task: int) -> int:
-        """The task, once all of some have ended."""
+        """Make a task wait for the end of all sources; return the task."""
         for source in sources:
             self.tasks.after[source].append((task, self.tasks.duration[source]))
         return task
 
     def _tie_sends(self) -> None:
-        """What a rank sends of its own waits until that is ready; all is there once what comes has come."""
+        """Add the dependencies between sends and tiles.
+
+        A send waits until the sender's own contribution is ready. A reduction also waits, at its end, for the
+        receiver's contribution. The result is complete at a rank once its last receive has ended.
+        """
         after, order, links = self.tasks.after, self.precedence, self.problem.topology.links
         chunks, self.part_of = self.problem.collective.chunks, parts_by_chunk(self.workload)
         for transfer, send in enumerate(order.send):
@@ -148,7 +153,7 @@ class _StepTasks:
                     after[send].append((self.makes[*key, rank], ticks))
 
     def best_starts(self, order: str) -> list[int]:
-        """When tasks start: the best of what the rules of an order lead to."""
+        """Start tick of each task, from the priority rule of an order with the earliest finish."""
         if order == "in-sequence":
             self._in_sequence()
         count = len(self.tasks.duration)
@@ -164,7 +169,7 @@ class _StepTasks:
         )
 
     def _in_sequence(self) -> None:
-        """Each operation after the end of the one before, everywhere."""
+        """Make each operation wait for the end of the one before at all ranks."""
         mine: dict[int, list[int]] = defaultdict(list)
         for task, (position, _) in sorted(self.place.items()):
             mine[position].append(task)
@@ -175,15 +180,18 @@ class _StepTasks:
             before = [self._after(tasks, end)]
 
     def computed_tiles(self, start: list[int]) -> Iterator[ComputeTile]:
-        """All tiles that take time, but those of collectives."""
+        """Yield all computed tiles of nonzero duration."""
         for key, task in self.makes.items():
             if self.tasks.holds[task]:
                 begin, ticks = start[task], self.tasks.duration[task]
                 yield ComputeTile(*key, Fraction(begin, self.per_us), Fraction(begin + ticks, self.per_us))
 
     def sent(self, start: list[int]) -> Schedule:
-        """All sends; chunks are released as tiles are made, and due as tiles begin to read them."""
-        begins: dict[tuple[str, int, int], int] = {}  # by tile and rank: when it is first read
+        """Schedule of all sends, with release and due dates.
+
+        A chunk is released when its tile is ready at the origin, and due when the first tile reads it.
+        """
+        begins: dict[tuple[str, int, int], int] = {}  # {(operation, tile, rank): tick of its first read}
         for (name, tile, rank), task in self.makes.items():
             for each in self.workload.tiles[name, tile] if self.tasks.holds[task] else ():
                 begins[*each, rank] = min(begins.get((*each, rank), start[task]), start[task])

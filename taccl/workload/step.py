@@ -1,4 +1,4 @@
-"""Step: a workload with the time of every tile that is computed and of every send, and its judge."""
+"""Step: a workload with the times of all computed tiles and sends, and its verification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTile:
-    """One tile of an operation at one rank, whose processor it holds from start to end."""
+    """One tile of an operation at one rank; it occupies the rank's processor from start to end."""
 
     operation: str
     tile: int
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 
     @classmethod
     def of_all(cls, several: Iterable[Made]) -> Made:
-        """With what all of several are there."""
+        """Union of the requirements of several tiles."""
         return cls(*(frozenset[int]().union(*each) for each in zip(*several, strict=True)))
 
 
@@ -68,22 +68,23 @@ class StepVerification:
 
 @dataclass(frozen=True, repr=False)
 class Step:
-    """A workload with all its times.
+    """A scheduled workload.
 
     Parameters
     ----------
     workload : Workload
-        What runs.
+        The operations that run.
     topology : Topology
-        On what.
+        The network that they run on.
     tiles : tuple of ComputeTile
-        Of all operations that compute and take time.
+        Tiles of all computations of nonzero duration.
     schedule : Schedule
-        All sends, if there are any; its problem says when each chunk is released and due.
+        All sends (none if the workload has no collectives); its problem holds release and due dates of
+        chunks.
     rates : Rates, optional
-        Of the processors.
+        Rates of the processors.
     communication_share : float
-        The share of each processor that is set aside for communication while the step runs.
+        Share of each processor that is reserved for communication while the step runs.
     """
 
     workload: Workload
@@ -95,22 +96,22 @@ class Step:
 
     @cached_property
     def finish(self) -> Fraction:
-        """When all is done, in microseconds."""
+        """Time at which the last tile or send ends, in microseconds, exact."""
         return max(self.schedule.finish, max((each.end_us for each in self.tiles), default=Fraction(0)))
 
     @property
     def finish_us(self) -> float:
-        """When all is done, in microseconds."""
+        """Time at which the last tile or send ends, in microseconds."""
         return float(self.finish)
 
     @cached_property
     def parts(self) -> tuple[CollectivePart, ...]:
-        """The collective and tile of each chunk."""
+        """Parts of all collectives, with the chunks of each."""
         return parts_of(self.workload)
 
     @cached_property
     def problem(self) -> Problem:
-        """All transfers that the workload needs, without release and due dates."""
+        """Problem of all collectives of the workload, without release and due dates."""
         return problem_of(self.workload, self.topology, self.parts)
 
     @cached_property
@@ -158,12 +159,12 @@ class Step:
         return float(self.finish / self.bound - 1) if self.bound else 0.0
 
     def verify(self) -> StepVerification:
-        """Every rule that the step breaks, derived from the workload.
+        """Check the step against the workload, and report all violations.
 
-        The schedule's problem must be that of the workload's collectives: topology, chunks, bytes, and no
-        more merging. Only release and due dates, and further clauses, are the schedule's own. Sends are
-        judged by `taccl.verify`. Tiles take their time, one at a time at a rank. Each tile, and each chunk's
-        release, comes after all that it is made of.
+        The schedule's problem must match the workload's collectives in topology, chunks and bytes, and may
+        not permit more merging. Only release dates, due dates and further clauses are the schedule's own.
+        Sends are checked by `taccl.verify`. Each tile must last at least its cost, and a rank computes one
+        tile at a time. Each tile's start and each chunk's release must follow everything that they depend on.
         """
         return StepVerification(tuple(self._faults()))
 

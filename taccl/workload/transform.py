@@ -1,7 +1,7 @@
-"""Transformations of steps that keep what they mean, each refused where it would not.
+"""Transformations of steps that preserve their results; illegal ones raise `WorkloadError`.
 
-Whether one is legal follows from layouts: what it makes is inferred anew (`operations.infer`), and what the
-step is for must come out in the layouts that it had.
+Legality follows from layouts: they are inferred again after each transformation (`operations.infer`), and the
+outputs of the step must keep theirs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ if TYPE_CHECKING:
 
 @checked_as(WorkloadError)
 def split(workload: Workload, operation: str, *, axis: Natural | None = None) -> Workload:
-    """The step with an allreduce as reduce-scatter and allgather, or a norm as sum of squares and root.
+    """Split an allreduce into reduce-scatter and allgather, or a norm into sum of squares and square root.
 
     Parameters
     ----------
     workload : Workload
-        Where it is.
+        The step that contains the operation.
     operation : str
-        An allreduce, or a norm.
+        Name of an allreduce or a norm.
     axis : int, optional
-        Along which the allreduce is sliced between the two; by default the first that divides by the ranks.
+        Axis of the slices between reduce-scatter and allgather. By default the first axis whose length is a
+        multiple of the number of ranks.
 
     Raises
     ------
     WorkloadError
-        If it is another operation, or no axis divides.
+        If the operation is neither, or no axis divides by the number of ranks.
     """
     found = _free(workload, operation)
     if found.kind == "norm":
@@ -59,25 +60,24 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
 
 @checked_as(WorkloadError)
 def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
-    """The step with operations before the collective whose result they read, which then moves their result.
+    """Move operations before the collective whose result they read; it then moves their results.
 
-    Each reads it or one before it in the list; where nothing is named, all that can be moved is. The
-    collective is kept for others that read it, and left out if there are none. Other inputs that come out of
-    the same kind of collective are read before theirs, too. A sum of squares of slices is an allreduce of one
-    number.
+    Each operation reads the collective or an operation earlier in the list. If no operation is named, all
+    that can move do. The collective remains if other operations read it, and is removed otherwise. If an
+    operation also reads results of other collectives of the same kind, it is moved before those as well. A
+    sum of squares moved to slices is followed by an allreduce of one number.
 
     Parameters
     ----------
     workload : Workload
-        Where both are.
+        The step that contains them.
     collective, *operations : str
-        By the names of what they make, in the order in which they are to go.
+        Names of the collective and of the operations, in the order in which they are moved.
 
     Raises
     ------
     WorkloadError
-        If the operation does not read the collective, or would make something else of what is there before
-        it.
+        If an operation does not read the collective, or has another result on the collective's input.
     """
     if operations:
         behind = {collective}
@@ -140,24 +140,24 @@ def _reordered(workload: Workload, collective: str, operation: str) -> Workload:
 
 @checked_as(WorkloadError)
 def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
-    """The step with point-wise operations in the last step of a collective, which has the data in hand.
+    """Fuse point-wise operations into the last step of a collective, which has the data at hand.
 
-    They take no pass of their own over the collective's result; of other inputs they do.
+    Fused operations do not read the collective's result from memory; they do read their other inputs.
 
     Parameters
     ----------
     workload : Workload
-        Where all of them are.
+        The step that contains them.
     collective : str
-        Into which they are fused.
+        Name of the collective that they are fused into.
     *operations : str
-        Each reads the collective's result, or what is fused before it.
+        Names of the operations. Each reads the collective's result or an operation fused before it.
 
     Raises
     ------
     WorkloadError
-        If an operation is not point-wise, does not read the collective or what is fused into it, or reads
-        something that is not there before the collective begins.
+        If an operation is not point-wise, or reads neither the collective nor an operation fused into it.
+        Also if it reads a result that depends on the collective, or has another layout.
     """
     _of(workload, collective)
     for name in operations:
@@ -168,24 +168,24 @@ def fuse(workload: Workload, collective: str, *operations: str) -> Workload:
 
 @checked_as(WorkloadError)
 def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis: Natural = 0) -> Workload:
-    """The step with operations that run tile by tile, so that some compute while others communicate.
+    """Run operations tile by tile, so that some compute while others communicate.
 
     Parameters
     ----------
     workload : Workload
-        Where they are.
+        The step that contains them.
     operations : sequence of str
-        Each but the first reads what others of them make.
+        Names of the operations. Each but the first reads results of others among them.
     tiles : int
-        Into so many what the first makes is cut.
+        Number of tiles that the first operation's result is cut into.
     axis : int
-        Along which.
+        Axis of the first operation's result along which it is cut.
 
     Raises
     ------
     WorkloadError
-        If some tile needs more than the same tile of what it reads, tiles do not divide, or operations
-        outside are in between.
+        If a tile needs more of an operand than the tile of its own number, or the axis does not divide into
+        tiles. Also if an operation outside the overlap depends on one inside, and one inside on it.
     """
     for name in operations:
         _of(workload, name)
@@ -199,18 +199,19 @@ def overlap(workload: Workload, operations: Sequence[str], *, tiles: Count, axis
 
 @checked_as(WorkloadError)
 def slice_state(workload: Workload, *state: str) -> Workload:
-    """The step with state of which every rank keeps its slice, and nobody all of it.
+    """Slice state, so that each rank keeps only its slice.
 
-    What replaces the state must be made of slices already, and gathered last: `reorder` gets it there.
+    The tensor that replaces the state must be the result of an allgather that no operation reads; `reorder`
+    moves the allgather there.
 
     Raises
     ------
     WorkloadError
-        If it is no state, if its successor is not gathered or somebody reads all of it, or if something else
-        that the step is for would change its layout.
+        If a name is no state, or its replacement is not gathered, or an operation reads the gathered tensor.
+        Also if another output of the step would change its layout.
     """
     successor, inputs = dict(workload.state), {each.name for each in workload.inputs}
-    slices: dict[str, str] = {}  # by the name of an allgather: that of the slices that it gathers
+    slices: dict[str, str] = {}  # {allgather: tensor of the slices that it gathers}
     layout: dict[str, str] = {}
     for name in state:
         if name not in successor:
@@ -254,7 +255,7 @@ def _of(workload: Workload, name: str) -> Operation:
 
 
 def _free(workload: Workload, name: str) -> Operation:
-    """An operation that is not yet overlapped or fused, nor anything fused into it."""
+    """The named operation; `WorkloadError` if it is overlapped, fused, or has operations fused into it."""
     found = _of(workload, name)
     if workload.tiling(name).overlap is not None:
         raise WorkloadError("overlaps with others already; do this first, and overlap last", where=name)
@@ -269,7 +270,13 @@ def _fresh(workload: Workload, name: str) -> str:
 
 
 def _mover(name: str, made: Tensor, layout: str, moved: Operation) -> Operation:
-    """The collective that leads from what is made to the layout that it should have."""
+    """The collective that converts a tensor to a layout.
+
+    - `name`: Name of the collective.
+    - `made`: The tensor to convert.
+    - `layout`: The layout to reach.
+    - `moved`: The collective that an operation was moved before.
+    """
     if moved.kind == "send":
         return replace(moved, name=name)
     if made.layout == "partial" and layout == "replicated":
@@ -284,19 +291,22 @@ def _mover(name: str, made: Tensor, layout: str, moved: Operation) -> Operation:
 
 
 def _asked(workload: Workload) -> tuple[str, ...]:
-    """What is returned, named: what nobody reads may change otherwise."""
+    """Names of the returned tensors, made explicit.
+
+    Otherwise they are the results without readers, which a transformation may change.
+    """
     new = {name for _, name in workload.state}
     return workload.returned or tuple(name for name in workload.outputs if name not in new)
 
 
 def _with(workload: Workload, instead: Mapping[str, Sequence[Operation]]) -> Workload:
-    """The step with operations in place of some."""
+    """The step with each named operation replaced by a sequence of operations."""
     operations = tuple(new for each in workload.operations for new in instead.get(each.name, (each,)))
     return _same(workload, replace(workload, operations=operations, returned=_asked(workload)))
 
 
 def _same(workload: Workload, result: Workload, but: Collection[str] = ()) -> Workload:
-    """The result, if what the step is for, and what kernels that nobody knows read, is laid out as before."""
+    """The result itself; `WorkloadError` if an output or an operand of a `compute` changed its layout."""
     read = {name for each in result.operations if each.kind == "compute" for name in each.inputs}
     for name in sorted({*workload.outputs, *read} - {*but}):
         before, after = workload.tensors.get(name), result.tensors[name]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Operations that run tile by tile: each tile goes through all of them, beside its neighbours.
+    """Operations that run tile by tile: each tile passes through all of them, pipelined with other tiles.
 
-    Tiles are cut along `axis` of what the first of them makes, which is followed through the others.
+    Tiles are cut along `axis` of the first operation's result, and along the matching axis of the others.
     """
 
     operations: tuple[str, ...]
@@ -33,9 +33,10 @@ class Overlap:
 
 
 class Tiling(NamedTuple):
-    """How what an operation makes is cut: into how many tiles, along which axis, for which overlap.
+    """Cut of an operation's result into `tiles` along `axis`, for an overlap.
 
-    Each tile falls into `ways` stretches along the axis: one, or one a slice where that is the slices' axis.
+    Each tile consists of `ways` contiguous index ranges along the axis: one per rank if a tensor of the
+    overlap is sliced along that axis, else one.
     """
 
     tiles: int
@@ -47,32 +48,34 @@ class Tiling(NamedTuple):
 @checked_as(WorkloadError)
 @dataclass(frozen=True, repr=False)
 class Workload:
-    """The operations of a step, that all ranks run in the same order, each on what it has of every tensor.
+    """The operations of a step, which all ranks run in the same order, each on its part of every tensor.
 
-    It begins with a name and a number of ranks; `input`, `then`, `returning` and `updating` each return one
-    with more in it.
+    Start with a name and a number of ranks; `input`, `then`, `returning` and `updating` each return a larger
+    workload.
 
     Parameters
     ----------
     name : str
-        For people.
+        Name shown to the user.
     num_ranks : int
-        Ranks that run it.
+        Number of ranks that run it.
     inputs : tuple of Tensor
-        What is there when the step begins.
+        Tensors available when the step begins.
     operations : tuple of Operation
-        Each reads inputs, and what operations before it make.
+        Operations; each reads inputs and results of earlier operations.
     returned : tuple of str
-        What the step is for; where nothing is named and no state kept, what nobody reads.
+        Names of the tensors that the step returns. If none are named and there is no state, those that no
+        operation reads.
     state : tuple of (str, str)
-        Inputs that are kept from step to step, each with the tensor that it is replaced by.
+        Inputs kept from step to step, each with the name of the tensor that replaces it.
     overlaps : tuple of Overlap
-        What runs tile by tile.
+        Operations that run tile by tile.
 
     Raises
     ------
     WorkloadError
-        If an operation reads what is not there, or what its ranks have of it is not enough.
+        If an operation reads an unknown tensor, or no layout of its result follows from those of its
+        operands.
 
     Examples
     --------
@@ -116,10 +119,10 @@ class Workload:
         for each in self.operations:
             if each.fused:
                 self._check_fused(each)
-        _ = self._tilings, self.tiles  # which refuse what does not divide, or would wait for itself
+        _ = self._tilings, self.tiles  # these raise if tiles do not divide, or would wait for themselves
 
     def _check_fused(self, operation: Operation) -> None:
-        """Raise `WorkloadError` unless the last step of a collective has in hand what an operation reads."""
+        """Raise `WorkloadError` unless a fused operation can run in the last step of its collective."""
         into = operation.fused
         if into not in self.operation or not self.operation[into].is_collective:
             raise WorkloadError("is no collective; name the one that others are fused into", where=into)
@@ -138,7 +141,7 @@ class Workload:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, with its layout."""
+        """{name: tensor} of all inputs and results, with inferred layouts."""
         made: dict[str, Tensor] = {}
         every: tuple[Tensor | Operation, ...] = (*self.inputs, *self.operations)
         for each in every:
@@ -157,7 +160,7 @@ class Workload:
         return made
 
     def _absent(self, operation: Operation, name: str, made: Mapping[str, Tensor]) -> WorkloadError:
-        """Why something cannot be read: nothing makes it, or what does comes later, or needs its reader."""
+        """Error for an operand whose producer is missing, comes later, or depends on the reader."""
         if name not in self.operation:
             said = f"reads {quoted(name)}, which nothing makes{did_you_mean(name, list(made))}"
             return WorkloadError(f"{said}; make it an input, or correct the name", where=operation.name)
@@ -168,7 +171,7 @@ class Workload:
         return WorkloadError(said, where=operation.name)
 
     def needed(self, name: str) -> set[str]:
-        """The names of all operations that one needs, directly or not."""
+        """Names of all operations that one depends on, directly or not."""
         found, pending = set[str](), [name]
         while pending:
             more = self.operation.keys() & set(self.operation[pending.pop()].inputs) - found
@@ -178,26 +181,29 @@ class Workload:
 
     @cached_property
     def operation(self) -> dict[str, Operation]:
-        """Every operation by the name of what it makes."""
+        """{name: operation}."""
         return {each.name: each for each in self.operations}
 
     @cached_property
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """The operations that read each tensor, in order."""
+        """{tensor: names of the operations that read it, in program order}."""
         return {
             name: tuple(each.name for each in self.operations if name in each.inputs) for name in self.tensors
         }
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """What the step is for: what is returned, and what replaces its state."""
+        """Names of the outputs: returned tensors and replacements of state.
+
+        If there are none, the results that no operation reads.
+        """
         new = [name for _, name in self.state]
         unread = (each.name for each in self.operations if not self.readers[each.name])
         return tuple(dict.fromkeys((*self.returned, *new))) or tuple(unread)
 
     @cached_property
     def state_bytes(self) -> int:
-        """What one rank keeps from step to step."""
+        """Bytes of state that one rank keeps from step to step."""
         return sum(self.tensors[old].local_bytes(self.num_ranks) for old, _ in self.state)
 
     def operands(self, operation: Operation) -> list[Tensor]:
@@ -205,15 +211,15 @@ class Workload:
         return [self.tensors[name] for name in operation.inputs]
 
     def tiling(self, name: str) -> Tiling:
-        """How what an operation makes is cut; anything that does not overlap is whole."""
+        """Tiling of an operation's result; one tile if it does not overlap."""
         return self._tilings.get(name, Tiling(1, 0, 1, None))
 
     @cached_property
     def _tilings(self) -> dict[str, Tiling]:
-        """How operations that overlap are cut.
+        """{operation: tiling} of operations that overlap.
 
-        Raises `WorkloadError` if a tile of one of them needs more than that tile of those before it, or tiles
-        do not divide.
+        Raises `WorkloadError` if a tile needs more of an operand than the tile of its own number, or the axis
+        does not divide into tiles.
         """
         found = {}
         for each in self.overlaps:
@@ -229,7 +235,7 @@ class Workload:
         return found
 
     def _tile_axes(self, overlap: Overlap) -> tuple[dict[str, int], int]:
-        """The axis along which tiles of each operation of an overlap are cut, and into how many stretches."""
+        """{operation of an overlap: axis of its tiles}, and the number of index ranges per tile (`ways`)."""
         axes: dict[str, int] = {}
         ways = 1
         for operation in (each for each in self.operations if each.name in overlap.operations):
@@ -251,7 +257,7 @@ class Workload:
                  f"{axis} of shape {shape}; expected 1 or more along an axis that it has"),
             )  # fmt: skip
             axes[operation.name] = axis
-            # Whether what it makes is sliced along its tiles' axis, or what it reads for that.
+            # Axes of the result along which an operand is sliced.
             sliced = {
                 to[each.axis] for each, to in zip(tensors, to_axes, strict=True) if each.axis is not None
             }
@@ -260,13 +266,14 @@ class Workload:
 
     @cached_property
     def tiles(self) -> dict[tuple[str, int], tuple[tuple[str, int], ...]]:
-        """Every tile, by operation and number, and those that it reads, which come first.
+        """{(operation, number of a tile): tiles that it reads}, with producers before consumers.
 
-        Overlaps go tile by tile. Raises `WorkloadError` if one needs something that needs a part of it.
+        Overlaps are ordered tile by tile. Raises `WorkloadError` if an overlap depends on an operation
+        outside that depends on the overlap itself.
         """
         import networkx as nx
 
-        unit = {name: place for place, name in enumerate(self.operation)}  # what overlaps is one
+        unit = {name: place for place, name in enumerate(self.operation)}  # an overlap is one unit
         for overlap in self.overlaps:
             first = min((unit[name] for name in overlap.operations), default=0)
             unit |= dict.fromkeys(overlap.operations, first)
@@ -294,7 +301,7 @@ class Workload:
         }
 
     def _reads(self, operation: str, tile: int) -> Iterator[tuple[str, int]]:
-        """The tiles that a tile of an operation needs: in its overlap those of its number, else all."""
+        """Yield the tiles that a tile reads: of operands in its overlap the same number, else all tiles."""
         overlap = self.tiling(operation).overlap
         for name in dict.fromkeys(self.operation[operation].inputs):
             cut = self.tiling(name)
@@ -305,31 +312,33 @@ class Workload:
     def input(
         self, name: str, shape: Sequence[int], *, dtype: str = "float32", layout: str = "replicated"
     ) -> Workload:
-        """The step with one more tensor that is there when it begins.
+        """The step with one more input tensor.
 
         Parameters
         ----------
         name : str
-            For operations to read it by.
+            Name by which operations read it.
         shape : sequence of int
-            Of the whole array.
+            Shape of the global array.
         dtype, layout : str
-            As in `Tensor`.
+            Element type and layout, as in `Tensor`.
         """
         return replace(self, inputs=(*self.inputs, Tensor(name, tuple(shape), dtype, layout)))
 
     @checked_as(WorkloadError)
     def then(self, name: str, kind: str, *inputs: str, **options: Any) -> Workload:
-        """The step with one more operation, which makes a tensor of its name.
+        """The step with one more operation, whose result is a tensor of the same name.
 
         Parameters
         ----------
-        name, kind : str
-            Of what it makes, and one of ``taccl.workload.operations.KINDS``.
+        name : str
+            Name of the operation and of its result.
+        kind : str
+            One of ``taccl.workload.operations.KINDS``.
         *inputs : str
-            Tensors that are there.
+            Names of inputs and earlier results that it reads.
         **options
-            What the kind takes, and its cost; as in `taccl.workload.operations.Operation`.
+            Options and costs of the kind, as in `taccl.workload.operations.Operation`.
         """
         try:
             made = Operation(name, kind, inputs, **options)
@@ -344,26 +353,26 @@ class Workload:
 
     @checked_as(WorkloadError)
     def returning(self, *names: str) -> Workload:
-        """The step with what it is for."""
+        """The step with the names of the tensors that it returns."""
         return replace(self, returned=names)
 
     @checked_as(WorkloadError)
     def updating(self, **state: str) -> Workload:
-        """The step with state: inputs by name, each with the name of what replaces it."""
+        """The step with more state; a keyword is an input, its value the tensor that replaces it."""
         return replace(self, state=(*self.state, *state.items()))
 
     @checked_as(WorkloadError)
     def run(
         self, inputs: Mapping[str, Any] | None = None, *, seed: Natural = 0
     ) -> dict[str, list[NDArray[Any]]]:
-        """What every rank has of every tensor when the step has run: for each name a list of arrays, by rank.
+        """Run the step on arrays; return {tensor: array of each rank}, for all tensors.
 
         Parameters
         ----------
         inputs : mapping of str to list of array, optional
-            What each rank has of each input; by default random numbers.
+            Array of each rank for each input; by default random numbers.
         seed : int
-            Of those.
+            Seed of the random inputs.
 
         Raises
         ------
