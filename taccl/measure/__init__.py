@@ -1,1 +1,1 @@
-"""Machines as they are measured: logs of benchmarks, and a cost model fitted to them."""
+"""Measured machines: benchmark logs, and a cost model fitted to them."""

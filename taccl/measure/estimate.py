@@ -1,4 +1,4 @@
-"""Parameters that explain several series at once, and which of them the data determine."""
+"""Joint estimate of a machine's parameters from several series, and which of them the data determine."""
 
 from __future__ import annotations
 
@@ -12,44 +12,53 @@ from numpy.typing import NDArray
 from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, times_us
 from taccl.measure.ranges import NOISE, lines, reassigned
 
-#: A parameter is determined where the data shrink its prior's spread to this part of it.
+#: Max ratio of posterior to prior spread at which a parameter counts as determined by the data.
 _DETERMINED = 0.5
-#: What giving a parameter up may cost, as half a sum of squares: one more parameter, by Akaike.
+#: Max increase of the cost (half a sum of squares) when a parameter is fixed at its prior: 1 by Akaike's
+#: criterion.
 _CONTRADICTED = 1.0
-#: Latencies show where times grow so much slower than sizes (as a power of them).
+#: Max exponent of the growth of times with sizes at which latencies are visible.
 _FLAT = 0.5
-#: A library takes the protocol that it believes to be the fastest: what is taken is slower by this at most,
-#: give or take (our choice).
+#: Relative scale of the penalty if the observed protocol is slower than the fastest one. A library chooses
+#: the protocol that it predicts to be the fastest. Own choice.
 _CHOICE = 0.1
 _MAX_ROUNDS = 4
 _LEAST_SHARE = 1e-4
-#: Of a logarithm, to see how residuals grow.
+#: Step in the logarithm of a parameter for finite differences of residuals.
 _STEP = 1e-7
 
-#: The protocol of each size of each series.
+#: Protocol index of each size, one array per series.
 Protocols: TypeAlias = Sequence[NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A series as arrays: sizes ascending, times, and what they ask of a machine."""
+    """A series as arrays: ascending sizes, times, and the cost terms of its collective."""
 
     terms: CostTerms
     size_bytes: NDArray[np.float64]
     times_us: NDArray[np.float64]
 
     def predicted_us(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Times by protocol and size, (..., 3, sizes), by logarithms of parameters."""
+        """Predicted times, (..., 3 protocols, sizes), for logarithms of parameters, (..., parameters)."""
         return times_us(self.terms, self.size_bytes, logs)
 
     def part(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Observed:
-        """Some of the sizes."""
+        """The series at some of its sizes.
+
+        - `keep`: Mask or indices of the sizes.
+        """
         return Observed(self.terms, self.size_bytes[keep], self.times_us[keep])
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Logarithms of the parameters, which of them are free, and the protocol of each size of each series."""
+    """Estimated parameters.
+
+    - `logs`, (parameters,): Logarithms of the parameters.
+    - `free`, (parameters,): True for parameters that the data determine; the others are at their priors.
+    - `protocols`: Protocol index of each size, one array per series.
+    """
 
     logs: NDArray[np.float64]
     free: NDArray[np.bool_]
@@ -58,7 +67,10 @@ class Estimate:
     def predicted_like_us(
         self, index: int, seen: Observed, size_bytes: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Times under the protocol of the sizes of a series next to each; of two, under the faster."""
+        """Predicted times at new sizes of a series, under the protocols of the nearest sizes below and above.
+
+        If the two protocols differ, the faster one applies.
+        """
         found = times_us(seen.terms, size_bytes, self.logs)
         last, every = len(seen.size_bytes) - 1, np.arange(len(size_bytes))
         below = np.searchsorted(seen.size_bytes, size_bytes, side="right") - 1
@@ -68,7 +80,7 @@ class Estimate:
 
 
 def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estimate:
-    """The likeliest parameters of all series; those that the data do not determine are at their priors."""
+    """Maximum a posteriori estimate from all series; undetermined parameters are fixed at their priors."""
     task = _task(observed, priors)
     protocols = tuple(map(_first_protocols, observed))
     free = np.ones(len(priors), bool)
@@ -96,7 +108,7 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
         without[worst] = task.means[worst]
         without = task.solve(protocols, fewer, without)
         if task.cost(protocols, without) > task.cost(protocols, logs) + _CONTRADICTED:
-            needed[worst] = True  # others cannot make up for it: the data contradict its prior
+            needed[worst] = True  # the data contradict its prior: other parameters cannot compensate
         else:
             free, logs = fewer, without
     return Estimate(logs, free, protocols)
@@ -105,7 +117,7 @@ def estimate(observed: Sequence[Observed], priors: Sequence[Parameter]) -> Estim
 def refit(
     observed: Sequence[Observed], priors: Sequence[Parameter], found: Estimate, protocols: Protocols
 ) -> NDArray[np.float64]:
-    """The logarithms of the same free parameters, by other times under known protocols."""
+    """Refit the free parameters of an estimate to other data under known protocols; return logarithms."""
     return _task(observed, priors).solve(protocols, found.free, found.logs)
 
 
@@ -118,12 +130,12 @@ def _first_protocols(each: Observed) -> NDArray[np.int64]:
         return np.full(len(each.size_bytes), 2)
     found = lines(each.size_bytes, each.times_us)
     if (found == 2).all() and shows_latency(each) and each.times_us[-1] < 2 * each.times_us[0]:
-        return np.zeros(len(found), np.int64)  # nothing but small messages
+        return np.zeros(len(found), np.int64)  # small messages only: ll
     return found
 
 
 def shows_latency(each: Observed) -> bool:
-    """Whether the smallest sizes take times that do not grow with them."""
+    """True if times at the smallest sizes grow so slowly with size that they show latency."""
     if each.terms.streams or len(each.size_bytes) < 2:
         return False
     last = min(2, len(each.size_bytes) - 1)
@@ -132,7 +144,7 @@ def shows_latency(each: Observed) -> bool:
 
 
 def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
-    """The priors, and either bandwidth as the largest sizes say: one of them limits."""
+    """Yield starting points: the priors, then each bandwidth in turn scaled to the largest sizes."""
     yield task.means
     slowest = max(
         float(np.log(each.times_us[-1] / times_us(each.terms, each.size_bytes[-1:], task.means)[2, 0]))
@@ -146,7 +158,7 @@ def _starts(task: _Fitting) -> Iterable[NDArray[np.float64]]:
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """What is fitted: series, and the normal priors of the logarithms of the parameters."""
+    """Fitting problem: series, and normal priors of the parameters' logarithms (means and spreads)."""
 
     observed: Sequence[Observed]
     means: NDArray[np.float64]
@@ -155,7 +167,11 @@ class _Fitting:
     def residuals(
         self, protocols: Protocols, logs: NDArray[np.float64], *, smoothed: bool = True
     ) -> NDArray[np.float64]:
-        """(..., num) relative errors and how much faster another protocol were, softened; ways to priors."""
+        """Residuals, (..., num): prediction errors, protocol penalties, and distances to the priors.
+
+        A protocol penalty grows with the lead of the fastest observed protocol over the assigned one. If
+        `smoothed`, errors and penalties are transformed so that half their square is the pseudo-Huber loss.
+        """
         errors = []
         for each, chosen in zip(self.observed, protocols, strict=True):
             found = each.predicted_us(logs)
@@ -170,19 +186,19 @@ class _Fitting:
     def slopes(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64], *, smoothed: bool
     ) -> NDArray[np.float64]:
-        """(free parameters, residuals) by how much each residual grows with each parameter."""
+        """Jacobian, (free parameters, residuals): derivative of each residual by each free logarithm."""
         moved = np.vstack([logs, logs + _STEP * np.eye(len(logs))[free]])
         found = self.residuals(protocols, moved, smoothed=smoothed)
         return np.asarray((found[1:] - found[0]) / _STEP)
 
     def cost(self, protocols: Protocols, logs: NDArray[np.float64]) -> float:
-        """Half the sum of squares."""
+        """Half the sum of squared residuals."""
         return float((self.residuals(protocols, logs) ** 2).sum()) / 2
 
     def solve(
         self, protocols: Protocols, free: NDArray[np.bool_], start: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The likeliest parameters, of which those that are not free stay as they are."""
+        """Logarithms of the parameters at least cost; those that are not free keep their start values."""
         from scipy.optimize import least_squares
 
         if not free.any():
@@ -207,7 +223,7 @@ class _Fitting:
     def remaining(
         self, protocols: Protocols, free: NDArray[np.bool_], logs: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Of each free parameter, what part of its prior's spread the data leave; 0 of the others."""
+        """Ratio of posterior to prior spread of each free parameter; 0 for the others."""
         left = np.zeros(len(logs))
         if free.any():
             jacobian = self.slopes(protocols, free, logs, smoothed=False)

@@ -1,4 +1,4 @@
-"""`fit`: a cost model of a machine from logs of benchmarks, and how well it agrees with them."""
+"""`fit`: a cost model of a machine fitted to benchmark logs, with errors and intervals."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_
 from taccl.measure.series import Series
 from taccl.units import format_count
 
-#: A median error beyond this says that the model is not of this machine.
+#: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15
 _FOLDS = 10
-#: Most ranks whose number bandwidths of two decimals determine; above, all nodes are assumed alike.
+#: Max ranks whose exact number follows from bandwidths with two decimals. A larger number is rounded to equal
+#: nodes.
 _COUNTABLE = 64
 _RESAMPLES = 100
 _INTERVAL = (5, 95)
@@ -30,7 +31,7 @@ _INTERVAL = (5, 95)
 
 @dataclass(frozen=True, slots=True)
 class FittedParameter:
-    """A parameter with its interval of 90 %, and where the value comes from: the logs, or its prior."""
+    """A parameter with its 90 % interval and the source of its value: the logs or its prior."""
 
     name: str
     value: float
@@ -43,7 +44,7 @@ class FittedParameter:
 
 @dataclass(frozen=True, slots=True)
 class FittedSeries:
-    """A series, what the model says of each size, and the protocol there (0 ll, 1 ll128, 2 simple)."""
+    """A series with predicted time and protocol at each size (0 ll, 1 ll128, 2 simple)."""
 
     series: Series
     predicted_us: tuple[float, ...]
@@ -52,18 +53,25 @@ class FittedSeries:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Parameters of a machine that logs determine, beside those that stay at their priors.
+    """Fitted parameters of a machine; parameters that the logs do not determine keep their priors.
 
     Parameters
     ----------
     machine : str
-        The machine model whose priors were taken.
-    errors, left_out_errors : tuple of float
-        Relative errors of all sizes; and of each tenth of the sizes under a fit to the others.
+        Machine model whose constants are the priors.
+    parameters : tuple of FittedParameter
+        All parameters, in the order of `PARAMETERS`.
+    series : tuple of FittedSeries
+        Measured series with predictions.
+    errors : tuple of float
+        Relative errors at all sizes, as fractions.
+    left_out_errors : tuple of float
+        Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others.
+        Empty if a series has fewer than 3 sizes.
     rows_left_out : tuple of str
-        File and line of each row that disagrees with itself, and why.
+        File and line of each row whose time and bandwidth contradict each other, with the reason.
     protocols : tuple of int
-        Those that were taken, and simple; all, where no log goes down to sizes that tell.
+        Protocols that the logs show, and simple. All three if no log has sizes small enough to show latency.
     notes : tuple of str
         Differences between the logs and the machine: other GPUs, CPUs, unequal nodes, impossible rates.
     """
@@ -79,17 +87,17 @@ class Fit:
 
     @property
     def median_error(self) -> float:
-        """The median of the relative errors."""
+        """Median of the relative errors, as a fraction."""
         return float(np.median(self.errors))
 
     @property
     def left_out_median_error(self) -> float | None:
-        """The same of sizes left out; None where there are too few to leave any out."""
+        """Median relative error in cross-validation; None if there are too few sizes for that."""
         return float(np.median(self.left_out_errors)) if self.left_out_errors else None
 
     @property
     def complaint(self) -> str:
-        """Why the fit is not to be used unless accepted; empty where it is."""
+        """Reason not to use the fit unless the user accepts it; empty if the fit is good."""
         if self.median_error <= WORST_MEDIAN:
             return ""
         return (
@@ -99,16 +107,16 @@ class Fit:
 
     @checked
     def predict_us(self, collective: str, num_ranks: Count, num_nodes: Count, size_bytes: Bytes) -> float:
-        """The time of a collective, under the fastest of the protocols that were taken.
+        """Predicted time of a collective in us, under the fastest protocol among `protocols`.
 
         Parameters
         ----------
         collective : str
-            Its name.
+            Name of the collective.
         num_ranks, num_nodes : int
-            Where it runs.
+            Numbers of ranks and of equal nodes that it runs on.
         size_bytes : int
-            The larger of a rank's input and output.
+            The larger of a rank's input and output, in bytes.
         """
         asked = Series(collective, num_ranks, num_nodes, (size_bytes,), (1.0,), "asked")
         logs = np.log([each.value for each in self.parameters])
@@ -116,7 +124,12 @@ class Fit:
         return float(np.min(times_us(terms, np.array([float(size_bytes)]), logs)[list(self.protocols)]))
 
     def to_toml(self, *, accept: bool = False) -> str:
-        """A profile of the machine, which works wherever a profile's name does.
+        """Profile of the machine in TOML; a file of it works wherever a profile's name does.
+
+        Parameters
+        ----------
+        accept : bool
+            True to accept a poor fit.
 
         Raises
         ------
@@ -133,7 +146,7 @@ class Fit:
         return profile_toml(self, f"taccl fit of {sources}: median error {self.median_error:.1%}{told}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Errors as fractions, parameters with intervals and sources, and the series, as plain values."""
+        """The fit as plain values: errors as fractions, parameters with intervals and sources, and series."""
         return {
             "machine": self.machine,
             "median_error": self.median_error,
@@ -159,30 +172,36 @@ def fit(
     logs: Sequence[str], topology: str, *, nodes: Count | None = None, collective: str | None = None,
     in_place: bool = False, seed: Natural = 0,
 ) -> Fit:  # fmt: skip
-    """The cost model of a machine that explains logs of benchmarks best.
+    """Fit the cost model of a machine to benchmark logs.
 
     Parameters
     ----------
     logs : sequence of str
-        Files of nccl-tests, rccl-tests, perftest, OSU micro-benchmarks, or ``taccl run --json``, all of one
-        machine.
+        Paths of logs of nccl-tests, rccl-tests, perftest, OSU micro-benchmarks, or ``taccl run --json``, all
+        measured on one machine.
     topology : str
-        A machine model, whose constants are priors: ``"dgx-h100"``.
+        Name of a machine model, such as ``"dgx-h100"``; its constants are the priors.
     nodes : int, optional
-        Most nodes that the machine may have, where a log does not state the number of ranks.
+        Max number of nodes. If a log does not state its number of ranks, it is taken to have this many full
+        nodes; by default one.
     collective : str, optional
-        What was measured, where a log does not say.
+        Collective that was measured, for logs that do not state it.
     in_place : bool
-        Which of the times of nccl-tests and rccl-tests; default: those out of place.
+        True for the in-place times of nccl-tests and rccl-tests, False for the out-of-place times.
     seed : int
-        Of the resampling that intervals come from.
+        Seed of the resampling for the intervals.
+
+    Returns
+    -------
+    Fit
+        Parameters with intervals, errors, and notes on differences between logs and machine.
 
     Raises
     ------
     FormatError
-        If a file has nothing to read, a time is not above 0, or logs are of different machines.
+        If a file has no usable row, a time is not above 0, or the logs are of different machines.
     InputError
-        If the topology is no machine model, or a log has more ranks than it.
+        If the topology is no machine model, or a log has more ranks or nodes than expected.
     """
     if not logs:
         raise InputError("found no log; give at least one file", where="logs")
@@ -229,13 +248,16 @@ def fit(
 
 
 def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
-    """The series with its ranks and nodes, which a log may leave unsaid; many ranks fill whole nodes."""
+    """The series with its numbers of ranks and nodes, assumed if the log does not state them.
+
+    Above `_COUNTABLE` ranks the number is rounded to equal nodes.
+    """
     n = each.num_ranks or ranks_per_node * (nodes or 1)
     if each.collective not in COLLECTIVES or n < 2:
         known = f"one of {', '.join(COLLECTIVES)}, on two ranks or more"
         raise FormatError(f"found {each.collective!r} on {n} ranks; expected {known}", where=each.source)
     m = each.num_nodes or -(-n // ranks_per_node)
-    if ranks_per_node > _COUNTABLE:  # racks, of whose trays a log lists each as a host
+    if ranks_per_node > _COUNTABLE:  # a node is a rack, and a log lists each of its trays as a host
         m = -(-n // ranks_per_node)
     if n > _COUNTABLE:
         n = m * round(n / m)
@@ -248,7 +270,7 @@ def _placed(each: Series, ranks_per_node: int, nodes: int | None) -> Series:
 
 
 def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list[float]:
-    """Errors at each tenth of the sizes, under a fit to the other sizes that knows nothing of them."""
+    """Relative errors in 10-fold cross-validation: at each tenth of the sizes, under a fit to the others."""
     if min(len(each.size_bytes) for each in observed) < 3:
         return []
     errors: list[float] = []
@@ -268,7 +290,7 @@ def _left_out(observed: Sequence[Observed], before: Sequence[Parameter]) -> list
 def _parameters(
     observed: Sequence[Observed], before: Sequence[Parameter], found: Estimate, source: str, seed: int
 ) -> tuple[FittedParameter, ...]:
-    """Each parameter with its interval: over resampled rows, or of its prior where it is not determined."""
+    """Each parameter with its interval: from bootstrap resampling, or from its prior if undetermined."""
     random = np.random.default_rng(seed)
     samples = []
     for _ in range(_RESAMPLES):

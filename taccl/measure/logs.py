@@ -1,8 +1,8 @@
-"""Logs of benchmarks as people paste them: nccl-tests, rccl-tests, perftest, OSU, and reports of `taccl run`.
+"""Read benchmark logs as users paste them: nccl-tests, rccl-tests, perftest, OSU, and reports of `taccl run`.
 
 A file may hold several runs, with other text between them. Rows match the pattern of nccl-tests, which needs
-no header, or follow a header that names size and time or bandwidth. The number of ranks follows from busbw /
-algbw, the number of nodes from the list of devices, where a table does not state them.
+no header, or follow a header that names size and time or bandwidth. If the number of ranks is not stated, it
+follows from busbw / algbw. The number of nodes follows from the list of devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
 from taccl.names import first_of, shown
 from taccl.reading import read_text, reads
 
-#: Common words count where the name of a test is sure to be meant.
+#: Text that must follow a common word, such as "reduce", for it to count as the name of a test.
 _SURE = r"(?=_perf|[^#]*latency test)"
 _MENTIONS = {
     name: re.compile(rf"(?<![a-z])(?:{form})", re.IGNORECASE)
@@ -42,26 +42,33 @@ _SUMS = ("allreduce", "reduce", "reduce-scatter")
 #: Beginning of a run of nccl-tests, or of its table.
 _BEGINS = re.compile(r"nThread\b|Using devices|Collective test starting|\bsize\s+count\s+(?:type|time)\b")
 _DEVICE = re.compile(r"\bRank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s*(.*)")
-#: The title of a test of bandwidth, and whether it adds up both directions; that of one of OSU's,
-#: or of perftest's of latency.
+#: Title of a bandwidth test, with a group that matches if it adds up both directions. Then the title of an
+#: OSU benchmark or of a perftest latency test.
 _BANDWIDTH_TEST = re.compile(r"(bi-?directional\s+)?(?:BW|Bandwidth)\s+Test", re.IGNORECASE)
 _OSU = re.compile(r"#\s*OSU\s|^\s*(?:RDMA_\w+|Send)\s+Latency Test", re.IGNORECASE)
-#: Lines that say that buffers were in host memory.
+#: {note: pattern of lines that show that buffers were in host memory}.
 _HOST_MEMORY = {
     "measured in host memory (OSU without CUDA or ROCm)": re.compile(r"^#\s*OSU MPI [A-Z]", re.MULTILINE),
     "measured by gloo, which runs on CPUs": re.compile(r"\bgloo\b", re.IGNORECASE),
 }
-#: Below such an algbw (GB/s) its two decimals do not tell the number of ranks.
+#: Min algbw in GB/s whose two decimals are precise enough for the ratio of busbw to algbw.
 _TELLING_ALGBW = 1.0
 #: Relative difference below which bus bandwidth counts as algorithm bandwidth.
 _FACTOR_OFF = 0.01
-#: A stream of messages has come to its bandwidth from such a part of the greatest on.
+#: Min share of the greatest bandwidth at which a stream of messages counts as bandwidth-bound.
 _PLATEAU = 0.95
 
 
 @dataclass
 class _LogRun:
-    """Facts about one run while its lines are read; `streams` if it states bandwidths only."""
+    """Content of one run while its lines are read.
+
+    - `line`: Number of its first row's line.
+    - `names`: Collectives named above its rows, in order.
+    - `hosts`: {rank: host}.
+    - `streams`: True if it states bandwidths only.
+    - `is_osu`: True for OSU benchmarks and perftest's latency tests.
+    """
 
     line: int
     names: list[str] = field(default_factory=list)
@@ -73,20 +80,20 @@ class _LogRun:
 
 @reads("log of a benchmark", *LOGS)
 def read_log(path: str | os.PathLike[str], *, collective: str | None = None, in_place: bool = False) -> Log:
-    """The measurements in a file.
+    """Read the measurements in a file.
 
     - `path`: A text file, or JSON as ``taccl run --json`` prints it.
-    - `collective`: The collective measured, where the file does not name it.
+    - `collective`: The collective measured, if the file does not name it.
     - `in_place`: True for the in-place times of nccl-tests and rccl-tests.
 
-    Raises `FormatError` if there is nothing to read in it, a time is not above 0, or nothing tells which
-    collective it is.
+    Raises `FormatError` if it has no usable row, a time is not above 0, or the collective cannot be
+    identified.
     """
     return log_of_text(read_text(path), os.fspath(path), collective=collective, in_place=in_place)
 
 
 def log_of_text(text: str, where: str, *, collective: str | None = None, in_place: bool = False) -> Log:
-    """The measurements in a text, which messages say is from `where`; the rest is as in `read_log`."""
+    """Read the measurements in a text; messages name `where` as its source, the rest is as in `read_log`."""
     text = unquoted(text)
     lines = [plain(line) for line in text.splitlines()]
     left_out: list[str] = []
@@ -107,8 +114,8 @@ def log_of_text(text: str, where: str, *, collective: str | None = None, in_plac
 
 
 def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
-    """Runs whose hosts have different numbers of ranks, each kind once."""
-    # Lines of a list are easily cut off.
+    """Notes on runs whose hosts have different numbers of ranks, each distinct case once."""
+    # Only complete lists count: pasted lists often lack lines.
     whole = [run.hosts for run in runs if len(run.hosts) == max(run.hosts, default=-1) + 1]
     counts = dict.fromkeys(tuple(Counter(hosts.values()).items()) for hosts in whole)
     for hosts in counts:
@@ -118,11 +125,11 @@ def _uneven(runs: Iterable[_LogRun]) -> Iterable[str]:
 
 
 def _runs(lines: list[str], where: str, left_out: list[str], *, in_place: bool) -> list[_LogRun]:
-    """The runs in a file, each with its rows."""
+    """The runs in a file, each with its rows; rows that contradict themselves go to `left_out`."""
     run, runs = _LogRun(0), []
     names: list[str] = []
     hosts: dict[int, str] = {}
-    fresh = True  # whether a list of devices would be of a new run
+    fresh = True  # True if the next device line begins the list of a new run
     columns: Columns | None = None
     directions, is_osu = 1, False
     for number, line in enumerate(lines, 1):
@@ -176,13 +183,13 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
         return Series(POINT_TO_POINT, 2, 2, sizes, times, source, streams=True)
     name = given or _collective(run, where)
     listed = max(run.hosts, default=-1) + 1
-    # 2 (n - 1) / n of an allreduce, (n - 1) / n; where it is neither, it says nothing of ranks.
+    # busbw / algbw is 2 (n - 1) / n for an allreduce, (n - 1) / n for others; else it does not determine n.
     factor = _factor(rows[-8:]) / (2 if name == "allreduce" else 1)
     telling = 0.4 < factor < 0.9999 and name not in ("broadcast", "reduce")
     num_ranks = round(1 / (1 - factor)) if telling else 0
-    if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10:  # of many, busbw tells about how many
+    if not num_ranks or abs(num_ranks - listed) <= num_ranks // 10:  # busbw is imprecise for many ranks
         num_ranks = listed or num_ranks
-    complete = num_ranks and len(run.hosts) >= num_ranks - 1  # the first line of a list is easily cut off
+    complete = num_ranks and len(run.hosts) >= num_ranks - 1  # pasted lists often lack the first line
     num_nodes = len(set(run.hosts.values())) if complete else 0
     counted: Counted = "busbw" if any(row.is_bus for row in run.rows) else ""
     if run.is_osu:
@@ -192,11 +199,11 @@ def _of_run(run: _LogRun, where: str, given: str | None) -> Series:
 
 
 def _collective(run: _LogRun, where: str) -> str:
-    """The collective that was named last and that the columns can be of, or the only one of those."""
+    """The last collective named that fits the columns, or else the only one that fits them."""
     stem = os.path.basename(where)
     named = [*(each for each, form in _MENTIONS.items() if form.search(stem)), *run.names]
     possible = [each for each in _MENTIONS if _may_be(each, run.rows)]
-    # sendrecv_perf prints a reduction, though it has none.
+    # sendrecv_perf prints a reduction operator although it does not reduce.
     known = {*possible, POINT_TO_POINT} if abs(_factor(run.rows) - 1) < _FACTOR_OFF else possible
     found = [each for each in named if each in known] or (possible if len(possible) == 1 else [])
     if found:
@@ -207,7 +214,7 @@ def _collective(run: _LogRun, where: str) -> str:
 
 
 def _may_be(name: str, rows: list[Row]) -> bool:
-    """True if the columns fit a collective: it reduces or not, and has its own ratio of busbw to algbw."""
+    """True if the columns fit a collective in their reduction operator and their ratio of busbw to algbw."""
     if rows[0].reduces not in (None, name in _SUMS):
         return False
     factor = _factor(rows)
@@ -221,13 +228,13 @@ def _may_be(name: str, rows: list[Row]) -> bool:
 
 
 def _factor(rows: list[Row]) -> float:
-    """Bus bandwidth over algorithm bandwidth; 0 where no row tells."""
+    """Median ratio of busbw to algbw; 0 if no row has an algbw of `_TELLING_ALGBW` or more."""
     telling = [row.busbw / row.algbw for row in rows if row.algbw >= _TELLING_ALGBW]
     return median(telling) if telling else 0.0
 
 
 def _reports(text: str) -> Iterable[dict[str, Any]]:
-    """Reports of ``taccl run --json``: a file that is one JSON object, or has one on each line."""
+    """Yield reports of ``taccl run --json``: the whole text as one JSON object, or one per line."""
     for part in (text, *text.splitlines()):
         if part.lstrip().startswith("{"):
             try:
@@ -257,7 +264,7 @@ def _of_reports(reports: list[dict[str, Any]], where: str) -> list[Series]:
 
 
 def joined(series: Iterable[Series]) -> Iterable[Series]:
-    """Runs of one kind as one series, with the median of each size."""
+    """Merge runs of the same collective, ranks and nodes into one series, with the median time per size."""
     kinds: dict[Series, list[Series]] = defaultdict(list)
     for each in series:
         kinds[replace(each, size_bytes=(), times_us=(), source="")].append(each)

@@ -10,7 +10,7 @@ from taccl.topology.topology import Topology
 
 
 class Machine(NamedTuple):
-    """A machine model as a fit needs it; GB/s are those of data sheets, one way.
+    """Figures of a machine model for a fit; rates in GB/s from data sheets, per direction.
 
     - `node_gb_per_s`: Rate at which a rank can send inside its node, over all of its links.
     - `network_gb_per_s`: Rate at which a NIC can send; 0 for a single node.
@@ -24,7 +24,7 @@ class Machine(NamedTuple):
 
 
 def find_machine(name: str) -> Machine:
-    """The facts of a machine model; `InputError` names the known ones."""
+    """Figures of a machine model by name; raises `InputError` with the known names."""
     from taccl.topology.registry import machine_names, parse
 
     known = machine_names()
@@ -39,7 +39,7 @@ def find_machine(name: str) -> Machine:
 
 
 def machine_of(topology: Topology) -> Machine:
-    """The same facts of any topology, as rank 0 sees them; its nodes are taken to be alike."""
+    """Figures of any topology, as seen from rank 0; all nodes are assumed alike."""
     ours = topology.links_from[0]
     inside = [e for e in ours if not topology.is_internode(e) and len(topology.links[e].dsts) == 1]
     across = [e for e in ours if topology.is_internode(e)]

@@ -16,13 +16,15 @@ _GPUS = {
     "h200": ("H200",), "b200": ("B200",), "gb200-nvl72": ("GB200",), "mi300x": ("MI300X",),
     "mi355x": ("MI355X",),
 }  # fmt: skip
-#: The model in the name of a GPU: H100, GB300, MI300X, L40S.
+#: Model in the name of a GPU: H100, GB300, MI300X, L40S.
 _MODEL = re.compile(r"\b(MI\d{2,3}[A-Z]?|[A-Z]{1,2}\d{1,3}[A-Z]?)\b")
-#: A collective of GPUs takes at least about 4 us, of which the launch of a kernel is the larger part.
+#: Min credible time of a collective on GPUs in us. It lasts at least about 4 us, mostly for the kernel
+#: launch.
 _LEAST_US = 3.0
-#: Fitted rates over those of the data sheet. Where switches add, ranks send half as much.
+#: Min and max credible ratio of a fitted rate to the data sheet's. With in-network reduction, ranks send half
+#: as much.
 _LEAST_RATE, _MOST_RATE = 0.2, 2.0
-#: Networks of one machine model differ more.
+#: Min credible ratio for the network, as networks of one machine model differ more.
 _LEAST_NETWORK_RATE = 0.05
 
 
@@ -32,9 +34,9 @@ def mismatches(
     machine: Machine,
     fitted: Iterable[tuple[str, float, float]],
 ) -> tuple[str, ...]:
-    """Sentences on what logs say that the machine does not have; empty where they agree.
+    """Differences between the logs and the machine, one sentence each; empty if they agree.
 
-    - `fitted`: Name, value and data sheet's value of each rate that the logs determine, in GB/s.
+    - `fitted`: Name, fitted value and data sheet value in GB/s of each rate that the logs determine.
     """
     own = [f"{log.path}: {note}" for log in logs for note in log.notes]
     found = (
@@ -48,7 +50,7 @@ def mismatches(
 
 
 def _of_ranks(logs: Sequence[Log], series: Sequence[Series]) -> Iterable[str]:
-    """Assumed numbers of ranks, where a log does not say its own."""
+    """Notes on assumed numbers of ranks, for logs that do not state theirs."""
     assumed = {each.source: each for each in series}
     for log in logs:
         for each in log.series:

@@ -1,10 +1,11 @@
-"""The cost model that is fitted: what a collective of a stock library takes, by protocol.
+"""Cost model for fits: time of a collective of a stock library, by protocol p.
 
     time = launch + scale_p * (base_p + node * hops * hop_p + network * network hops * network hop_p)
            + bytes / (bandwidth * share_p)
 
-Hops and bytes are those of rings or of trees (in a node along its ring), whichever is faster; the rest are
-parameters. It is the model by which NCCL chooses.
+Hops and bytes are those of a ring or a tree, whichever is faster; a tree passes through a node along a chain.
+The latencies base_p, hop_p and network hop_p are from NCCL's tables. The parameters to fit are launch,
+scale_p, node, network, bandwidth and share_p. NCCL chooses algorithm and protocol by a model of this form.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "reduce"
 
 
 class Parameter(NamedTuple):
-    """What is fitted: its logarithm has a normal prior about that of `value`."""
+    """A parameter to fit; its logarithm has a normal prior with mean log(`value`) and deviation `spread`."""
 
     name: str
     value: float
@@ -36,8 +37,8 @@ PARAMETERS = (*LATENCIES, "node_gb_per_s", "network_gb_per_s", "ll_share", "ll12
 
 
 def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> tuple[Parameter, ...]:
-    """Every parameter as it is before anything was measured, in the order of `PARAMETERS`."""
-    # Networks differ far more than NVLinks; a share of bandwidth is hard to tell from a switch of algorithm.
+    """Priors of all parameters, in the order of `PARAMETERS`."""
+    # Networks vary far more than NVLinks. Data hardly separate a bandwidth share from a change of algorithm.
     rows = [
         ("launch_us", LAUNCH_US, 0.8, "us", LAUNCH),
         ("node_latency", 1.0, 0.7, "times", SOURCE),
@@ -51,12 +52,12 @@ def priors(node_gb_per_s: float, network_gb_per_s: float, rates_source: str) -> 
 
 
 class Way(NamedTuple):
-    """What an algorithm asks of a machine.
+    """Hops and volumes of one algorithm.
 
     - `algorithm`: ``"ring"``, ``"tree"`` or ``"pairwise"``.
-    - `node_hops`, `network_hops`: One after the other, in nodes and between them.
-    - `node_volume`, `network_volume`: Of every byte, how much a rank sends inside its node, and to other
-      nodes; more where the bandwidth is not come to.
+    - `node_hops`, `network_hops`: Numbers of successive hops within nodes and between nodes.
+    - `node_volume`, `network_volume`: Bytes that a rank sends inside its node and to other nodes, per byte of
+      the collective's size. For trees they include a factor for the bandwidth that trees do not reach.
     """
 
     algorithm: str
@@ -66,7 +67,7 @@ class Way(NamedTuple):
     network_volume: float
 
     def tabled_us(self, protocol: Protocol) -> tuple[float, float, float]:
-        """By NCCL's tables: the begin of a collective, and its hops in nodes and between them."""
+        """Latencies in us from NCCL's tables: base, all hops within nodes, all hops between nodes."""
         if self.algorithm == "tree":
             hops = protocol.tree_base_us, protocol.tree_hop_us, protocol.tree_network_us
         else:
@@ -75,11 +76,11 @@ class Way(NamedTuple):
 
 
 class CostTerms(NamedTuple):
-    """What a collective asks of a machine.
+    """Latency and bandwidth terms of a collective, for each algorithm (`ways`).
 
-    - `tabled_us`, (3, ways, 3): The begin, and the hops in nodes and between them; by way and protocol.
-    - `volumes`, (2, ways): Of every byte, how much a rank sends inside its node, and how much a NIC sends.
-    - `streams`: Whether only the bandwidth tells.
+    - `tabled_us`, (3, ways, 3 protocols): Base latency, hops within nodes, and hops between nodes.
+    - `volumes`, (2, ways): Bytes sent by a rank inside its node, and by a NIC, per byte of size.
+    - `streams`: True if times depend on bandwidth only.
     """
 
     tabled_us: NDArray[np.float64]
@@ -88,7 +89,7 @@ class CostTerms(NamedTuple):
 
 
 def terms_of(series: Series, ranks_per_nic: int) -> CostTerms:
-    """What a series asks of a machine whose NICs serve so many ranks each."""
+    """Cost terms of a series on a machine whose NICs serve `ranks_per_nic` ranks each."""
     sharing = min(max(series.num_ranks // series.num_nodes, 1), ranks_per_nic)
     found = ways(series.collective, series.num_ranks, series.num_nodes)
     tabled = np.array([[way.tabled_us(protocol) for protocol in PROTOCOLS] for way in found])
@@ -97,10 +98,10 @@ def terms_of(series: Series, ranks_per_nic: int) -> CostTerms:
 
 
 def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
-    """The algorithms by which a library may do a collective on ranks in equal nodes.
+    """Algorithms that a library may use for a collective on ranks in equal nodes.
 
-    There is a ring for each rank of a node, so that of what a rank sends one part in as many leaves the node;
-    hops between nodes are as many as a chunk makes that goes round (NCCL counts two for each node but one).
+    There is one ring per rank of a node, so 1 / g of a rank's sends leave a node of g ranks. Hops between
+    nodes are those of a chunk on its way round the ring (NCCL's model counts two for each node but one).
     """
     n, m, g = num_ranks, num_nodes, max(num_ranks // num_nodes, 1)
     inside, leaves = ((g - 1) / g, 1 / g) if m > 1 else (1.0, 0.0)
@@ -125,7 +126,10 @@ def ways(collective: str, num_ranks: int, num_nodes: int) -> tuple[Way, ...]:
 def times_us(
     terms: CostTerms, size_bytes: NDArray[np.float64], logs: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Times by protocol and size, (..., 3, sizes), by logarithms of parameters; the faster algorithm's."""
+    """Times in us, (..., 3 protocols, sizes), under the faster algorithm.
+
+    - `logs`, (..., parameters): Logarithms of the parameters, in the order of `PARAMETERS`.
+    """
     values = np.exp(logs)
     launch, node, network, in_node, across = np.moveaxis(values[..., [0, 1, 2, 6, 7], None], -2, 0)
     scales = values[..., None, 3:6]

@@ -1,4 +1,4 @@
-"""What was fitted as a profile of the machine, in TOML."""
+"""Profile of a machine in TOML, from a fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def profile_toml(fit: Fit, name: str) -> str:
-    """The profile that a fit makes of the machine's data sheets; `name` says which fit it is."""
+    """Profile in TOML: the machine's nominal profile with fitted constants.
+
+    - `name`: Source line of the profile, which identifies the fit.
+    """
     machine = find_machine(fit.machine)
     found = {each.name: each for each in fit.parameters}
     constants = {}
@@ -55,7 +58,7 @@ def _protocol(protocol: Protocol, found: dict[str, FittedParameter]) -> dict[str
 
 
 def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
-    """The runs of sizes at which a protocol was taken."""
+    """Yield the size range of each protocol that the library used in a series."""
     series = found.series
     for index, protocol in enumerate(PROTOCOLS):
         taken = [size for size, each in zip(series.size_bytes, found.protocols, strict=True) if each == index]
@@ -67,7 +70,10 @@ def _ranges(found: FittedSeries) -> Iterator[dict[str, Any]]:
 
 
 def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bool = False) -> dict[str, Any]:
-    """A product of parameters, or a factor over one, with an interval as of independent ones."""
+    """Factor times the product of parameters, with an interval for independent parameters.
+
+    - `inverse`: True for the factor divided by the product.
+    """
     product = prod(each.value for each in of)
     value = factor / product if inverse else factor * product
     below = sum(log(each.value / each.low) ** 2 for each in of)
@@ -81,5 +87,5 @@ def _measured(of: Sequence[FittedParameter], factor: float = 1.0, *, inverse: bo
 
 
 def _number(value: float, *, is_beta: bool = False) -> float:
-    """Six digits of a number; of a beta so many that grids of ticks hold it."""
+    """A number rounded to 6 significant digits; a beta to 3 decimals, which tick grids can represent."""
     return round(value, 3) or value if is_beta else float(f"{value:.6g}")

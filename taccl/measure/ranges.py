@@ -1,4 +1,4 @@
-"""Which protocol a library took at which sizes, read off the times."""
+"""Size ranges of a library's protocols, inferred from the times."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Relative errors up to this are noise (our choice); beyond, they count by their size and not its square.
+#: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
-#: What a further line must explain, in units of noise.
+#: Penalty of a further line, in units of `robust`.
 _PRICE = 3.0
 _ROUNDS = 5
-#: Fewer sizes than this are no range: a line explains any two of them, however far off they are.
+#: Min sizes per range: any two points fit a line.
 _LEAST = 3
 
 
 def robust(relative: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What an error costs, in units of noise: half its square if it is small, its size if it is large."""
+    """Pseudo-Huber loss of relative errors in units of `NOISE`: quadratic if small, linear if large."""
     return np.sqrt(1 + (relative / NOISE) ** 2) - 1
 
 
 def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Of each size, the index of its protocol (0 ll, 1 ll128, 2 simple), sizes ascending.
+    """Protocol index of each size (0 ll, 1 ll128, 2 simple); sizes ascend.
 
-    Times are cut into at most three ranges, each a line of latency and bandwidth, as few as explain them. One
-    range is simple; two are ll and simple.
+    The sizes are cut into at most three ranges, each fitted by a line of latency and bandwidth. A further
+    range must reduce the cost by `_PRICE`. One range is simple; two are ll and simple.
     """
     n = len(size_bytes)
     cost = _costs_of_lines(size_bytes, times_us)
@@ -37,14 +37,15 @@ def lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDA
 
 
 def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What errors of the best line cost from each size up to before each; 0 where there is no size.
+    """Costs, (n + 1, n + 1), of the best line through the sizes from row to column - 1; 0 for no size.
 
-    Neither term of a line is below 0: least squares reweighted, so that large errors count by their size.
+    Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
+    loss. Ranges of fewer than `_LEAST` sizes cost infinity.
     """
     from scipy.optimize import nnls
 
     n = len(size_bytes)
-    # Sizes over times that differ by many powers of ten: each scaled by its largest.
+    # Columns differ by many powers of ten, so each is scaled by its maximum.
     rows = np.stack([1 / times_us, size_bytes / times_us], axis=1)
     rows /= rows.max(axis=0)
     costs = np.zeros((n + 1, n + 1))
@@ -59,7 +60,10 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
 
 
 def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The protocol of each size, in their order, under which predictions, (3, sizes), come closest."""
+    """Protocol index of each size with the best agreement of predictions, (3, sizes), and times.
+
+    Protocols keep their order over ascending sizes, and a range has at least `_LEAST` sizes.
+    """
     costs = robust(np.log(predicted_us / times_us))
     n = costs.shape[1]
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum(costs, axis=1)], axis=1)
@@ -71,6 +75,9 @@ def reassigned(predicted_us: NDArray[np.float64], times_us: NDArray[np.float64])
 
 
 def _cut_at(totals: NDArray[np.float64], n: int) -> NDArray[np.int64]:
-    """The protocol of each of `n` sizes: cut twice, of all cuts where the total is least."""
+    """Protocol index of each of `n` sizes, for the pair of cuts with the least total.
+
+    - `totals`: Cost of each pair of cuts, in the order of `np.triu_indices(n + 1)`.
+    """
     cuts = np.transpose(np.triu_indices(n + 1))[np.argmin(totals)]
     return np.searchsorted(cuts, np.arange(n), side="right")

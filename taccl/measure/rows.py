@@ -1,4 +1,4 @@
-"""One line of a log as a row: by the pattern of nccl-tests, or by the columns that a header names."""
+"""Parse one line of a log as a row, by the pattern of nccl-tests or the columns of a header."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from taccl.errors import FormatError
 
 _NUMBER = r"[-+]?(?:\d{1,18}\.?\d{0,18}|\.\d{1,18})(?:[eE][-+]?\d{1,2})?"
 _SIZE = r"\d{1,18}(?:\.\d{1,6})?(?:\s?[KMGT]?i?B)?|\d{1,18}[KMGT]"
-#: Colours and cursor movements of terminals.
+#: Terminal escape sequences for colours and cursor movements.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Characters that pages, lists and quotes put between cells.
 _BETWEEN = str.maketrans("\u00a0|\"',;", "      ")
@@ -30,21 +30,21 @@ _KINDS = (
     ("time", re.compile(r"\btime|latency|\bt_typical", re.IGNORECASE)),
 )  # fmt: skip
 _UNIT = re.compile(r"\b([nuµμm]?s(?:ec)?|(?:[GMK]i?|)[Bb](?:ps|/s(?:ec)?))(?![\w/])")
-#: Microseconds, and GB/s; perftest, which writes ``/sec``, means powers of two by MB.
+#: {unit: microseconds} and {unit: GB/s}. perftest, which writes ``/sec``, means MiB by MB (see `_unit`).
 _US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _GB_PER_S = {"GB": 1.0, "Gb": 1 / 8, "MB": 1e-3, "Mb": 1e-3 / 8, "GiB": 2**30 / 1e9, "MiB": 2**20 / 1e9}
 _PREFIXES = " KMGT"
-#: Tolerance of algbw: a relative part, and half a digit as printed.
+#: Tolerance of algbw: relative, plus half of the last printed digit in GB/s.
 _TOLERANCE, _HALF_DIGIT = 0.02, 0.0051
 
 
 class Row(NamedTuple):
     """One line of a log: the figures for one size.
 
-    - `algbw`, `busbw`: In GB/s; 0 where it is not said.
-    - `agrees`: Whether time and algbw do.
-    - `reduces`: Whether a reduction is named; None where there is no such column.
-    - `is_bus`: Whether the time is that of `busbw`, for want of another.
+    - `algbw`, `busbw`: Bandwidths in GB/s; 0 if not stated.
+    - `agrees`: True if time and algbw agree.
+    - `reduces`: True if a reduction operator is named; None if there is no such column.
+    - `is_bus`: True if the time is size / busbw, because the line states neither time nor algbw.
     """
 
     size_bytes: int
@@ -57,20 +57,20 @@ class Row(NamedTuple):
 
 
 def plain(line: str) -> str:
-    """The line without colours, and the spaces at its end."""
+    """The line without terminal escape sequences and trailing spaces."""
     return _ESCAPES.sub("", line).rstrip()
 
 
 def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
-    """The row of nccl-tests or rccl-tests in a line; None where there is none, or not of that place.
+    """The row of nccl-tests or rccl-tests in a line; None if there is none, or no in-place times if asked.
 
-    Raises `FormatError` if its time is not above 0 though something was sent.
+    Raises `FormatError` if its time is not above 0 although its size is.
     """
     found = _NCCL.search(line.translate(_BETWEEN))
     if found is None:
         return None
     words = found[5].split()
-    # A root before the times is a whole number; so may be a time. The reading that agrees is right.
+    # Both a root before the times and a time may be integers; the interpretation that agrees is used.
     starts = (1,) if words[0] == "-1" else (1, 0) if words[0].isdigit() else (0,)
     rows = []
     for start in starts:
@@ -85,9 +85,12 @@ def nccl_row(line: str, where: str, *, in_place: bool = False) -> Row | None:
 
 
 class Columns(NamedTuple):
-    """The columns of a table: what splits its cells, how many there are, and (place, unit) by kind.
+    """Columns of a table.
 
-    - `half`: Number of cells where the second of two equal groups of columns is empty; 0 without groups.
+    - `splits`: Separator of cells; empty for any white space.
+    - `width`: Number of cells in a row.
+    - `places`: {kind of column: (its index, its unit in us or GB/s)}.
+    - `half`: Number of cells if the second of two equal groups of columns is empty; 0 without groups.
     """
 
     splits: str
@@ -96,7 +99,7 @@ class Columns(NamedTuple):
     half: int = 0
 
     def row(self, line: str, where: str) -> Row | None:
-        """The row in a line; None where its cells are others. `FormatError` for a cell that is no number."""
+        """The row in a line; None if its cells do not fit. `FormatError` for an infinite or NaN cell."""
         cells = _cells(re.sub(r"(\d) ([KMGT]i?B)\b", r"\1\2", line), self.splits)
         width = self.half if self.half and len(cells) == self.half else self.width
         before, cells = cells[:-width], cells[-width:]
@@ -123,14 +126,14 @@ class Columns(NamedTuple):
 
 
 def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
-    """The columns that a header names: the size first, and a time or a bandwidth; None if it is no header."""
+    """Columns of a header, which begins with the size and has a time or bandwidth; None if no header."""
     found = _HEADER.search(line)
     if found is None:
         return None
     splits = next((each for each in "|,\t" if each in found[0]), "")
-    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one blank there
+    header = re.sub("(?i)^bytes #", "bytes  #", found[0])  # perftest's latency tests have one space there
     cells = _cells(header, splits or "  ")
-    if len(cells) == 1:  # a blank between columns, as within them
+    if len(cells) == 1:  # single spaces both between and within columns
         words = re.sub(r"\b(avg|average|min|max|alg|bus) ", r"\1_", found[0], flags=re.IGNORECASE)
         cells = _cells(re.sub(r"\s+([\[(])", r"\1", words), "")
     places: dict[str, tuple[int, float]] = {}
@@ -146,7 +149,7 @@ def columns_of(line: str, *, in_place: bool = False) -> Columns | None:
 
 
 def _unit(cell: str, *, is_time: bool) -> float:
-    """Microseconds or GB/s of the unit in a cell of a header; those where there is none."""
+    """The unit in a header cell, in microseconds or GB/s; 1 if it names none."""
     found = _UNIT.search(cell)
     unit = found[1] if found else ""
     if is_time:
@@ -163,7 +166,7 @@ def _cells(line: str, splits: str) -> list[str]:
 
 
 def _sizes(cell: str) -> list[int]:
-    """The bytes of a cell; in K, M and G as benchmarks take them, powers of 1024, or else of 1000."""
+    """Possible sizes of a cell in bytes: K, M, G and T as powers of 1024, then of 1000; empty if none."""
     found = _SIZE_CELL.fullmatch(cell)
     if found is None:
         return []
@@ -179,9 +182,9 @@ def _row(size: int, time_us: float, algbw: float | None, busbw: float, reduces: 
 
 
 def _best(rows: list[Row], where: str) -> Row | None:
-    """The first of some readings that agrees with itself, else the first.
+    """The first interpretation of a line whose time and algbw agree, else the first; None for none.
 
-    Raises `FormatError` if something was sent in no time.
+    Raises `FormatError` if the size is above 0 and the time is not.
     """
     if not rows:
         return None

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from taccl.collective import busbw_factor
 from taccl.units import format_count
 
-#: Messages of one rank to another; as a stream of them where a log states bandwidth alone.
+#: Messages from one rank to another; a stream of messages if a log states bandwidth only.
 POINT_TO_POINT = "point-to-point"
 
 
@@ -19,13 +19,13 @@ Counted = Literal["", "part", "busbw"]
 class Series:
     """Times of one collective on a fixed number of ranks, over sizes in increasing order.
 
-    - `num_ranks`, `num_nodes`: 0 where the log does not say.
+    - `num_ranks`, `num_nodes`: Numbers of ranks and nodes; 0 if the log does not state them.
     - `size_bytes`: The larger of a rank's input and output, as nccl-tests counts them.
-    - `times_us`: The median, where several runs have one size.
-    - `streams`: True if messages follow one another without waiting, so that times show bandwidth alone.
+    - `times_us`: Times in us; the median if several runs have one size.
+    - `streams`: True if messages follow one another without waiting, so that times show bandwidth only.
     - `source`: The file, with the line of the first row.
-    - `counted`: The quantity to be multiplied once the number of ranks is known. It is either sizes, each of
-      one rank's part, or times, which are sizes over busbw.
+    - `counted`: Quantity to convert once the number of ranks is known: ``"part"`` if sizes are one rank's
+      part, ``"busbw"`` if times are sizes over busbw, empty if none.
     """
 
     collective: str
@@ -38,7 +38,7 @@ class Series:
     counted: Counted = ""
 
     def on(self, num_ranks: int, num_nodes: int) -> Series:
-        """The series on known ranks, with sizes and times as nccl-tests counts them."""
+        """The series with known numbers of ranks and nodes, and sizes and times as nccl-tests counts them."""
         parts = num_ranks if self.counted == "part" else 1
         factor = busbw_factor(self.collective, num_ranks) if self.counted == "busbw" else 1.0
         return replace(
@@ -49,7 +49,7 @@ class Series:
 
     @property
     def title(self) -> str:
-        """The collective, and on what: ``"allreduce on 16 ranks in 2 nodes"``."""
+        """Collective, ranks and nodes: ``"allreduce on 16 ranks in 2 nodes"``."""
         nodes = f" in {format_count(self.num_nodes, 'node')}" if self.num_nodes else ""
         return f"{self.collective} on {format_count(self.num_ranks, 'rank')}{nodes}"
 
@@ -59,7 +59,7 @@ class Log(NamedTuple):
 
     - `gpus`: Names of the GPUs that it lists.
     - `left_out`: Rows that were left out, each with its line and the reason.
-    - `notes`: Facts about the runs that a model of equal nodes of GPUs does not have.
+    - `notes`: Facts about the runs that contradict the model of equal GPU nodes.
     """
 
     path: str
