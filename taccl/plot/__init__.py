@@ -1,8 +1,8 @@
 """Pictures of schedules, topologies, comparisons and searches, made with matplotlib.
 
-Each function takes what to draw and, if one likes, the axes to draw on; it returns the axes. `save` writes a
-picture to a file. Colours are those of Okabe and Ito, or cividis, which people with any colour vision tell
-apart. What is too much for one picture is limited, and the picture says so.
+Each function takes an object to draw and optional axes to draw on, and returns the axes. `save` writes a
+picture to a file. The colours of Okabe and Ito, and cividis, are distinct under any colour vision. If there
+is too much for one picture, a part is drawn, and the picture says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: gap over seconds, a mark for every run; and finishes over bounds, by backend."""
+"""Pictures of a comparison: gaps of runs over time, and ratios of finish to bound by backend."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _NEEDED = ("backend", "sketch", "seconds", "finish_us", "bound_us", "gap", "status")
-#: Bars that a picture has room for.
+#: Max bars in a picture.
 _MOST_BARS = 100
-#: Where a run without a schedule is marked, as a part of the height.
+#: Height at which a run without a schedule is marked, as a share of the axes' height.
 _TOP = 0.95
 
 
 @checked
 @drawing
 def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
-    """A mark for every run: its gap over its seconds; colours are backends, shapes are sketches or sizes.
+    """Draw the gap of each run over its seconds; colours are backends, shapes are sketches or sizes.
 
-    Where the bounds of runs differ, larger marks have larger bounds. Runs without a schedule, or without a
-    bound, are crosses at the top, and the key says why.
+    If the bounds of runs differ, larger marks have larger bounds. Runs without a schedule or a bound are
+    crosses at the top, and the key states the reason.
 
     Parameters
     ----------
     table : DataFrame
-        Of `taccl.compare` or `taccl.sweep`.
+        Result of `taccl.compare` or `taccl.sweep`.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
@@ -86,16 +86,17 @@ def comparison(table: Any, *, ax: Axes | None = None) -> Axes:
 @checked
 @drawing
 def backends(table: Any, *, ax: Axes | None = None) -> Axes:
-    """A bar for every run: its finish over its bound, in rows by backend; also where all gaps are one.
+    """Draw the ratio of finish to bound as a bar for each run, in rows by backend.
 
-    Colours are sketches or sizes. Runs without a schedule, or without a bound, have no bar, and say why.
+    Unlike `comparison`, this picture stays readable if all gaps are equal. Colours are sketches or sizes.
+    Runs without a schedule or a bound have their status instead of a bar.
 
     Parameters
     ----------
     table : DataFrame
-        Of `taccl.compare` or `taccl.sweep`.
+        Result of `taccl.compare` or `taccl.sweep`.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
@@ -106,7 +107,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
     if len(rows) > _MOST_BARS:
         said = f"found {len(rows)} runs; expected at most {_MOST_BARS}: choose some of them"
         raise InputError(said, where="table")
-    rows.sort(key=lambda row: row["backend"])  # those of one backend stay in their order
+    rows.sort(key=lambda row: row["backend"])  # stable: runs of one backend keep their order
     shape_name, shapes = _shapes(rows)
     ax = axes(ax, height=min(12.0, 1.6 + 0.24 * len(rows)))
     for place, row in enumerate(rows):
@@ -134,7 +135,7 @@ def backends(table: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
-    """The rows of a comparison, as plain values."""
+    """Rows of a comparison as dictionaries; `InputError` if the table has none or lacks a column."""
     missing = [name for name in _NEEDED if name not in getattr(table, "columns", ())]
     if missing:
         said = f"found a table without {', '.join(missing)}; give what taccl.compare or taccl.sweep returned"
@@ -146,13 +147,13 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 
 
 def _look(backend: int, shape: int, num_shapes: int) -> tuple[str, Any]:
-    """The colour and the mark of a backend and a shape by number; those of no others."""
+    """Colour and marker of a backend and a shape, by their numbers; distinct for each pair."""
     again, colour = divmod(backend, len(OKABE_ITO))
     return OKABE_ITO[colour], style.mark(again * num_shapes + shape)
 
 
 def _shapes(rows: Sequence[dict[str, Any]]) -> tuple[str, list[Any]]:
-    """The column that shapes tell apart: sketches, or sizes where there is one sketch; and its values."""
+    """Column that shapes show, and its values: the first of sketch, size and collective that varies."""
     for name in ("sketch", "size_bytes", "collective"):
         values = list(dict.fromkeys(row.get(name) for row in rows))
         if len(values) > 1:
@@ -167,7 +168,7 @@ def _shape_text(shape_name: str, value: Any) -> str:
 def _key(
     ax: Axes, rows: Sequence[dict[str, Any]], backends: list[str], shape_name: str, shapes: list[Any]
 ) -> None:
-    """What colours and shapes mean, beside the picture."""
+    """Add the key to colours and shapes, beside the picture."""
     from matplotlib.lines import Line2D
 
     key = []

@@ -1,4 +1,4 @@
-"""How busy each dimension of a network is over the time of a schedule."""
+"""Utilisation of each dimension of a network over the time of a schedule."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _BINS = 200
 @checked
 @drawing
 def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None) -> Axes:
-    """A row for each dimension of the network: which part of it is busy, over the time of a schedule.
+    """Draw the busy share of each dimension of the network over time, one row per dimension.
 
-    Two schedules side by side show what orders of their own gain: pass each an axes.
+    To compare two schedules side by side, for example with different orders of dimensions, pass an axes for
+    each.
 
     Parameters
     ----------
     schedule : Schedule or ImplicitSchedule
-        On a product of dimensions (`taccl.dimensions`).
+        A schedule on a product of dimensions (`taccl.dimensions`).
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
@@ -63,12 +64,17 @@ def dimensions(schedule: Schedule | ImplicitSchedule, *, ax: Axes | None = None)
 def dimension_use(
     schedule: Schedule | ImplicitSchedule, *, num_bins: int = _BINS
 ) -> tuple[Dimensions, NDArray[np.float64], NDArray[np.float64]]:
-    """The dimensions, the ends of equal times in us, and of each (row) the part that is busy in each."""
+    """Busy share of each dimension in equal time bins.
+
+    - `num_bins`: Number of bins from 0 to the finish.
+
+    Returns the dimensions, the ends of the bins in us, (num_bins,), and the shares, (dimensions, num_bins).
+    """
     if isinstance(schedule, ImplicitSchedule):
         dims, shape, ticks = find_dimensions(schedule.host), schedule.translations, schedule.ticks
         to = np.array([each.dst for each in shape.classes])
         axis_of, held_of = (dims.digits(to) > 0).argmax(axis=0), [max(h[1] for h in x) for x in ticks.holds]
-        # What one rank sends under all translations each rank sends once.
+        # Under all translations each rank makes every send of the pattern once, so one rank stands for all.
         count = [each.num_ways for each in dims.dims]
         axis, held = axis_of[schedule.pattern.link_class], np.array(held_of)[schedule.pattern.link_class]
         begin, per_us = schedule.pattern.start, ticks.ticks_per_us
@@ -97,7 +103,7 @@ def dimension_use(
 
 
 def _busy(time: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How long, added up, what began and never ends has gone on at some times."""
+    """Total time elapsed since each of `begins` up to each of `time`, as if nothing ever ended."""
     begins = np.sort(begins)
     count = np.searchsorted(begins, time)
     so_far = np.concatenate(([0], np.cumsum(begins, dtype=np.float64)))

@@ -1,4 +1,4 @@
-"""The Gantt chart: who is busy when, with a bar for every send."""
+"""Gantt chart of a schedule, with a bar for each send."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.patches import Patch
 
-#: Names of the two groups of bars in an SVG file.
+#: Ids of the two groups of bars in an SVG file.
 COPIES, REDUCTIONS = "copies", "reductions"
-#: With more bars than this a picture in SVG or PDF holds them as one image.
+#: Max bars that SVG and PDF hold as shapes; more become one raster image.
 MOST_SHAPES = 8000
 _ROW_INCHES = 0.17
-#: Hues that stay apart when they get lighter, unlike black; and how much white those of two nodes have.
+#: Hues that remain distinct when lightened, unlike black.
 _HUES = (*OKABE_ITO[:-1], "#6B4226")
+#: Share of white in the hues of the first and the second group of ranks.
 _WHITE = (0.0, 0.45)
 
 
@@ -39,26 +40,26 @@ def gantt(
     max_rows: Count = 48,
     ax: Axes | None = None,
 ) -> Axes:
-    """A bar for every send, in the row of what it keeps busy; reductions are hatched.
+    """Draw a bar for each send, in rows by link, resource or rank; reductions are hatched.
 
-    Colours tell the rank where the data starts; of a sum, its root.
+    The colour shows the rank where the data starts, or the root of a sum.
 
     Parameters
     ----------
     schedule : Result, Schedule or CompactSchedule
-        Of a result the bound is drawn, too.
+        The schedule; for a result, its bound is drawn as well.
     by : {"link", "resource", "rank"}
-        What the rows are. A send is in the row of its link, of each resource that it holds, for as long as it
-        holds it, or of the rank that sends.
+        Meaning of the rows. A send is in the row of its link, of the sending rank, or of each resource that
+        it holds, for as long as it holds it.
     max_rows : int
-        Of more rows the busiest are shown, and the picture says so.
+        Max rows. If there are more, the busiest are shown, and the picture says so.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
     InputError
-        If an option is none of those, or the schedule has too many transfers to list.
+        If an option is invalid, or the schedule has too many transfers to list.
     """
     whole = schedule_of(schedule)
     bound_us = schedule.bound_us if isinstance(schedule, Result) else None
@@ -75,7 +76,7 @@ def draw_bars(
     bound_us: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Bars that are worked out already; see `gantt`."""
+    """Draw bars from `bars_of`; otherwise as `gantt`."""
     finish_us = schedule.finish_us
     ax = axes(ax, height=rows_height(len(bars.rows)))
     title = "root of the sum" if schedule.problem.collective.combining else "rank where the data starts"
@@ -96,12 +97,12 @@ def draw_bars(
 
 
 def rows_height(num_rows: int) -> float:
-    """Inches that a picture of so many rows needs."""
+    """Height in inches of a picture with `num_rows` rows."""
     return min(12.0, max(2.6, 1.4 + _ROW_INCHES * num_rows))
 
 
 def _bars(ax: Axes, bars: Bars, title: str, topology: Topology) -> None:
-    """One collection of rectangles for copies and one for reductions, with a key to their colours."""
+    """Add a collection of rectangles for copies, one for reductions, and a key to their colours."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
 
@@ -135,9 +136,9 @@ def _bars(ax: Axes, bars: Bars, title: str, topology: Topology) -> None:
 
 
 def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
-    """A colour for each of several ranks: hues by place in the node, and lighter from node to node.
+    """{rank: colour}; hues follow the place in the node, and a second node has lighter ones.
 
-    Of more nodes, or larger ones, than shades can be told apart there are none.
+    Empty if the nodes are too many or too large for distinct shades.
     """
     from matplotlib.colors import to_hex, to_rgb
 
@@ -159,7 +160,10 @@ def _shades(topology: Topology, ranks: list[int]) -> dict[int, str]:
 def _colours(
     ax: Axes, origin: NDArray[np.int64], title: str, topology: Topology
 ) -> tuple[NDArray[np.float64], list[Patch]]:
-    """A colour for every bar, and the entries of the key: a few ranks have one each, many share a scale."""
+    """RGBA colour of each bar, (bars, 4), and the entries of the key.
+
+    Few ranks have one colour each. Many ranks share a colour scale, which has an axis instead of entries.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import Normalize, to_rgba
     from matplotlib.patches import Patch

@@ -1,4 +1,4 @@
-"""Where ranks, nodes and switches are drawn, and which lines join them."""
+"""Positions of ranks, nodes and switches in a topology's picture, and the lines between them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from taccl.errors import TopologyError
 from taccl.topology.recognise import dimensions
 from taccl.topology.topology import Topology
 
-#: With more ranks than this, nodes stand for their ranks.
+#: Max ranks drawn; with more (in several nodes), one dot stands for each node.
 _MOST_RANKS = 256
-#: With more pairs of ranks of different nodes than this, one line stands for all links from node to node.
+#: Max linked pairs of ranks in different nodes drawn as own lines; with more, one line joins two nodes.
 _MOST_PAIRS = 48
-#: Graphs of more ranks are put on a circle: the search for a better place takes too long.
+#: Max ranks placed by their links, which is slow; more go on a circle.
 _MOST_PLACED = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places in units of a node's radius, as float64.
+    """Positions in units of a node's radius, as float64.
 
-    - `place`, (num_ranks, 2): Of every rank; its node's where nodes stand for ranks.
-    - `centre`, `hub`: (num_nodes, 2), (num_switches, 2).
-    - `radius`: Of a node.
-    - `by_node`: Whether nodes stand for their ranks.
-    - `grid`: Whether ranks are on a grid whose border links may lead round.
+    - `place`, (num_ranks, 2): Position of each rank; that of its node if `by_node`.
+    - `centre`, (num_nodes, 2): Centre of each node.
+    - `hub`, (num_switches, 2): Position of each switch.
+    - `radius`: Radius of a node; 0 if nodes have no circle.
+    - `by_node`: True if one dot stands for each node.
+    - `grid`: True if ranks are on a grid whose border links may wrap around.
     """
 
     place: NDArray[np.float64]
@@ -42,17 +43,20 @@ class Places:
     grid: bool = False
 
 
-#: Which of the arrays of `Places`, and the place in it.
+#: (field of `Places`, index in it).
 _End: TypeAlias = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that stands for links one way.
+    """A line that stands for links in one direction.
 
-    - `resources` (frozenset of int): What sends over the links hold at this end of their way.
-    - `what`: A link of two ranks, its first piece where it leads round a grid, a rank's port of a switch, or
-      all links from one node to another.
+    - `start`, `end`, (2,): Its ends.
+    - `links`: Indices of the links.
+    - `resources`: Indices of the resources that sends over the links hold at this end of their path.
+    - `what`: One of ``"link"`` for two ranks, ``"port"`` for a rank's port of a switch, and ``"between
+      nodes"`` for all links from one node to another. The stub of a link that wraps around a grid is a
+      ``"link round the border"``.
     """
 
     start: NDArray[np.float64]
@@ -63,12 +67,15 @@ class Line:
 
 
 def height_of(topology: Topology) -> float:
-    """Inches that a picture of nine inches wide needs: two or three nodes lie side by side."""
+    """Height in inches of a picture 9 inches wide; less for two or three nodes, which lie side by side."""
     return 4.6 if 1 < topology.num_nodes <= 3 else 7.5
 
 
 def lay_out(topology: Topology) -> Places:
-    """Nodes side by side or round a circle, with their ranks round each; ranks of one node by their links."""
+    """Positions for a topology: nodes in a row or on a circle, each with its ranks around it.
+
+    A single node without switches, or nodes of one rank, are placed by their links or coordinates.
+    """
     num_nodes = topology.num_nodes
     by_node = topology.num_ranks > _MOST_RANKS and num_nodes > 1
     alone = max(len(ranks) for ranks in topology.ranks_of_node) == 1
@@ -82,7 +89,7 @@ def lay_out(topology: Topology) -> Places:
         else:
             axes = np.arange(len(digits))
             turns = math.pi * (axes + 0.5) / max(1, len(digits))
-            # Axes of several lengths: the first and the third of three would add up to the second.
+            # Axes differ in length, or the first and the third of three would add up to the second.
             place = digits.T @ (np.stack([np.cos(turns), np.sin(turns)], axis=1) * (1 + 0.2 * axes)[:, None])
         centre = place if alone else np.zeros((1, 2))
         return Places(place, centre, np.zeros((0, 2)), 0.0, grid=is_grid)
@@ -93,7 +100,7 @@ def lay_out(topology: Topology) -> Places:
         centre = _circle(num_nodes) * 1.35 / math.sin(math.pi / num_nodes)
     place = np.zeros((topology.num_ranks, 2))
     for node, ranks in enumerate(topology.ranks_of_node):
-        # Turned a little where nodes are in a row, so that level lines between them pass over no other rank.
+        # For nodes in a row, turn the ranks so that horizontal lines between nodes miss other ranks.
         turn = math.pi / 2 / len(ranks) if 1 < num_nodes <= 3 else 0.0
         ring = _circle(len(ranks), turn=turn) * (0.0 if by_node or len(ranks) == 1 else radius)
         place[list(ranks)] = centre[node] + ring
@@ -101,7 +108,7 @@ def lay_out(topology: Topology) -> Places:
 
 
 def lines_of(topology: Topology, places: Places) -> list[Line]:
-    """The lines of a picture: each way of a pair has its own."""
+    """Lines of a picture; each direction of a pair has its own."""
     node = topology.node_of_rank
     hub_of = {link: hub for hub, switch in enumerate(topology.switches) for link in switch.links}
     pairs = {pair for link in topology.links for pair in product(link.srcs, link.dsts)}
@@ -134,17 +141,17 @@ def _line(
     if what == "between nodes":  # from edge to edge
         margin = 0.0 if places.by_node else 1.17 * places.radius
         start, end, by = start + margin * along, end - margin * along, 0.06
-    elif places.grid and length > 1.5:  # leads round: a stub at its source, away from its destination
+    elif places.grid and length > 1.5:  # wraps around: a stub at its source, away from its destination
         what, end, by = "link round the border", start - 0.5 * along, 0.0
     side = "receive" if src[0] == "hub" else "send" if dst[0] == "hub" else None
     held = (hold for link in links for hold in topology.holds_of_link[link])
     resources = frozenset(hold.resource for hold in held if side in (None, hold.side))
-    aside = by * np.array([along[1], -along[0]])  # so that the other way has a place of its own
+    aside = by * np.array([along[1], -along[0]])  # keeps the two directions apart
     return Line(start + aside, end + aside, links, resources, what)
 
 
 def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A place for every switch: amid its ranks, apart from other switches there."""
+    """Position of each switch, (num_switches, 2): amid its ranks, apart from other switches there."""
     hubs: list[NDArray[np.float64]] = []
     for switch in topology.switches:
         middle = place[list(switch.ranks)].mean(axis=0)
@@ -155,13 +162,13 @@ def _hubs(topology: Topology, place: NDArray[np.float64]) -> NDArray[np.float64]
 
 
 def _circle(count: int, *, turn: float = 0.0) -> NDArray[np.float64]:
-    """Places round a circle of radius 1, from the top or so much beside it, clockwise."""
+    """Positions on the unit circle, (count, 2), clockwise from the top, turned on by `turn` radians."""
     angles = math.pi / 2 - turn - 2 * math.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def _digits(topology: Topology) -> NDArray[np.int64] | None:
-    """The coordinates of ranks, (axes, num_ranks), of a mesh, torus or hypercube; None of others."""
+    """Coordinates of ranks, (axes, num_ranks), in a mesh, torus or hypercube; None for other topologies."""
     if topology.machine not in ("mesh", "torus", "hypercube"):
         return None
     try:
@@ -171,7 +178,10 @@ def _digits(topology: Topology) -> NDArray[np.int64] | None:
 
 
 def _by_links(topology: Topology) -> NDArray[np.float64]:
-    """Ranks that links join near each other (Kamada and Kawai 1989), or, of many links, round a circle."""
+    """Positions of ranks, (num_ranks, 2), with linked ranks near each other (Kamada and Kawai 1989).
+
+    Ranks go on a circle if they are few, many, densely linked, or not connected.
+    """
     num_ranks = topology.num_ranks
     pairs = {frozenset((src, dst)) for e in topology.links for src in e.srcs for dst in e.dsts if src != dst}
     if num_ranks > _MOST_PLACED or num_ranks < 4 or 2 * len(pairs) > 0.5 * num_ranks * (num_ranks - 1):

@@ -1,4 +1,4 @@
-"""Times that were measured, as points, and what a fit says of them, as curves."""
+"""Picture of a fit: measured times as points, predictions as curves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 @drawing
 @checked
 def measured(fit: Fit, *, ax: Axes | None = None) -> Axes:
-    """Measured and predicted times over size, of every series of a fit.
+    """Draw measured and predicted times over size, for each series of a fit.
 
     Parameters
     ----------
     fit : Fit
-        As `taccl.fit` returns it.
+        Result of `taccl.fit`.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
     """
     ax = axes(ax)
     for number, each in enumerate(fit.series):

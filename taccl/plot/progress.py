@@ -19,27 +19,29 @@ _WORDS = {"": "whole", "reduce": "reduction half", "spread": "spreading half"}
 
 @checked
 def progress(result: Result, *, ax: Axes | None = None) -> Axes:
-    """Steps of the best finish so far and of the bound, over the seconds of a synthesis.
+    """Draw the best finish so far and the bound, over the seconds of a synthesis.
 
-    A reduction may be searched in two halves: each has a line of its own until they are put together.
+    A reduction may be searched as a reduce phase and a broadcast phase. Each phase then has its own line
+    until they are joined.
 
     Parameters
     ----------
     result : Result
+        Result of a synthesis.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
     InputError
-        If the result does not say what was known when, as one that was made by hand.
+        If the result has no trace of the search, for example because it was not made by a synthesis.
     """
     return draw_trace(result.trace, title_of(result.schedule.problem), ax=ax)
 
 
 @drawing
 def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = None) -> Axes:
-    """A trace that is known without a result; see `progress`."""
+    """Draw a trace without a result; otherwise as `progress`."""
     if not any(entry.finish_us is not None for entry in trace):
         said = "the result does not say what was known when; synthesize it with this version"
         raise InputError(said, where="progress")
@@ -66,7 +68,7 @@ def draw_trace(trace: Sequence[TraceEntry], title: str, *, ax: Axes | None = Non
 
 
 def trace_in(details: Mapping[str, Any]) -> tuple[TraceEntry, ...]:
-    """The trace in plain values, which anybody may have written; none unless all are in order."""
+    """The trace in plain values from a file; empty unless every entry is valid."""
     listed = details.get("trace")
     trace = []
     for each in listed if isinstance(listed, list) else ():

@@ -1,7 +1,7 @@
-"""A report: one page in HTML about a schedule, which needs no other file and asks nothing of any server.
+"""A report: one self-contained HTML page about a schedule, which loads nothing from files or servers.
 
-It puts together what notebooks show of each thing, and pictures. There is no script: what a bar of a picture
-says is its title, which browsers show under the pointer.
+It combines the HTML that notebooks show of each object with pictures. There is no script: the text of a bar
+is its SVG title, which browsers show as a tooltip.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 _VIEWS: tuple[By, ...] = ("rank", "link", "resource")
 _MOST_VIOLATIONS = 50
 _MOST_TRANSFERS = 300
-#: Replaying more transfers than this takes too long for a page.
+#: Max transfers to replay; more take too long for a page.
 _MOST_REPLAYED = 20_000
-#: Drawing more takes too much memory.
+#: Max transfers to draw; more need too much memory.
 _MOST_DRAWN = 1_000_000
-#: Certificates of larger problems are not checked again: that takes as long as finding them.
+#: Max transfers for which the certificate is checked again, which lasts as long as finding it.
 _MOST_CHECKED = 20_000
-#: Seconds for the bound of a schedule that comes without one, at most; and shares of the budget for each
-#: bound, and kept for what follows the bandwidths.
+#: Max seconds for the bound of a schedule without one. Then shares of the time budget: for each bound, and
+#: reserved for the parts after the bandwidths.
 _BOUND_S, _BOUND_SHARE, _REST_SHARE = 5.0, 0.2, 0.1
-#: Seconds for each bound in any case; and transfers up to which pictures take little, and are always drawn.
+#: Min seconds for each bound. Then max transfers for which pictures are always drawn, as they are quick.
 _LEAST_BOUND_S, _FEW_TRANSFERS = 0.5, 500
 _TAG = re.compile(r"<[^>]*>")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>\s*", re.DOTALL)
 _REFERENCE = re.compile(r'(\bid="|url\(#|href="#)')
-#: Nothing may be fetched and no script may run, whatever a file has in it.
+#: Content security policy: the page fetches nothing and runs no script, whatever an input file contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -102,31 +102,32 @@ def report(
     budget_s: Duration = 30.0,
     measured: Sequence[str] = (),
 ) -> str:
-    """A page about a schedule: figures, verification, bound, pictures, load, bandwidth over size, transfers.
+    """HTML page about a schedule: verification, bound, timeline, load, bandwidth over size, and transfers.
 
-    All figures are recomputed: a schedule that breaks rules gets a page that lists the violations.
+    All figures are recomputed. The page of an invalid schedule lists its violations.
 
     Parameters
     ----------
     found : Result, Schedule or CompactSchedule
+        The schedule.
     path : path, optional
-        Where the page is written, whole or not at all.
+        File to which the page is written, whole or not at all.
     overwrite : bool
-        Whether a file of that name may be replaced.
+        True to replace an existing file.
     details : mapping, optional
         Origin of the schedule, as in `Result.to_dict` and in files; a result states its own.
     command : str
-        What was typed to make the page.
+        Command line that makes the page.
     budget_s : float
         Time budget of the whole page in seconds. Parts that are not ready by then are left out, and the page
         says so.
     measured : sequence of str
-        Files of logs (see `taccl.fit`), set beside the bandwidths over size.
+        Paths of logs (see `taccl.fit`) whose bandwidths are drawn as points over size.
 
     Returns
     -------
     str
-        HTML. Of a very large schedule pictures are left out, and the page says so.
+        The HTML. For a very large schedule, pictures are left out, and the page says so.
 
     Raises
     ------
@@ -143,13 +144,13 @@ def report(
         schedule, details, is_open = found, details or {}, False
         bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
-    measured_points(problem, measured)  # which complains of logs that cannot be used
+    measured_points(problem, measured)  # raises for unusable logs before anything is computed
     whole: Any = schedule
-    if isinstance(schedule, CompactSchedule) and count <= _MOST_DRAWN:  # of more nothing is drawn or replayed
+    if isinstance(schedule, CompactSchedule) and count <= _MOST_DRAWN:  # else neither drawn nor replayed
         whole = schedule.expand()
 
     def unless(most: int, done: str, make: Callable[[], str]) -> str:
-        """A piece of the page, or why it is left out."""
+        """A part of the page, or the reason why it is left out."""
         if count > most:
             said = f"the schedule has {count} transfers, and is {done} up to {most}"
             return _paragraph(f"left out: {said}")
@@ -234,14 +235,14 @@ def report(
 
 
 def _bound(problem: Problem, seconds: float) -> Certificate:
-    """A bound found in that time; it proves nothing if even the first claim takes twice as long."""
+    """Lower bound found within `seconds`; a bound of 0 if no claim is ready after twice the time."""
     with suppress(OutOfTime), Deadline.after(max(_LEAST_BOUND_S, 2 * seconds)).enforced():
         return lower_bound(problem, budget_s=seconds)
     return no_bound(problem)
 
 
 def _with_launch(schedule: Schedule | CompactSchedule) -> str:
-    """The bus bandwidth that curves over size show; empty where no launch is known."""
+    """Bus bandwidth including the launch, as curves over size show it; empty if no launch is known."""
     busbw = schedule.predicted_busbw_gb_per_s if schedule.launch else None
     return "" if busbw is None else f"busbw {busbw:.4g} GB/s, as measured and in bandwidth over size"
 
@@ -264,7 +265,7 @@ def _picture(drawn: Axes, name: str, texts: Mapping[str, Sequence[str]] | None =
     for group, some in (texts or {}).items():
         begin, before, rest = svg.partition(f'<g id="{group}">')
         shapes, after, end = rest.partition("</g>")
-        if shapes.count("<path ") == len(some):  # not of shapes that are one image
+        if shapes.count("<path ") == len(some):  # false if the shapes are one raster image
             titles = iter(some)
             shapes = re.sub(
                 r"(<path [^>]*)/>", lambda path: f"{path[1]}><title>{as_html(next(titles))}</title></path>",
@@ -325,6 +326,6 @@ def _versions(details: Mapping[str, Any], command: str) -> str:
 
 
 def _word(value: object) -> str:
-    """A plain value of a file as text, cut where it is no word any more."""
+    """A plain value from a file as text, cut at 2000 characters."""
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return shown(text, 2000)

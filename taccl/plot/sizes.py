@@ -1,8 +1,8 @@
-"""Finish of a schedule, its bound and the baselines over many message sizes, and the picture of them.
+"""Bandwidth of a schedule, its bound and the baselines over message sizes, and the picture of them.
 
-A schedule keeps its order at every size (`taccl.simulate`). A baseline is built for the smallest, its own and
-the largest size. The fastest of the three counts at each size, as a library would choose. All have the chunks
-of the problem.
+A schedule keeps its order at every size (`taccl.simulate`). A baseline is built for three sizes: the
+smallest, the schedule's own, and the largest. At each size the fastest of the three is used, as a library
+would choose. All have the chunks of the problem.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ NAMES_OF_BASELINES = {
     "pairwise": "pairwise", "one-shot": "one-shot", "multiplying": "recursive multiplying",
     "swing": "swing", "bine": "bine trees", "in-network": "in the network", "servers": "at servers",
 }  # fmt: skip
-#: The bound beside a log: what no schedule under any protocol passes.
+#: Name of the bound that holds for schedules under any protocol; shown with measured points.
 _ANY_PROTOCOL = "bound, any protocol"
-#: From 1 KiB to 1 GiB, each four times the one before.
+#: Default sizes in bytes: 1 KiB to 1 GiB, in factors of 4.
 _SIZES = tuple(4**power for power in range(5, 16))
 #: Seconds for the bound at each size.
 _BOUND_S = 0.2
-#: A schedule of more transfers takes too long to be timed at many sizes.
+#: Max transfers of a schedule to be timed at many sizes; more take too long.
 _MOST_TRANSFERS = 20_000
 
 
@@ -64,24 +64,24 @@ def bandwidth(
     measured: Sequence[str] = (),
     ax: Axes | None = None,
 ) -> Axes:
-    """Lines of bus bandwidth over size, for a schedule, its bound, every baseline and the best of these.
+    """Draw bus bandwidth over size, for a schedule, its bound, each baseline and the best baseline.
 
     Parameters
     ----------
     schedule : DataFrame, Result, Schedule or CompactSchedule
-        Bandwidths that are worked out already (`taccl.plot.bandwidths`), or what to work them out for.
+        A schedule, or bandwidths computed before by `taccl.plot.bandwidths`.
     sizes : sequence of int or str, optional
-        As nccl-tests counts them, where they are to be worked out.
+        Sizes as nccl-tests counts them; ignored for bandwidths computed before.
     measured : sequence of str
-        Files of logs (see `taccl.fit`), whose bandwidths between the smallest and the largest size are drawn
+        Paths of logs (see `taccl.fit`). Their bandwidths between the smallest and the largest size are drawn
         as points.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
     InputError
-        If a size is none, the schedule's own is not known, or it has too many transfers.
+        If a size is invalid, the schedule's own size is unknown, or it has too many transfers.
     """
     rates: Any = schedule
     if not hasattr(schedule, "attrs"):
@@ -141,33 +141,41 @@ def bandwidths(
     budget_s: Duration = 30.0,
     measured: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """The bus bandwidth of a schedule at many sizes, what no schedule can pass, and that of every baseline.
+    """Bus bandwidth over size of a schedule, of its upper bound, and of each baseline.
 
     Parameters
     ----------
+    schedule : Result, Schedule or CompactSchedule
+        The schedule.
     sizes : sequence of int or str, optional
-        As nccl-tests counts them. Default: from 1 KiB to 1 GiB, and the schedule's own.
+        Sizes as nccl-tests counts them. Default: 1 KiB to 1 GiB, and the schedule's own size.
     budget_s : float
-        After which nothing more is timed: sizes and bounds are missing then, and ``undefined`` says which
-        baselines are.
+        Time budget in seconds. After it, remaining sizes and bounds are missing, and ``undefined`` names the
+        missing baselines.
     measured : sequence of str
-        Files of logs (see `taccl.fit`) of the same collective on as many ranks.
+        Paths of logs (see `taccl.fit`) of the same collective on as many ranks and nodes.
 
     Returns
     -------
     DataFrame
-        Bus bandwidths in GB/s by size in bytes, the launch counted; missing where there is none to be had.
-        Columns are ``this schedule``, its order kept; the ``bound`` that no schedule can pass, or where there
-        is a sketch to obey ``bound, sketch aside`` and ``bound under the sketch``; beside a log of a machine
-        with several protocols also ``bound, any protocol``, the highest of theirs; each baseline, and the
-        ``best of baselines``. Its ``attrs`` are the ``problem`` at the schedule's own size, the names of
-        ``baselines``, why others are ``undefined``, and the sizes and bandwidths ``measured``.
+        Bus bandwidths in GB/s, including the launch, indexed by size in bytes. NaN if undefined or not ready
+        in time. The columns are:
+
+        - ``this schedule``: the schedule, with its order kept at every size.
+        - ``bound``: upper bound for any schedule. If the problem has a binding sketch, there are instead
+          ``bound, sketch aside`` and ``bound under the sketch``.
+        - ``bound, any protocol``: maximum of the bounds over all protocols. Only with measured points, on a
+          machine with several protocols.
+        - one column per baseline, and ``best of baselines``.
+
+        Its ``attrs`` hold the ``problem`` at the schedule's own size and the names of ``baselines``. They
+        also hold the reasons why others are ``undefined``, and the ``measured`` points (bytes, GB/s).
 
     Raises
     ------
     InputError
-        If a size is none, the schedule's own is not known, it has too many transfers, or a log is of
-        something else.
+        If a size is invalid, the schedule's own size is unknown, or it has too many transfers. Also if a log
+        is of another collective or another number of ranks or nodes.
     """
     import pandas as pd
 
@@ -190,18 +198,18 @@ def bandwidths(
     }
     free = without_sketch(problem)
     at_most = np.array(_bounds(free, every, limit), float)
-    # Clauses that only guide a search bind no schedule, and merging is allowed to all.
+    # Clauses that only guide a search do not restrict schedules, and any schedule may merge.
     if problem.clauses.same(free.clauses, *(scope for scope in BINDING if scope != "merge")):
         lines["bound"] = at_most
     else:
         lines["bound, sketch aside"] = at_most
-        # The search for a bound may come less far under the sketch, which passes nothing without it.
+        # A bound without the sketch also holds under it, so the smaller is used if the search found less.
         lines["bound under the sketch"] = np.fmin(np.array(_bounds(problem, every, limit), float), at_most)
     others = [each for each in problem.topology.protocols if each != problem.topology.protocol]
     if points and others:
-        # A library takes a protocol by size, so that a log may pass the bound of any single one.
+        # A library chooses the protocol by size, so a log may exceed the bound of any single protocol.
         each = [_bounds(replace(free, topology=free.topology.under(name)), every, limit) for name in others]
-        # NaN if time is up before every protocol has a bound.
+        # NaN at a size if time is up before every protocol has a bound there.
         lines[_ANY_PROTOCOL] = np.maximum.reduce([at_most, *np.array(each, float)])
     baselines: list[str] = []
     undefined: dict[str, str] = {}
@@ -223,7 +231,7 @@ def bandwidths(
 
 
 def measured_points(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """The sizes and bus bandwidths of logs."""
+    """Points (size in bytes, bus bandwidth in GB/s) of logs, sorted; `InputError` if a log does not fit."""
     points: list[tuple[int, float]] = []
     ranks, nodes, name = problem.topology.num_ranks, problem.topology.num_nodes, problem.collective.name
     factor = problem.collective.busbw_factor
@@ -242,14 +250,14 @@ def measured_points(problem: Problem, paths: Sequence[str]) -> tuple[tuple[int, 
 
 
 def _in_time(limit: Deadline, work: Callable[..., T], *args: Any, **named: Any) -> T | None:
-    """The result of some work; None where time is up before it."""
+    """Result of a function; None if time is up before it returns."""
     with suppress(OutOfTime), limit.enforced():
         return work(*args, **named)
     return None
 
 
 def _bounds(problem: Problem, sizes: tuple[int, ...], limit: Deadline) -> tuple[float | None, ...]:
-    """The bus bandwidth that no schedule can pass, at each size; None where time is up before it is known."""
+    """Upper bound on the bus bandwidth in GB/s at each size; None if time is up before it is found."""
     factor, launch = problem.collective.busbw_factor, problem.topology.launch_us
 
     def bound(size: int) -> float | None:
@@ -260,16 +268,16 @@ def _bounds(problem: Problem, sizes: tuple[int, ...], limit: Deadline) -> tuple[
 
 
 def usual_sizes(own_bytes: int) -> tuple[int, ...]:
-    """From 1 KiB to 1 GiB, and a schedule's own in place of what is near it."""
+    """Default sizes in bytes, where a schedule's own size replaces those within a factor of 2."""
     apart = (size for size in _SIZES if not own_bytes / 2 < size < own_bytes * 2)
     return tuple(sorted((own_bytes, *apart)))
 
 
 def _rates(name: str, problem: Problem, sizes: tuple[int, ...]) -> tuple[float | None, ...]:
-    """The bus bandwidths of a baseline."""
+    """Bus bandwidth in GB/s of a baseline at each size."""
     forms: dict[tuple[bytes, bytes], Schedule] = {}
     for size in dict.fromkeys((sizes[0], problem.size_bytes, sizes[-1])):
-        made = BASELINES[name](assume(problem, size=size), cut=False)  # the bound is that of its chunks
+        made = BASELINES[name](assume(problem, size=size), cut=False)  # the bound is for the problem's chunks
         forms.setdefault((made.chunk.tobytes(), made.link.tobytes()), made)
     simulations = [[simulate(made, size=size) for made in forms.values()] for size in sizes]
     return tuple(min(each, key=lambda found: found.finish).predicted_busbw_gb_per_s for each in simulations)

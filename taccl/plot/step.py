@@ -1,4 +1,4 @@
-"""A step over time: for each rank a row of what it computes, and one of what it sends."""
+"""Timeline of a step: for each rank a row of its computed tiles and a row of its sends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 @checked
 @drawing
 def step(step: Step, *, max_ranks: Count = 16, ax: Axes | None = None) -> Axes:
-    """Bars of every tile that is computed, by operation, and of every send, rank by rank.
+    """Draw a bar for each computed tile, coloured by operation, and for each send, rank by rank.
 
     Parameters
     ----------
     step : Step
-        As `taccl.workload.schedule_workload` returns it.
+        Result of `taccl.workload.schedule_workload`.
     max_ranks : int
-        Of more ranks the first are shown, and the picture says so.
+        Max ranks. If there are more, the first are shown, and the picture says so.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
     """
     from matplotlib.patches import Patch
 

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-#: M. Okabe and K. Ito, "Color Universal Design" (2008), in an order in which neighbours differ most.
+#: Palette of M. Okabe and K. Ito, "Color Universal Design" (2008), ordered so that neighbours differ most.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY = "#9a9a9a"
 INK = "#333333"
 FORMATS = ("svg", "png", "pdf")
 
-#: Nothing in a file may tell when or by what version it was written.
+#: Metadata to remove, so that a file shows neither its date nor the version that wrote it.
 _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
@@ -40,7 +40,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _RULES: Any = {"svg.hashsalt": "taccl", "svg.fonttype": "none", "text.parse_math": False}
 _DOTS_PER_INCH = 150
-#: Memory in bytes that a schedule may need to be drawn.
+#: Max memory in bytes to expand a compact schedule for drawing.
 _MOST_EXPANDED_BYTES = 2 * 10**9
 
 _Given = ParamSpec("_Given")
@@ -48,7 +48,7 @@ _Made = TypeVar("_Made")
 
 
 def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
-    """The function, whose texts are taken as they are: a dollar in a name begins no formula."""
+    """Decorator: draw under fixed matplotlib settings, where a dollar in a name does not start a formula."""
 
     @wraps(function)
     def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:
@@ -56,8 +56,8 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
         with rc_context(_RULES):
             made = function(*given, **named)
-            # The first figure loads the backend. In a notebook it turns on that every figure is shown,
-            # which must outlive the rules.
+            # The first figure loads the backend. In a notebook that turns interactive mode on, which must
+            # persist after these settings are restored.
             shows = is_interactive()
         interactive(shows)
         return made
@@ -66,7 +66,7 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
 
 def axes(ax: Axes | None, *, width: float = 9.0, height: float = 5.0) -> Axes:
-    """The axes given, or those of a new figure in inches, which a notebook then shows."""
+    """The axes given, or those of a new pyplot figure (size in inches), which a notebook then shows."""
     if ax is None:
         from matplotlib import pyplot
 
@@ -77,7 +77,7 @@ def axes(ax: Axes | None, *, width: float = 9.0, height: float = 5.0) -> Axes:
 
 
 def figure(*, width: float = 9.0, height: float = 5.0) -> Axes:
-    """Axes of a figure that nothing shows and nothing keeps."""
+    """Axes of a new figure (size in inches) outside pyplot, which is neither shown nor kept."""
     from matplotlib.figure import Figure
 
     made: Axes = Figure(figsize=(width, height), layout="constrained").subplots()
@@ -85,12 +85,12 @@ def figure(*, width: float = 9.0, height: float = 5.0) -> Axes:
 
 
 def mark(number: int) -> Any:
-    """The marker of that number: those of `MARKS` first, then stars of ever more points."""
+    """Matplotlib marker by number: first those of `MARKS`, then stars with increasing numbers of points."""
     return MARKS[number] if number < len(MARKS) else (number - len(MARKS) + 4, 1, 0)
 
 
 def plain_log(axis: Axis) -> None:
-    """Numbers without powers at 1, 2 and 5 of each decade of a logarithmic axis."""
+    """Label a logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -99,12 +99,12 @@ def plain_log(axis: Axis) -> None:
 
 
 def headline(ax: Axes, text: str) -> None:
-    """The title, above the left end of the axes."""
+    """Set the title, left-aligned above the axes."""
     ax.set_title(shown_lines(text), loc="left", fontsize=10)
 
 
 def dress(ax: Axes, title: str, x: str, y: str = "", *, grid: Literal["both", "x"] = "both") -> None:
-    """The title, the names of the axes, and faint lines at the marks of one axis, or of both."""
+    """Set the title, the labels of the axes, and faint grid lines along one or both axes."""
     headline(ax, title)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
@@ -112,7 +112,7 @@ def dress(ax: Axes, title: str, x: str, y: str = "", *, grid: Literal["both", "x
 
 
 def time_rows(ax: Axes, labels: Sequence[str], finish_us: float) -> None:
-    """Rows from the top, with a label each, over the time up to the finish, which a line marks."""
+    """Set up labelled rows from the top over time in us, with a line at the finish."""
     count = len(labels)
     ax.set_ylim(max(1, count) - 0.4, -0.6)
     ax.set_xlim(0, finish_us * 1.01 or 1)
@@ -122,13 +122,13 @@ def time_rows(ax: Axes, labels: Sequence[str], finish_us: float) -> None:
 
 
 def legend(ax: Axes, handles: Sequence[Artist], **look: Any) -> Any:
-    """A key to the right of the axes, level with their top."""
+    """Add a key to the right of the axes, aligned with their top."""
     place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "borderaxespad": 0.0}
     return ax.legend(handles=handles, fontsize=8, frameon=False, **place | look)
 
 
 def scale_beside(ax: Axes, scale: Normalize, colours: str, title: str, **look: Any) -> Axis:
-    """The key to colours of a scale, to the right of the axes; its axis."""
+    """Add a colour bar to the right of the axes, and return its axis."""
     from matplotlib.cm import ScalarMappable
 
     bar = ax.figure.colorbar(ScalarMappable(scale, colours), ax=ax, pad=0.01, fraction=0.03, **look)
@@ -139,7 +139,7 @@ def scale_beside(ax: Axes, scale: Normalize, colours: str, title: str, **look: A
 
 
 def remark(ax: Axes, text: str) -> None:
-    """Note below the picture on data that is not shown."""
+    """Add a note below the picture, after the label of the x axis."""
     if text:
         old = ax.get_xlabel()
         ax.set_xlabel(f"{old}\n{text}" if old else text)
@@ -147,11 +147,14 @@ def remark(ax: Axes, text: str) -> None:
 
 @checked
 def render(picture: Axes | Figure, format: str = "svg") -> bytes:
-    """The content of a file of a picture; of the same picture, the same bytes.
+    """Render a picture as bytes; the same picture gives the same bytes.
 
     Parameters
     ----------
+    picture : Axes or Figure
+        Picture, as a function of `taccl.plot` returned it.
     format : {"svg", "png", "pdf"}
+        File format.
 
     Raises
     ------
@@ -163,38 +166,38 @@ def render(picture: Axes | Figure, format: str = "svg") -> bytes:
     if format not in FORMATS:
         raise InputError(f"found {format!r}; expected one of {', '.join(FORMATS)}", where="format")
     drawn: Any = picture
-    while not hasattr(drawn, "savefig"):  # axes may be in a part of a figure
+    while not hasattr(drawn, "savefig"):  # axes may be in a subfigure
         drawn = drawn.figure
     buffer = io.BytesIO()
     with rc_context(_RULES), warnings.catch_warnings():
-        if format == "svg":  # which holds text and no shapes of letters
+        if format == "svg":  # SVG holds text, not glyphs
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         drawn.savefig(buffer, format=format, dpi=_DOTS_PER_INCH, metadata=_METADATA[format])
     return buffer.getvalue()
 
 
 def in_key(name: str) -> str:
-    """A name as it stands in a key, from which matplotlib leaves out what begins with an underscore."""
+    """A name for a key; a space precedes an underscore, as matplotlib omits labels that begin with one."""
     return f" {shown(name)}" if name.startswith("_") else shown(name)
 
 
 @checked
 def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Write a picture to a file, whole or not at all; the end of its name says in which format.
+    """Write a picture to a file, whole or not at all; the extension gives the format.
 
     Parameters
     ----------
     picture : Axes or Figure
-        As a function of `taccl.plot` returned it.
+        Picture, as a function of `taccl.plot` returned it.
     path : path
-        Ends in ``.svg``, ``.png`` or ``.pdf``.
+        Path that ends in ``.svg``, ``.png`` or ``.pdf``.
     overwrite : bool
-        Whether a file of that name may be replaced.
+        True to replace an existing file.
 
     Raises
     ------
     InputError
-        If the name ends otherwise, or the file cannot be written.
+        If the extension is another one, or the file cannot be written.
     """
     from taccl.formats.files import check_writable, write_whole
 
@@ -204,7 +207,7 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str], *, overwrite: boo
 
 
 def format_of(path: str | os.PathLike[str]) -> str:
-    """The format that a file's name asks for."""
+    """Format by the extension of a path; `InputError` if it is unknown."""
     ending = os.path.splitext(os.fspath(path))[1].lower().removeprefix(".")
     if ending not in FORMATS:
         known = ", ".join("." + each for each in FORMATS)
@@ -214,7 +217,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
 
 
 def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
-    """The schedule of a result, or the one given, with every transfer."""
+    """The schedule of a result, or the one given; compact schedules are expanded."""
     schedule = found.schedule if isinstance(found, Result) else found
     if isinstance(schedule, CompactSchedule):
         return schedule.expand(memory_limit_bytes=_MOST_EXPANDED_BYTES)
@@ -222,7 +225,7 @@ def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
 
 
 def title_of(problem: Problem) -> str:
-    """Collective, topology and size of a problem, as a title."""
+    """Title of a problem: collective, topology, size and sketch."""
     size = f", {format_size(problem.size_bytes)}" if problem.size_bytes else ""
     sketch = f", sketch {shown(problem.clauses.name)}" if problem.clauses.name else ""
     return f"{problem.title}{size}{sketch}"

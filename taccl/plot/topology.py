@@ -1,4 +1,4 @@
-"""The picture of a topology: nodes, ranks, switches and links, and how busy a schedule keeps them."""
+"""Picture of a topology: nodes, ranks, switches and links, with the load of a schedule."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from taccl.topology.topology import Topology
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Kinds of links with a colour and a word of their own; the rest share the last.
+#: Max kinds of links with their own colour and label; the rest share one.
 _MOST_KINDS = 7
-#: More lines than this say no more than these.
+#: Max lines drawn; more would not be distinct.
 _MOST_LINES = 6000
 _MOST_LABELS = 128
 
@@ -35,17 +35,18 @@ def topology(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Ranks in their nodes, with switches and links; with a schedule, how busy it keeps them.
+    """Draw ranks, nodes, switches and links; with a schedule, the load of the links.
 
     Parameters
     ----------
     topology : Topology
+        The topology.
     schedule : Result, Schedule or CompactSchedule, optional
-        Of this topology. The colour of a line is then the busy share of the busiest resource that sends over
-        it hold: the link itself, a port of a switch, or a NIC. Lines that carry nothing are grey. Without a
-        schedule colours tell kinds of links.
+        A schedule on this topology. The colour of a line then shows the busy share of the busiest resource
+        that its sends hold: the link itself, a port of a switch, or a NIC. Unused lines are grey. Without a
+        schedule, colours show kinds of links.
     ax : Axes, optional
-        Where to draw; a new figure unless given.
+        Axes to draw on; by default those of a new figure.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def topology(
 
 
 def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
-    """Every line in the colour of its kind: name and bandwidth of its links."""
+    """Draw each line in the colour of its kind, which is the name and bandwidth of its links."""
     from matplotlib.lines import Line2D
 
     kinds: dict[str, list[Line]] = {}
@@ -108,7 +109,7 @@ def _kinds(ax: Axes, topology: Topology, lines: list[Line]) -> None:
 
 
 def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
-    """Lines from light to dark, and from thin to thick, by the busy share of their busiest resource."""
+    """Draw lines from light to dark and thin to thick, by the busy share of their busiest resource."""
     from matplotlib import colormaps
     from matplotlib.colors import Normalize
 
@@ -133,7 +134,7 @@ def _loads(ax: Axes, schedule: Schedule, lines: list[Line]) -> None:
 def _draw(ax: Axes, lines: list[Line], *, colours: list[Any], widths: list[float]) -> None:
     from matplotlib.collections import LineCollection
 
-    for between in (True, False):  # lines between nodes go behind nodes
+    for between in (True, False):  # draw lines between nodes behind the nodes
         some = [i for i, line in enumerate(lines) if (line.what == "between nodes") == between]
         if some:
             ends = [(lines[i].start, lines[i].end) for i in some]
@@ -142,13 +143,13 @@ def _draw(ax: Axes, lines: list[Line], *, colours: list[Any], widths: list[float
 
 
 def _bundle_width(lines: list[Line]) -> float:
-    """Points: the more lines there are between nodes, the thinner each."""
+    """Width in points of lines between nodes: the more lines, the thinner."""
     count = sum(line.what == "between nodes" for line in lines)
     return min(2.0, max(0.15, 60 / max(1, count)))
 
 
 def _ranks(ax: Axes, topology: Topology, places: Places, lines: list[Line]) -> None:
-    """Dots with their numbers, rings round nodes, and squares for switches."""
+    """Draw ranks as numbered dots, nodes as circles, and switches as squares."""
     from matplotlib.patches import Circle
 
     if places.radius and not places.by_node:
