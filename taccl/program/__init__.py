@@ -1,1 +1,1 @@
-"""Programs: what each rank executes, lowered from a schedule, and interpreted."""
+"""Programs: instructions that each rank executes, their lowering from schedules, and their interpreter."""

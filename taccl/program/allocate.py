@@ -1,13 +1,13 @@
-"""Slot of every value: the user's buffers where they are free, else as little scratch as possible.
+"""Slot allocation for values: the user's buffers where they are free, else as little scratch as possible.
 
-A *value* is what a rank holds of a chunk from one arrival to the next. It needs its slot from the end of the
-send that brings it to the last send that reads it, or to the end where it is the rank's output. Values are
-placed in order of arrival, each in the first slot that fits: for intervals of single chunks no assignment
-needs less scratch.
+A *value* is the content of a chunk at a rank from one arrival to the next. It needs its slot from the end of
+the send that delivers it to the end of the last send that reads it. If it is the rank's output, it needs the
+slot to the end. Values are placed in order of arrival, each in the first slot that fits. For intervals of
+single chunks, no assignment needs less scratch.
 
-A slot is given to a new value only if what reads the old one ends strictly before the new one arrives. So no
-receive ever waits for a send that could wait for it: two ranks that exchange partial sums at the same time
-write theirs beside the old ones.
+A slot is given to a new value only if the last read of the old one ends strictly before the new one arrives.
+So no receive ever waits for a send that could wait for it. Two ranks that exchange partial sums at the same
+time write them to other slots than the old ones.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from dataclasses import dataclass, field
 from taccl.program.layout import RankLayout
 from taccl.program.program import Slot
 
-#: Before every send, and after all.
+#: Ticks before every send, and after all sends.
 START, FOREVER = -1, 2**63
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """Content of one rank for one chunk during an interval; times are ticks.
+    """Content of a chunk at a rank during an interval; times are in ticks.
 
-    - `chunk`: -1: a block in which a merged send is packed.
-    - `born`: When it is there whole.
-    - `read_until`: The end of the last send, or copy, that reads it.
-    - `added_at`: When an arrival is added to it, which makes the next value; -1: never.
-    - `added_to`: The value that it was made from, with an arrival added.
-    - `final`: Whether it is the rank's output.
+    - `chunk`: Number of the chunk; -1 for a part of a block in which a merged send is packed.
+    - `born`: Time from which it is complete.
+    - `read_until`: End of the last send or copy that reads it.
+    - `added_at`: Time at which an arrival is added to it, which makes the next value; -1 if none is.
+    - `added_to`: The value that it was made from by adding an arrival; None if it was made otherwise.
+    - `final`: True if it is the rank's output.
+    - `slot`: Its slot; None until it is placed.
     """
 
     chunk: int
@@ -44,12 +45,12 @@ class Value:
 
     @property
     def place(self) -> Slot:
-        """Its slot, once it has one."""
+        """Its slot; the value must have been placed."""
         assert self.slot is not None, "a value is placed before it is used"
         return self.slot
 
     def makes_room(self, successor: Value) -> bool:
-        """True if another value may have its slot, given more easily to its successor."""
+        """True if another value may take its slot; the condition is weaker for the value made from it."""
         if self.final:
             return False
         if successor.added_to is self:
@@ -59,7 +60,13 @@ class Value:
 
 @dataclass(eq=False, slots=True)
 class Allocator:
-    """The slots of one rank while values are placed, in order of arrival."""
+    """Slots of one rank while values are placed, in order of arrival.
+
+    - `user`: {slot of the user's buffers: its latest value}.
+    - `scratch`: Latest value of each scratch slot.
+    - `home`: {chunk: its output slot}.
+    - `output_from`: {chunk: tick at which its output arrives}.
+    """
 
     layout: RankLayout
     in_place: bool
@@ -75,7 +82,7 @@ class Allocator:
         }
 
     def place(self, values: Sequence[Value]) -> None:
-        """Give values that arrive together their slots: neighbours where they go to scratch."""
+        """Place values that arrive together; those that go to scratch get neighbouring slots."""
         homeless = []
         for value in values:
             slot = self.home.get(value.chunk)
@@ -87,13 +94,13 @@ class Allocator:
         self.place_scratch(homeless)
 
     def place_block(self, count: int, born: int, read_until: int) -> list[Slot]:
-        """Neighbouring slots of scratch for a packed send."""
+        """Neighbouring scratch slots for a packed send of `count` chunks; times in ticks."""
         values = [Value(-1, born, read_until) for _ in range(count)]
         self.place_scratch(values)
         return [value.place for value in values]
 
     def place_scratch(self, values: Sequence[Value]) -> None:
-        """Give values the first neighbouring slots of scratch that are free for all of them."""
+        """Place values in the first neighbouring scratch slots that are free for all of them."""
         begin, i = 0, 0
         while i < len(values) and begin + i < len(self.scratch):
             if self.scratch[begin + i].makes_room(values[i]):

@@ -12,9 +12,9 @@ from taccl.names import shown
 from taccl.program.layout import RankLayout
 from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress
 
-#: Steps by the queue that they send into, or receive from.
+#: {queue: steps that send into it, or that receive from it}.
 Traffic = defaultdict[Queue, list[tuple[StepAddress, Step]]]
-#: Threadblocks by the same.
+#: {queue: threadblocks that send into it, or that receive from it}.
 Ends = defaultdict[Queue, list[Block]]
 
 
@@ -23,9 +23,10 @@ class ProgramFault:
     """One fault of a program.
 
     - `kind`: One of `taccl.program.interpret.FAULT_KINDS`.
-    - `steps`: The steps at fault; of a deadlock the cycle, each waiting for the next and the last for the
-      first.
-    - `rank`, `chunk`: Where they apply; None elsewhere.
+    - `message`: A sentence on the fault.
+    - `steps`: The steps at fault. For a deadlock they are a cycle: each waits for the next and the last for
+      the first.
+    - `rank`, `chunk`: Rank and chunk of the fault; None if they do not apply.
     """
 
     kind: str
@@ -39,7 +40,7 @@ class ProgramFault:
 
 
 class Parcel(NamedTuple):
-    """Neighbouring chunks that one step sends and one step receives."""
+    """Neighbouring chunks that one step sends and another receives; `chunks` is their number."""
 
     queue: Queue
     send: StepAddress
@@ -48,14 +49,14 @@ class Parcel(NamedTuple):
 
 
 def match(program: Program) -> tuple[Parcel, ...]:
-    """Every parcel, by queue and in the order in which it goes through it."""
+    """All parcels, by queue and in FIFO order; `InputError` if the program has faults of steps or queues."""
     for fault in (*check_steps(program), *check_queues(program)):
         raise InputError(f"{fault}; interpret the program for all of its faults", where="program")
     return tuple(parcels_of(program))
 
 
 def parcels_of(program: Program) -> Iterator[Parcel]:
-    """The same of any program, as far as what is sent is received."""
+    """Yield the parcels of any program, by queue; sends without a receive are left out."""
     sent, received = traffic(program)
     for queue in sorted(sent):
         for (send, step), (receive, _) in zip(sent[queue], received[queue], strict=False):
@@ -63,7 +64,7 @@ def parcels_of(program: Program) -> Iterator[Parcel]:
 
 
 def check_steps(program: Program) -> Iterator[ProgramFault]:
-    """Faults of single steps: slots past their buffer, peers, counts and dependencies that do not exist."""
+    """Yield faults of single steps: invalid operations, counts, slots, peers and dependencies."""
     for address, step in program.steps():
         for text in _complaints(program, address, step):
             yield ProgramFault("step", f"{address}, {step}: {text}", (address,), rank=address.rank)
@@ -104,7 +105,7 @@ def _complaints(program: Program, address: StepAddress, step: Step) -> Iterator[
 
 
 def queue_ends(program: Program) -> tuple[Ends, Ends]:
-    """The threadblocks that send into each queue, and those that receive from it."""
+    """Threadblocks that send into each queue, and those that receive from it."""
     senders, receivers = Ends(list), Ends(list)
     for (r, t), threadblock in program.threadblocks():
         outgoing, incoming = threadblock.sends_into(r), threadblock.receives_from(r)
@@ -116,7 +117,7 @@ def queue_ends(program: Program) -> tuple[Ends, Ends]:
 
 
 def traffic(program: Program) -> tuple[Traffic, Traffic]:
-    """The steps that send into each queue, and those that receive from it, in order."""
+    """Steps that send into each queue, and those that receive from it, in program order."""
     sent, received = Traffic(list), Traffic(list)
     for address, step in program.steps():
         threadblock, parts = program.threadblock(address), OPERATIONS.get(step.operation)
@@ -129,7 +130,7 @@ def traffic(program: Program) -> tuple[Traffic, Traffic]:
 
 
 def check_ends(program: Program) -> Iterator[ProgramFault]:
-    """Faults of queues that several threadblocks share at one end."""
+    """Yield faults of queues with several threadblocks at one end."""
     senders, receivers = queue_ends(program)
     for ends, word in ((senders, "send"), (receivers, "receive")):
         for queue, blocks in ends.items():
@@ -146,7 +147,7 @@ def check_ends(program: Program) -> Iterator[ProgramFault]:
 
 
 def check_queues(program: Program) -> Iterator[ProgramFault]:
-    """Faults of queues: shared at one end, or other chunks received than sent, in all or in some step."""
+    """Yield faults of queues: shared ends, and numbers of chunks sent that differ from those received."""
     yield from check_ends(program)
     sent, received = traffic(program)
     for queue in sorted({*sent, *received}):
@@ -168,7 +169,7 @@ def check_queues(program: Program) -> Iterator[ProgramFault]:
 
 
 def check_sizes(program: Program, layouts: Sequence[RankLayout]) -> Iterator[ProgramFault]:
-    """Faults of buffers that are too small for the collective."""
+    """Yield faults of buffers that are too small for the collective."""
     for rank, (mine, where) in enumerate(zip(program.ranks, layouts, strict=False)):
         for word, found, expected in (
             ("input", mine.input_chunks, len(where.inputs)),

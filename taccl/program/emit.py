@@ -1,13 +1,13 @@
-"""Drafts of a rank's steps to its threadblocks: positions, and the dependencies that are not yet implied.
+"""Assemble a rank's threadblocks from drafts of steps: positions, and dependencies that are not implied.
 
-A receive and the send right after it in its threadblock become one step if the send is the next to use what
-came, and waits for nothing else. Nobody then waits longer than before: whoever uses what came comes after the
-send anyway. Only single chunks are fused, since a step of several would pass on the first while it waits for
-the others.
+A receive and the send right after it in the same threadblock are fused into one step on two conditions. The
+send is the first step to use the data received, and it waits for nothing else. Then no step waits longer than
+before, since all other users of the data come after the send anyway. Only single chunks are fused: a step of
+several chunks would send the first while it waits for the others.
 
-Such a step takes nothing before there is room for what it sends. There is: what its threadblock sent before,
-it sent before the receive, and so that has been received, whatever else waits. (Were sends moved up to
-receives that they do not follow directly, a ring of such steps could wait for room all around.)
+A fused step receives only once there is room for its send. This cannot deadlock. All earlier sends of its
+threadblock precede the receive, so they have been received, whatever else waits. (If sends were moved to
+receives that they do not follow directly, a ring of fused steps could wait for room all around.)
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _FUSED = {"receive": "receive-send", "receive-reduce": "receive-reduce-copy-send
 
 
 class Key(NamedTuple):
-    """A threadblock before it has a number: what it does, with which rank, over which channel.
+    """Identity of a threadblock before it has a number: its kind, peer rank and channel.
 
-    A relay receives from `peer`, and sends to another rank.
+    A relay receives from `peer` and sends to `send_to`.
     """
 
     kind: str
@@ -40,9 +40,9 @@ class Draft:
     """A step before its threadblock has a number.
 
     - `key`: Its threadblock.
-    - `order`: Its place among all steps of its rank: threadblocks run in this order, and it waits for none
-      later.
-    - `at`: When it takes or leaves its data, which says what it reads and overwrites.
+    - `order`: Sort key among all steps of its rank. Threadblocks run in this order, and no step waits for a
+      later one.
+    - `at`: Sort key of the time at which it reads or writes its data, which determines its dependencies.
     """
 
     key: Key
@@ -55,7 +55,7 @@ class Draft:
 
 
 def read_slots(step: Draft | Step) -> Iterator[Slot]:
-    """Slots whose content a step uses."""
+    """Yield the slots that a step reads."""
     if step.src is not None and OPERATIONS[step.operation].reads:
         yield from step.src.neighbours(step.count)
     if step.dst is not None and step.operation == "reduce":
@@ -63,15 +63,15 @@ def read_slots(step: Draft | Step) -> Iterator[Slot]:
 
 
 def written_slots(step: Draft | Step) -> Iterator[Slot]:
-    """Slots that a step puts something into."""
+    """Yield the slots that a step writes."""
     if step.dst is not None and OPERATIONS[step.operation].writes:
         yield from step.dst.neighbours(step.count)
 
 
 def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadblock, ...]:
-    """The rank's threadblocks; those that others wait for have the lowest numbers.
+    """Threadblocks of a rank; those that others wait for have the lowest numbers.
 
-    - `relays`: Whether what mostly passes on what comes from one rank to another is one threadblock.
+    - `relays`: True to join a receiving and a sending threadblock that mostly relays its data.
     """
     needs = _needs(drafts)
     if relays:
@@ -86,12 +86,12 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
         position[draft] = (draft.key, len(blocks[draft.key]))
         blocks[draft.key].append(draft)
     waits: dict[Draft, list[tuple[Key, int]]] = {}
-    passed: dict[tuple[Key, int], dict[Key, int]] = {}  # what is known to be done once a step is done
+    passed: dict[tuple[Key, int], dict[Key, int]] = {}  # last steps known to be done after each step
     for draft in ordered:
         key, index = position[draft]
         known = dict(passed[key, index - 1]) if index else {}
         waits[draft] = []
-        # The latest first: it may imply the others.
+        # Latest first: a dependency on it may imply the others.
         for other in sorted(needs[draft], key=lambda each: each.order, reverse=True):
             other_key, other_index = position[other]
             if known.get(other_key, -1) >= other_index or other_key == key:
@@ -123,7 +123,7 @@ def assemble(drafts: Sequence[Draft], *, relays: bool = False) -> tuple[Threadbl
 
 
 def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
-    """The steps that each must come after: writers of what it reads, users of what it overwrites."""
+    """{step: steps it depends on}: writers of the slots it reads, and users of the slots it overwrites."""
     writer: dict[Slot, Draft] = {}
     readers: dict[Slot, list[Draft]] = defaultdict(list)
     needs: dict[Draft, set[Draft]] = {}
@@ -143,7 +143,10 @@ def _needs(drafts: Sequence[Draft]) -> dict[Draft, set[Draft]]:
 
 
 def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> dict[Key, Key]:
-    """Threadblocks to be joined: of a receiving and a sending one, most of whose sends were just received."""
+    """{threadblock: relay that replaces it}: pairs of a receiving and a sending threadblock to join.
+
+    In each pair, at least half of the steps of either threadblock relay data from one to the other.
+    """
     sizes = Counter(draft.key for draft in drafts)
     passed_on: Counter[tuple[Key, Key]] = Counter()
     for draft in drafts:
@@ -162,9 +165,9 @@ def _join_relays(drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]) -> 
 def _fuse(
     drafts: Sequence[Draft], needs: Mapping[Draft, set[Draft]]
 ) -> tuple[list[Draft], dict[Draft, set[Draft]]]:
-    """The steps in order, and what each waits for, with what can be fused fused.
+    """Fuse receives with the sends of their data; return the steps in order, and their dependencies.
 
-    - `drafts`: In order.
+    - `drafts`: All steps, in order.
     """
     blocks: dict[Key, list[Draft]] = defaultdict(list)
     for draft in drafts:
@@ -200,7 +203,10 @@ def _fits(
 
 
 def _as_one(first: Draft, others: set[Draft]) -> Draft:
-    """Both in one; a sum that no other step reads is not even kept."""
+    """A receive and its send as one step; a sum in scratch that no other step reads is not stored.
+
+    - `others`: Other users of the receive's data.
+    """
     kept = first.dst is None or first.dst.buffer != "scratch"
     kept = kept or any(first.dst == (each.dst if each.operation == "reduce" else each.src) for each in others)
     operation = _FUSED[first.operation]

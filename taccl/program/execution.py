@@ -1,7 +1,7 @@
-"""Execution of a program: threadblocks step by step, queues of bounded length, and the content of slots.
+"""Symbolic execution of a program: threadblocks step by step, bounded queues, and the content of slots.
 
 The content of a slot is exact: the contributing ranks of each chunk. A waiting threadblock continues as soon
-as its condition holds, before the threadblock that made it true: few messages are in flight at once.
+as its condition holds, before the threadblock that made it true. So few messages are in flight at once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
 from taccl.units import format_count
 
-#: In place of a rank, where nothing is added up and it does not matter who had a chunk; and of what is twice
-#: in a sum.
+#: Stand-in for the rank if the collective does not reduce, so that origins do not matter. Then a mark for
+#: contributions that are twice in a sum.
 ANYONE, AGAIN = -1, "again"
 
 
 class Content(frozenset[tuple[Any, int]]):
-    """Content of a slot: chunks, each with the ranks that contributed to it, as bits.
+    """Content of a slot: pairs of a chunk and the ranks that contributed to it, as bits.
 
-    In place of a chunk there may be (`AGAIN`, chunk), for contributions that were added twice. For a slot
-    that was never written, the slot itself stands there.
+    Contributions that were added twice have (`AGAIN`, chunk) in place of the chunk. A slot that was never
+    written has itself in place of a chunk.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class Content(frozenset[tuple[Any, int]]):
         return cls(held.items())
 
     def parts(self) -> set[tuple[int, Any]]:
-        """Every (rank, chunk) that went into it."""
+        """All (rank, chunk) contributions to it."""
         return {
             (place + ANYONE, chunk)
             for chunk, ranks in self
@@ -59,7 +59,7 @@ class Content(frozenset[tuple[Any, int]]):
 
 
 def contents_of(collective: Collective) -> list[Content]:
-    """Final content of every chunk."""
+    """Required final content of each chunk."""
     return [
         Content.of((_owner(collective, rank), part) for rank, part in parts)
         for parts in contributions(collective)
@@ -67,7 +67,7 @@ def contents_of(collective: Collective) -> list[Content]:
 
 
 def content_at_start(collective: Collective, rank: int, chunk: int) -> Content:
-    """Content of a chunk at a rank at the start."""
+    """Initial content of a chunk at a rank."""
     return Content.of([(_owner(collective, rank), chunk)])
 
 
@@ -86,7 +86,7 @@ class SlotContents:
                 self[Slot("input", index)] = content_at_start(program.collective, rank, chunk)
 
     def place(self, slot: Slot) -> Slot:
-        """One name for one place of memory."""
+        """Unique name of a slot's memory, the same for slots that share it in place."""
         return self._layout.place(slot, in_place=self._in_place)
 
     def __getitem__(self, slot: Slot) -> Content:
@@ -104,17 +104,20 @@ def execute(
     chunks: int = 1,
     sent: dict[StepAddress, list[Content]] | None = None,
 ) -> ExecutionState:
-    """Run a program whose steps are all sound (`check_steps`) and whose queues have one threadblock an end.
+    """Run a program with valid steps (`check_steps`) whose queues have one threadblock at each end.
 
-    - `capacity`: Messages that a queue holds; default: as many as the protocol.
-    - `chunks`: Most chunks that one message carries; further chunks of a step go in further messages.
-    - `sent`: Receives the messages of every step, chunk by chunk.
+    - `capacity`: Number of messages that a queue holds; by default that of the protocol.
+    - `chunks`: Max chunks per message; further chunks of a step go in further messages.
+    - `sent`: Dictionary to fill with {sending step: content of each chunk it sends}.
     """
     return ExecutionState(program, capacity or PROTOCOLS[program.protocol], chunks, sent).run()
 
 
 def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[StepAddress]:
-    """All steps in an order that dependencies, and queues of `capacity` one-chunk messages, allow."""
+    """All steps in an order feasible for dependencies and queues of `capacity` one-chunk messages.
+
+    Raises `InputError` if the program deadlocks.
+    """
     execution = execute(program, capacity=capacity)
     if execution.stuck is not None:
         raise InputError(str(execution.stuck), where="program")
@@ -122,19 +125,21 @@ def running_order(program: Program, *, capacity: int = sys.maxsize) -> list[Step
 
 
 class _Wait(NamedTuple):
-    """Condition of a waiting threadblock: a step of its rank, or a message or room in a queue."""
+    """Condition that a threadblock waits for: a step of its rank, or a message or room in a queue."""
 
     what: Literal["a step", "a chunk", "room"]
     where: StepAddress | Queue | None
 
 
 class ExecutionState:
-    """A run in progress, and then what is left of it: the step that each threadblock is at, what queues hold.
+    """State of a run in progress or ended.
 
-    - `memory`: Slots by rank.
-    - `done`: Steps in the order in which they ended, which is one of those that dependencies and queues
-      allow.
-    - `stuck`: Reason that it did not run to its end.
+    - `memory`: Content of slots, by rank.
+    - `done`: Steps in the order in which they ended, a feasible order for dependencies and queues.
+    - `stuck`: The deadlock, if the run did not reach the end of the program; else None.
+    - `position`: {threadblock: index of its current step}.
+    - `queues`: {queue: messages in it}, each with the content of its chunks.
+    - `waiting`: {condition: threadblocks that wait for it}.
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class ExecutionState:
         self.waiting: dict[_Wait, list[Block]] = defaultdict(list)
 
     def run(self) -> Self:
-        """Run whatever can go on until nothing can."""
+        """Run all threadblocks until each has ended or waits."""
         running = {block: self._run(block) for block in self.blocks}
         ready = deque(running)
         while ready:
@@ -165,7 +170,7 @@ class ExecutionState:
         return self
 
     def _run(self, block: Block) -> Iterator[_Wait | list[Block]]:
-        """Run a threadblock; yields what it has to wait for, and others that have to wait no longer."""
+        """Run a threadblock; yield conditions that it waits for, and threadblocks that it wakes."""
         rank, threadblock, memory = block[0], self.blocks[block], self.memory[block[0]]
         incoming, outgoing = threadblock.receives_from(rank), threadblock.sends_into(rank)
         for s, step in enumerate(threadblock.steps):
@@ -200,7 +205,7 @@ class ExecutionState:
 
     @staticmethod
     def _move(step: Step, memory: SlotContents, i: int, content: Content) -> Content:
-        """The result of a step's i-th chunk, from what was received of it; written where the step writes."""
+        """Result of a step for its i-th chunk, from the content received; stored in `dst` if it writes."""
         parts = OPERATIONS[step.operation]
         src, dst = (slot and Slot(slot.buffer, slot.offset + i) for slot in (step.src, step.dst))
         if parts.reads and src is not None:
@@ -210,7 +215,7 @@ class ExecutionState:
         return content
 
     def _explain(self) -> ProgramFault:
-        """The steps that wait for each other, or the one that waits for what never comes."""
+        """The deadlock: a cycle of steps that wait for each other, or one whose condition never holds."""
         waits = {block: wait for wait, blocks in self.waiting.items() for block in blocks}
         path: list[Block] = []
         reasons: dict[Block, str] = {}
@@ -230,7 +235,7 @@ class ExecutionState:
         return StepAddress(*block, self.position[block])
 
     def _waits_for(self, block: Block, waits: Mapping[Block, _Wait]) -> tuple[Block | None, str]:
-        """The threadblock that must move first, None where none will, and the reason as text."""
+        """Threadblock that a waiting one waits for, and the reason as text; None if none will ever act."""
         what, where = waits[block]
         if isinstance(where, StepAddress):
             return where[:2], f"depends on {where}"

@@ -1,4 +1,4 @@
-"""The interpreter: runs a program, and says whether any rank can hang, race or end up wrong.
+"""Interpreter: run a program symbolically, and report hangs, races and wrong outputs at any rank.
 
 It shares no code with the lowering of schedules except the positions of chunks in the user's buffers
 (`layout`). An output is right if exactly the required contributions were added, each once, and no content of
@@ -33,7 +33,7 @@ from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, fewest_chunks,
 from taccl.program.races import find_races
 from taccl.units import format_count, format_size
 
-#: No more faults than these are listed, and no more parts of a sum in one.
+#: Max faults listed, and max contributions named in one.
 _MOST_FAULTS, _MOST_NAMED = 100, 4
 
 
@@ -57,11 +57,11 @@ class Interpretation:
     num_steps : int
         Steps that were run to their end.
     outputs_checked : bool
-        Whether it is known what the outputs must be, and everything ran so that they could be looked at.
+        True if the outputs were checked: the program states its collective, and it ran to its end.
     sizes_bytes : tuple of int, optional
-        Smallest and largest size for which the verdict holds, both included; None: every size.
+        Smallest and largest size in bytes for which the verdict holds, both included; None for all sizes.
     hangs_from : dict of str to int
-        {library: the smallest of these sizes at which it hangs}; empty if it hangs at none.
+        {library: the smallest of these sizes at which it hangs, in bytes}; empty if it hangs at none.
     """
 
     faults: tuple[ProgramFault, ...]
@@ -93,7 +93,7 @@ class Interpretation:
         return f"{format_count(len(self.faults), 'fault')} in a check of {self.scope}"
 
     def raise_if_failed(self) -> None:
-        """Do nothing of a correct program.
+        """Raise an error if the program has faults.
 
         Raises
         ------
@@ -117,16 +117,18 @@ class Interpretation:
 
 @checked
 def interpret(program: Program, *, capacity: int | None = None) -> Interpretation:
-    """Run a program and judge it for all sizes that it is meant for (`Program.sizes_bytes`).
+    """Run a program symbolically, and check it for all of its sizes (`Program.sizes_bytes`).
 
-    Only whether it hangs depends on the size: the larger chunks are, the fewer of a step fit into one message
-    (`taccl.program.queues`). The verdict is the stricter of NCCL's and RCCL's default buffers.
+    Only hangs depend on the size: the larger the chunks, the fewer of them fit into one message
+    (`taccl.program.queues`). The verdict is the stricter of those for the default buffers of NCCL and RCCL.
 
     Parameters
     ----------
+    program : Program
+        The program.
     capacity : int, optional
-        Chunks that a queue holds before a send must wait, each a message of its own. A program that runs with
-        1 runs at every size. Default: 2 messages for Simple, 8 for LL and LL128, of as many chunks as fit.
+        Number of one-chunk messages that a queue holds before a send must wait. A program that runs with 1
+        runs at every size. Default: 2 messages for Simple, 8 for LL and LL128, each of as many chunks as fit.
     """
     faults: list[ProgramFault] = []
 
@@ -153,8 +155,11 @@ def interpret(program: Program, *, capacity: int | None = None) -> Interpretatio
 def _run_at_all_sizes(
     program: Program, capacity: int | None
 ) -> tuple[ExecutionState, ProgramFault | None, dict[str, int]]:
-    """The furthest run, and why it hangs at some of the program's sizes: from which on, by library."""
-    # One message of all chunks of a step is as good as any larger one.
+    """A run over the program's sizes: the run that gets furthest, the hang if any, and where it begins.
+
+    The last is {library: smallest size in bytes at which it hangs}.
+    """
+    # A larger message than all chunks of a step makes no difference.
     most = min(max((step.count for _, step in program.steps()), default=1), MAX_CHUNKS)
     least_bytes, most_bytes = program.sizes_bytes or (0, NO_LIMIT)
     low, high = min(fewest_chunks(program, most_bytes), most), most
@@ -163,7 +168,7 @@ def _run_at_all_sizes(
     last = execute(program, capacity=capacity, chunks=low)
     if last.stuck is None:
         return last, None, {}
-    # It hangs with `low` chunks a message; it may run with more, as at smaller sizes.
+    # It hangs with `low` chunks per message; it may run with more, as at smaller sizes.
     best = execute(program, capacity=capacity, chunks=high) if high > low else last
     if best.stuck is not None:
         return best, best.stuck, {} if capacity is not None else dict.fromkeys(LIBRARIES, least_bytes)
@@ -188,7 +193,7 @@ def _run_at_all_sizes(
 def _check_contents(
     memory: Sequence[SlotContents], layouts: Sequence[RankLayout], collective: Collective, *, in_place: bool
 ) -> Iterator[ProgramFault]:
-    """Faults of outputs, and out of place of inputs; in place the whole of the buffer may be used."""
+    """Yield faults of outputs and, out of place, of overwritten inputs; in place these may be overwritten."""
     expected = contents_of(collective)
     for rank, where in enumerate(layouts):
         for index, chunk in enumerate(where.outputs):

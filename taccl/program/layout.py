@@ -1,12 +1,12 @@
 """Positions of a collective's chunks in the user's buffers, as nccl-tests lays them out.
 
 One rule gives every layout: a rank's input holds the chunks that it starts with, and its output those that
-it must end with, both in order of chunk. In place, the smaller of the two lies inside the larger at the place
-of its own chunks there (allgather, gather: the input inside the output; reduce-scatter, scatter: the output
-inside the input), and where it has no such place, both begin together.
+it must end with, both in order of chunk. In place, the smaller buffer lies inside the larger, at the position
+of its own chunks there. (For allgather and gather the input is inside the output; for reduce-scatter and
+scatter the output is inside the input.) If there is no such position, both buffers begin together.
 
-Where chunks derive from one another (scan), a rank's input holds its contributions to the chunks that it
-makes, and its output these chunks.
+If chunks derive from one another (scan), a rank's input holds its contributions to the chunks that it makes,
+and its output these chunks.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from taccl.program.program import Program, Slot
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """The chunk of every slot of one rank's buffers, and where the two begin when they are one buffer.
+    """Chunk of each slot of one rank's input and output, and their offsets in the common buffer in place.
 
-    - `inputs`, `outputs`: Chunks by slot.
-    - `input_offset`, `output_offset`: Chunks before each buffer, in place.
+    - `inputs`, `outputs`: Chunk of each slot.
+    - `input_offset`, `output_offset`: Number of chunks before each buffer in the common one.
     """
 
     inputs: tuple[int, ...]
@@ -32,9 +32,9 @@ class RankLayout:
     output_offset: int = 0
 
     def canonical(self, slot: Slot, *, in_place: bool) -> Slot:
-        """One name for one place: in place, an output slot that is an input slot too gets its name.
+        """Unique slot for a place of memory: in place, a slot of the larger buffer if it lies there.
 
-        What is named is the larger of the two buffers; the output, where they are equal.
+        If both buffers are equally large, it is the output.
         """
         whole, place = self.place(slot, in_place=in_place)
         if whole == slot.buffer:
@@ -45,7 +45,7 @@ class RankLayout:
         return Slot(larger, place - begin) if begin <= place < begin + length else slot
 
     def place(self, slot: Slot, *, in_place: bool) -> Slot:
-        """Place of a slot: in its buffer, or, in place, in the one that holds both of the user's."""
+        """Memory place of a slot: the slot itself, or in place its position in the user's common buffer."""
         if not in_place or slot.buffer == "scratch":
             return slot
         begin = self.input_offset if slot.buffer == "input" else self.output_offset
@@ -53,7 +53,10 @@ class RankLayout:
 
 
 def layout(collective: Collective) -> tuple[RankLayout, ...]:
-    """The layout of every rank's buffers; what a rank makes another chunk of is no output of it."""
+    """Layout of each rank's buffers.
+
+    A chunk from which a rank derives another one is not among its outputs.
+    """
     inputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
     outputs: list[list[int]] = [[] for _ in range(collective.num_ranks)]
     used_up = {(each.source, each.rank) for each in collective.derivations}
@@ -67,7 +70,7 @@ def layout(collective: Collective) -> tuple[RankLayout, ...]:
 
 
 def layouts_of(program: Program) -> tuple[RankLayout, ...]:
-    """The same of a program; where it does not say what it is for, every slot holds a chunk of its own."""
+    """Layout of each rank's buffers of a program; without a collective, every slot holds its own chunk."""
     if program.collective is not None:
         return layout(program.collective)
     return tuple(
@@ -77,7 +80,7 @@ def layouts_of(program: Program) -> tuple[RankLayout, ...]:
 
 
 def contributions(collective: Collective) -> list[tuple[tuple[int, int], ...]]:
-    """The (rank, chunk) contributions of every chunk; one origin if it is not a sum."""
+    """(rank, chunk) contributions to each chunk; only one origin if the collective does not reduce."""
     derived = {each.chunk: each for each in collective.derivations}
     made = []
     for chunk in range(collective.num_chunks):
@@ -98,7 +101,7 @@ def _with_offsets(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> RankLayo
 
 
 def _position(part: Sequence[int], whole: Sequence[int]) -> int | None:
-    """Index of `part` in `whole` as neighbours; None if it is not there, or is empty."""
+    """Index of `part` as a contiguous run in `whole`; None if absent or empty."""
     if not part or part[0] not in whole:
         return None
     begin = whole.index(part[0])

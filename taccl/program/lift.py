@@ -1,7 +1,7 @@
-"""Programs to schedules: which chunk a program sends over which link of a topology, and when.
+"""Lift programs to schedules: chunk, link and times of every message on a topology.
 
-It is the way back from `taccl.program.lower`, for programs from anywhere: they can be simulated, bounded and
-verified like every schedule then.
+This is the inverse of `taccl.program.lower`, for programs of any origin. A lifted program can be simulated,
+bounded and verified like every schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taccl.units import parse_size
 
 @dataclass(eq=False, slots=True)
 class TracedMessage:
-    """Message of one step: its chunks, the content of each, and the step that receives them."""
+    """Message of one sending step: its chunks, the content of each, and the step that receives it."""
 
     step: StepAddress
     queue: Queue
@@ -52,26 +52,28 @@ def lift(
     """The verified schedule that a program follows on a topology, with exact times.
 
     Every step starts as soon as the program allows: after the steps before it in its threadblock and its
-    dependencies. A queue holds as many sends as its protocol has room for. If sends compete for a link, port
+    dependencies. The number of sends in a queue is limited by the protocol. If sends compete for a link, port
     or NIC, the one with the earliest possible start goes first. Copies and sums within a rank take no time. A
     step that sends several chunks is one merged send.
 
     Parameters
     ----------
+    program : Program
+        The program; it must state its collective.
     topology : Topology
-        With a link for every two ranks of which one sends to the other. Where several join them, the
-        channels between the two, in order, take the links in turn.
+        The network, with a link for each pair of ranks that communicates. If several links join a pair, its
+        channels, in order, use them in turn.
     size : int or str, optional
-        As nccl-tests counts it (``"1MB"``); one of the two sizes is given.
+        Size as nccl-tests counts it (``"1MB"``). Either this or `chunk_size` is required.
     chunk_size : int or str, optional
-        Of each of the program's chunks.
+        Size of each of the program's chunks.
 
     Raises
     ------
     InputError
-        If ranks or sizes do not fit, two ranks have no link, or the program does not say what it is for.
+        If ranks or sizes do not fit, two ranks have no link, or the program does not state its collective.
     VerificationError
-        If the program hangs at the size, races or computes something else (`taccl.interpret`).
+        If the program hangs at the size, races, or has wrong outputs (`taccl.interpret`).
     """
     if topology is None:
         raise InputError("a program does not say what it runs on; give topology=...", where="topology")
@@ -83,7 +85,7 @@ def lift(
             "give a topology with as many (--nodes)",
             where="topology",
         )
-    # It may be meant for other sizes, at which it hangs or does not.
+    # The program's own sizes do not matter: check it at the given size only.
     if size is not None:
         size_bytes = parse_size(size)
     else:
@@ -117,7 +119,7 @@ def lift(
     schedule = make_schedule(problem, **columns, reduce=[a for each in sent for a in _adds(collective, each)])
     if not collective.sums_up or verify(schedule).ok:
         return schedule
-    # The program keeps sums apart that meet at a rank: each send names what it carries.
+    # The program keeps contributions unreduced at some rank, so each send names those that it carries.
     carried = [{rank for rank, _ in content.parts()} for each in sent for content in each.contents]
     schedule = make_schedule(problem, **columns, contributions=carried)
     verify(schedule).raise_if_failed()
@@ -148,10 +150,10 @@ def _links(topology: Topology, sent: Sequence[TracedMessage]) -> list[int]:
 
 
 def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
-    """True, for each content that arrives at a rank, if it is added to the content there.
+    """True for each chunk of a message that the receiver adds to its content.
 
-    It is if it lacks the rank's own contribution, or that of others. A whole sum that the rank adds nothing
-    to may be called either, and is what the others of its send are.
+    A chunk is added if it lacks the receiver's contribution and is not complete. A complete sum at a rank
+    that contributes nothing may count as either; it is treated like the other chunks of its send.
     """
     if not collective.sums_up:
         return [False] * len(sent.chunks)
@@ -166,14 +168,14 @@ def _adds(collective: Collective, sent: TracedMessage) -> list[bool]:
 
 
 def _trace(program: Program) -> list[TracedMessage]:
-    """Messages of every sending step of a correct program (`taccl.interpret`), in an order that it allows."""
+    """Messages of all sending steps of a correct program (`taccl.interpret`), in a feasible order."""
     collective = program.collective
     if collective is None:
         raise InputError(
             "it does not say which collective it is for; read it with collective=...", where=program.name
         )
     contents: dict[StepAddress, list[Content]] = {}
-    # A message of a whole step waits least: what it carries does not depend on that.
+    # Messages as large as possible wait least; the content sent does not depend on it.
     execution = execute(program, chunks=MAX_CHUNKS, sent=contents)
     assert execution.stuck is None, "a program is traced once it was interpreted"
     receiver = {parcel.send: parcel.receive for parcel in parcels_of(program)}
@@ -195,7 +197,7 @@ def _trace(program: Program) -> list[TracedMessage]:
 def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) -> int:
     chunk = derived.get(content)
     if not derived:
-        # Content that was never written, or added twice, has another object in place of a chunk.
+        # Content that was never written, or was added twice, has another object in place of a chunk.
         chunks = [each for each, _ in content]
         chunk = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], int) else None
     if chunk is None:
@@ -210,13 +212,13 @@ def _chunk(content: Content, derived: Mapping[Content, int], step: StepAddress) 
 def _times(
     problem: Problem, program: Program, sent: Sequence[TracedMessage], links: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The start and the end of every message in ticks, if every rank goes on as soon as it can.
+    """Start and end of every message in ticks, if every rank proceeds as early as possible.
 
     A step begins after the end of the one before it in its threadblock and of its dependencies. A message
     starts when its step has begun, the queue has room for it, and every resource that it holds is free. The
-    message with the earliest possible start goes first. Among equals it is the one to the next rank, then the
-    one after that, so that ranks spread their destinations. A message leaves the queue when its receiving
-    step has begun. Steps within a rank take no time.
+    message with the earliest possible start goes first. Ties go to the smallest distance from source rank to
+    destination rank, so that ranks send to different destinations. A message leaves the queue when its
+    receiving step has begun. Steps within a rank take no time.
     """
     tasks, occupied = _messages(problem, sent, links)
     after, duration, room = tasks.after, list(tasks.duration), PROTOCOLS[program.protocol]
@@ -226,7 +228,7 @@ def _times(
     in_queue: dict[Queue, list[int]] = defaultdict(list)
     for m, each in enumerate(sent):
         queue = in_queue[each.queue]
-        if len(queue) >= room:  # until then an earlier message is taken out
+        if len(queue) >= room:  # wait until an earlier message has been received
             before = queue[-room]
             after[before].append((m, duration[before]))
             after[begins[sent[before].receiver]].append((m, 0))
@@ -261,7 +263,7 @@ def _times(
 def _messages(
     problem: Problem, sent: Sequence[TracedMessage], links: Sequence[int]
 ) -> tuple[Tasks, list[int]]:
-    """Messages as tasks, and for how long after its start each keeps its step from being done."""
+    """Messages as tasks, and ticks from the start of each until its sending step is done."""
     costs, columns, link = problem.costs, hold_columns(problem.topology), np.array(links, np.int64)
     units = np.array([costs.chunk_units[each.chunks].sum() for each in sent], np.int64)
     duration = costs.link_alpha[link] + units * costs.link_beta[link]

@@ -1,12 +1,12 @@
-"""Schedules to programs: who runs which step on which slot, in which threadblock, after which steps.
+"""Lower schedules to programs: rank, threadblock, slots and dependencies of each step.
 
 Every send becomes a step at its source and one at its destination, on the slots that `allocate` finds. Steps
-of a threadblock are in order of the *end* of their sends. A step waits for the steps of its rank that wrote
-what it reads, and that used what it overwrites.
+of a threadblock are in order of the *end* of their sends. A step depends on the steps of its rank that wrote
+the slots it reads, and on those that used the slots it overwrites.
 
-No such program can deadlock, at any size and however short its queues are. A send and its receive take place
-together, at the end of the send. Each condition of either ends earlier, or together with it and before it in
-one order of all sends. So the sends can be done in that order.
+No such program can deadlock, at any size and for any length of queues. Proof: consider one order of all sends
+by their end. A send and its receive take place together, at the end of the send. Everything that either
+depends on ends before it in this order. So the sends can be executed in this order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from taccl.program.replicate import choose_instances, replicate
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 
-#: Treatment of a merged send whose chunks are not neighbours in the buffers at both ends.
+#: Treatment of a merged send whose chunks are not contiguous in the buffers at both ends.
 Merged = Literal["split", "pack"]
 Channels = Literal["single", "round-robin", "by-chunk", "by-peer"]
 Threadblocks = Literal["per-direction", "per-peer", "relay"]
@@ -45,7 +45,7 @@ _LAST = 2**62
 
 
 class _PlacedPart(NamedTuple):
-    """A chunk of a message with its places: read at `src`, kept at `dst`, added to what is at `added`."""
+    """Slots of a chunk of a message: read from `src`, written to `dst`, after adding `added` if any."""
 
     src: Slot
     dst: Slot
@@ -66,50 +66,52 @@ def lower(
     instances: Count | Literal["auto"] = 1,
     name: str = "",
 ) -> Program:
-    """The program that does what a verified schedule says.
+    """Lower a valid schedule to a program.
 
     Parameters
     ----------
     schedule : Schedule
-        A valid one.
+        A valid schedule.
     in_place : bool
-        Whether input and output are one buffer. The rest of the input is left as it was in either case.
+        True if input and output are one buffer. In either case, input outside the output is not overwritten.
     protocol : str, optional
-        ``"Simple"``, ``"LL"`` or ``"LL128"``; default: that of the topology, or Simple where it has none.
+        ``"Simple"``, ``"LL"`` or ``"LL128"``; by default that of the topology, or Simple if it has none.
     channels : str
-        ``"single"``: everything over one channel. ``"round-robin"``: sends between two ranks take turns.
-        ``"by-chunk"``: chunk by chunk. ``"by-peer"``: by the distance between the two ranks' numbers, so that
-        a channel has fewer peers. Parallel links between two ranks always have channels of their own.
+        Policy for the channel of a send. ``"single"``: one channel for all. ``"round-robin"``: sends between
+        two ranks use the channels in turn. ``"by-chunk"``: by the number of the chunk. ``"by-peer"``: by the
+        distance between the two rank numbers, so that a channel has fewer peers. Parallel links between two
+        ranks always have separate channels.
     num_channels : int
-        How many channels to choose from.
+        Number of channels that the policy may use.
     threadblocks : str
-        ``"per-direction"``: one for what is sent to a rank over a channel, another for what is received.
-        ``"per-peer"``: one for both, which needs half as many. ``"relay"``: one for what is received from a
-        rank and mostly sent on to another, as on a ring. Where a threadblock receives a chunk and sends it
-        on next, both are one step.
+        ``"per-direction"``: for each peer and channel, one threadblock sends and another receives.
+        ``"per-peer"``: one does both, which needs half as many. ``"relay"``: one receives from a rank and
+        sends most of that to another, as on a ring. If a threadblock receives a chunk and sends it next, both
+        are one step.
     merged : str
-        A merged send whose chunks are neighbours at both ends is one step. Otherwise ``"split"`` makes it
-        as few steps as it has stretches of neighbours; ``"pack"`` copies its chunks together in scratch
-        before and apart after it (`Program.num_copies` counts that).
+        Treatment of merged sends whose chunks are not contiguous at both ends. ``"split"``: one step per
+        contiguous run. ``"pack"``: one step, with copies that gather the chunks in scratch before it and
+        scatter them after it (`Program.num_copies` counts them). Contiguous chunks are always one step.
     max_count : int
-        Chunks in a step at most.
+        Max chunks per step.
     instances : int or "auto"
-        Copies of the program, each of which moves a part of every chunk over channels of its own. ``"auto"``:
-        as many as the fastest link's bandwidth needs, within what MSCCL and MSCCL++ run; `Program.notes` says
-        how many, and why.
+        Number of copies of the program; each moves a part of every chunk over its own channels. ``"auto"``:
+        as many as the bandwidth of the fastest link needs, within the limits of MSCCL and MSCCL++;
+        `Program.notes` states the number and the reason.
     name : str
-        Default: the collective's and the topology's.
+        Name of the program; by default from the collective and the topology.
 
     Warns
     -----
     LossyConversionWarning
-        If sends have several ends, where a switch multicasts or reduces: a program has a send for each end.
+        If sends have several ends because a switch multicasts or reduces: the program has a send for each
+        end.
 
     Raises
     ------
     InputError
-        If an option is unknown, chunks differ in size, or a chunk is sent from where it is not (`verify` says
-        more).
+        If an option is unknown, chunks differ in size, or a chunk is sent from a rank that does not hold it
+        (`verify` says more).
     """
     if isinstance(schedule, CompactSchedule):
         schedule = schedule.expand()
@@ -161,7 +163,7 @@ def lower(
 
 
 def _replaced(schedule: Schedule) -> tuple[str, ...]:
-    """Notes on sends of several ends, which programs replace by single sends; also issued as warnings."""
+    """Notes on sends with several ends, which programs replace by single sends; also issued as warnings."""
     links = schedule.problem.topology.links
     wide = {t.group for t in schedule if len(links[t.link].srcs) + len(links[t.link].dsts) > 2}
     if not wide:
@@ -177,11 +179,11 @@ def _replaced(schedule: Schedule) -> tuple[str, ...]:
 def _choose_channels(
     messages: Sequence[Message], policy: Channels, num_channels: int, num_ranks: int
 ) -> None:
-    """Give messages their channels, in order; parallel links between two ranks have channels of their own."""
+    """Assign channels to messages, in order; parallel links between two ranks have separate channels."""
     turns: Counter[tuple[int, int]] = Counter()
     for message in messages:
         src, dst = message.src, message.dst
-        apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same both ways
+        apart = min((dst - src) % num_ranks, (src - dst) % num_ranks)  # the same in both directions
         among: dict[Channels, int] = {
             "single": 0,
             "round-robin": turns[src, dst] % num_channels,
@@ -193,7 +195,7 @@ def _choose_channels(
 
 
 class _Placing:
-    """The pass over all messages in order of time that gives values their slots, and steps their places."""
+    """Pass over all messages in time order that places values in slots and drafts the steps."""
 
     def __init__(
         self,
@@ -240,7 +242,7 @@ class _Placing:
                         self.allocators[message.dst].output_from[value.chunk] = value.born
 
     def _place_inputs(self) -> None:
-        """Inputs are where the user put them; those that are outputs elsewhere are copied at the start."""
+        """Place inputs where the user put them; copy those that are outputs in other slots at the start."""
         for rank, (where, values) in enumerate(zip(self.layouts, self.inputs, strict=True)):
             allocator = self.allocators[rank]
             for i, chunk in enumerate(where.inputs):
@@ -253,7 +255,7 @@ class _Placing:
                 if not value.final or allocator.home[chunk] == source:
                     continue
                 if self.in_place:
-                    # Two inputs may have to trade places; a copy through scratch avoids a cycle of waits.
+                    # Two inputs may have to swap places; a copy through scratch avoids a cyclic dependency.
                     copy = Value(chunk, START, final=True)
                     allocator.place_scratch([copy])
                     value.final = False
@@ -269,7 +271,7 @@ class _Placing:
                 self._local(rank, "copy", source, copy.place, (START, i, 0, 0))
 
     def _start(self, message: Message) -> None:
-        """Order the chunks as they stand at the source, and pack them if that is asked for and needed."""
+        """Sort the chunks by their slots at the source; pack them if requested and not contiguous."""
         for i, part in enumerate(message.parts):
             if part.summed:
                 total = part.taken
@@ -318,7 +320,7 @@ class _Placing:
 
     @staticmethod
     def _fused(message: Message) -> dict[MessagePart, Value]:
-        """Parts that are wanted only for the chunk that the receiver makes of them: that one is received."""
+        """{part: value derived from it} of parts that the receiver needs for nothing else: one step makes it."""
         fused = {}
         for part in message.parts:
             if len(part.derived) == 1 and part.made is not None:
@@ -328,7 +330,7 @@ class _Placing:
         return fused
 
     def _send(self, message: Message, moves: Sequence[_PlacedPart]) -> None:
-        """The steps at both ends, one for each stretch of neighbours."""
+        """Draft the steps at both ends, one per contiguous run."""
         for i, run in enumerate(_runs(moves, self.max_count)):
             first, count = run[0], len(run)
             order = (message.end, message.number, 0, i)
@@ -347,7 +349,7 @@ class _Placing:
             )  # fmt: skip
 
     def _sum_up(self, rank: int, slots: Sequence[Slot], dst: Slot, at: tuple[int, int, int, int]) -> None:
-        """Steps within a rank that put the sum of some slots into one, which may be one of them."""
+        """Draft local steps that write the sum of some slots to `dst`, which may be one of them."""
         first, *others = sorted(slots, key=lambda slot: slot != dst)
         if first != dst:
             self._local(rank, "copy", first, dst, at)
@@ -374,7 +376,7 @@ def _is_one_run(moves: Sequence[_PlacedPart]) -> bool:
 
 
 def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_PlacedPart]]:
-    """Moves cut into stretches whose places are neighbours, of at most `max_count`."""
+    """Yield runs of moves that are contiguous in all slots, of at most `max_count` each."""
     stretches: list[list[_PlacedPart]] = []
     for move in moves:
         if stretches and _is_one_run([stretches[-1][-1], move]):
@@ -382,6 +384,6 @@ def _runs(moves: Sequence[_PlacedPart], max_count: int) -> Iterator[list[_Placed
         else:
             stretches.append([move])
     for whole in stretches:
-        # As even as can be: 65 chunks make 33 and 32, not 64 and 1.
+        # Even lengths: 65 chunks make 33 and 32, not 64 and 1.
         size = math.ceil(len(whole) / math.ceil(len(whole) / max_count))
         yield from (whole[i : i + size] for i in range(0, len(whole), size))

@@ -1,4 +1,4 @@
-"""Messages of a schedule between two ranks, and the values that each rank holds meanwhile."""
+"""Messages of a schedule between two ranks, and the values that each rank holds over time."""
 
 from __future__ import annotations
 
@@ -17,28 +17,34 @@ from taccl.schedule.schedule import Schedule, Transfer
 
 @dataclass(eq=False, slots=True)
 class MessagePart:
-    """One chunk of a message: the value read, and the value it becomes, perhaps added to another."""
+    """One chunk of a message: the value read (`taken`), and the value that the arrival makes (`made`)."""
 
     chunk: int
     taken: Value | None = None
-    #: Values that are summed up to make `taken`, where it is not there yet.
+    #: Values summed to make `taken`; empty if it exists already.
     summed: list[Value] = field(default_factory=list)
-    #: The ranks whose contributions it carries, as bits, where the schedule names them.
+    #: Ranks whose contributions it carries, as bits; 0 if the schedule does not name them.
     bits: int = 0
     made: Value | None = None
-    #: Chunks that the receiver makes of this one by adding its own contribution: from which value, and it.
+    #: (source value, derived value) of chunks that the receiver derives by adding its own contribution.
     derived: list[tuple[Value, Value]] = field(default_factory=list)
 
     @property
     def place(self) -> Slot:
-        """Slot where it is read."""
+        """Slot that it is read from."""
         assert self.taken is not None, "a part is placed once it was followed"
         return self.taken.place
 
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """Message from one rank to another in one send, `number` in order of end."""
+    """Message from one rank to another in one send.
+
+    - `lane`: Index of its link among the links used between the two ranks.
+    - `start`, `end`: Ticks.
+    - `reduce`: True if it is added to the receiver's content.
+    - `number`: Its rank in order of end.
+    """
 
     src: int
     dst: int
@@ -52,10 +58,10 @@ class Message:
 
 
 def messages_of(schedule: Schedule) -> list[Message]:
-    """Messages between ranks, in order of end; one to each destination of a multicast.
+    """Messages between ranks, in order of end; a multicast becomes one message per destination.
 
-    A switch that reduces becomes messages that are added up where they arrive; where nothing is to be summed,
-    one of its sources is enough.
+    A send that a switch reduces becomes one message per source, added up at the destination. If the
+    collective does not sum, one source is enough.
     """
     links, collective = schedule.problem.topology.links, schedule.problem.collective
     lanes: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -81,7 +87,7 @@ def messages_of(schedule: Schedule) -> list[Message]:
 
 
 def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
-    """Every message twice, (time, True if it starts, message); arrivals come first among equal times."""
+    """(tick, True if it starts, message) for start and end of each message, in time order, ends first."""
     events = [(m.end, False, m) for m in messages] + [(m.start, True, m) for m in messages]
     return sorted(events, key=lambda event: (event[0], event[1], event[2].number))
 
@@ -89,9 +95,9 @@ def events_of(messages: Sequence[Message]) -> list[tuple[int, bool, Message]]:
 def follow(
     messages: list[Message], collective: Collective, layouts: Sequence[RankLayout]
 ) -> list[dict[int, Value]]:
-    """Enter into every message the values it reads and makes; returns what each rank starts with.
+    """Set the values that each message reads and makes; return {chunk: value} of the inputs of each rank.
 
-    Arrivals of what a rank already has are dropped where nothing combines.
+    If the collective does not sum, arrivals of chunks that a rank already holds are dropped.
     """
     makes: dict[tuple[int, int], list[int]] = defaultdict(list)
     for each in collective.derivations:
@@ -150,7 +156,7 @@ def follow(
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Arrivals of a chunk at a rank that are summed in one value."""
+    """Set of arrivals of a chunk at a rank that are summed in one value."""
 
     arrivals: set[int]
     value: Value
@@ -158,24 +164,23 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Reader:
-    """A part that is sent, or a result: from when it reads, and the arrivals that it sums."""
+    """Reader of arrivals, which is a part to be sent or a result: tick of its read, and arrivals it sums."""
 
     since: int
     arrivals: set[int]
 
 
-#: Among arrivals, which else are ids of parts: what a rank contributes, and a copy where its result is to be.
+#: Arrivals are ids of parts, except for a rank's own contribution and for a copy of it at its result's place.
 _OWN, _COPY = -1, -2
 
 
 @dataclass(eq=False, slots=True)
 class NamedSums:
-    """Inputs of ranks, and their sums at the end, if a schedule names the contributions it carries.
+    """Inputs of ranks, and final sums if the schedule names contributions.
 
-    - `own` (list of dict of int to Value): What each rank contributes to each chunk.
-    - `copies`: Copies of these where results are to be, which arrivals are added to.
-    - `results` (list of list of (Value, list of Value)): Results of each rank that are summed up at the end,
-      and of what.
+    - `own`: {chunk: the rank's contribution}, by rank.
+    - `copies`: Copies of contributions at the places of results, to which arrivals are added, by rank.
+    - `results`: (result, its summands) of sums made at the end, by rank.
     """
 
     own: list[dict[int, Value]]
@@ -186,10 +191,10 @@ class NamedSums:
 def follow_named(
     messages: list[Message], collective: Collective, layouts: Sequence[RankLayout], *, in_place: bool
 ) -> NamedSums:
-    """The same where messages name the contributions that they carry, and ranks keep what arrives apart.
+    """Set the values of messages that name their contributions, which ranks keep unreduced.
 
-    An arrival is added to a value at once where whatever reads either of them later reads both. What nobody
-    reads is not sent.
+    An arrival is added to a value at once if every later reader of either reads both. Parts that are never
+    read are not sent.
     """
     plan = _SumPlan(messages, collective, layouts)
     for message in messages:
@@ -234,11 +239,11 @@ def follow_named(
 
 
 class _SumPlan:
-    """Readers of arrivals: parts that are sent on, by id, and results.
+    """Readers of arrivals: parts that are sent on, and results.
 
-    - `readers`: dict of (rank, chunk) to list of _Reader.
-    - `results`: dict of (rank, chunk) to _Reader.
-    - `reads` (dict of int to _Reader): Of every part that somebody reads where it arrives.
+    - `readers`: {(rank, chunk): all readers}.
+    - `results`: {(rank, chunk): the reader for the result}.
+    - `reads`: {id of a part: its reader at the source}, for parts that are read where they arrive.
     """
 
     def __init__(
@@ -261,7 +266,7 @@ class _SumPlan:
                 self.results[rank, chunk] = reader
                 self.readers[rank, chunk].append(reader)
         self.reads: dict[int, _Reader] = {}
-        for message in sorted(messages, key=lambda each: -each.end):  # what reads an arrival ends after it
+        for message in sorted(messages, key=lambda each: -each.end):  # readers end after what they read
             for part in message.parts:
                 if any(id(part) in reader.arrivals for reader in self.readers[message.dst, part.chunk]):
                     here = arrivals[message.src, part.chunk]
@@ -270,7 +275,10 @@ class _SumPlan:
                     self.readers[message.src, part.chunk].append(reader)
 
     def wants_copy(self, rank: int, chunk: int) -> bool:
-        """Whether a rank's contribution is sent alone, and is in its result: that then begins with a copy."""
+        """True if a rank's contribution is both sent alone and part of its result, which starts as a copy.
+
+        The result's reader is changed to read the copy.
+        """
         result = self.results.get((rank, chunk))
         apart = any(reader.arrivals == {_OWN} for reader in self.readers[rank, chunk])
         if result is None or not apart or _OWN not in result.arrivals:
@@ -280,7 +288,7 @@ class _SumPlan:
 
 
 def _kept(here: list[_Piece], arrival: int, later: Sequence[_Reader], chunk: int, time: int) -> Value:
-    """The value that an arrival becomes: by itself, or added to one that the same readers read."""
+    """The value of an arrival: a new one, or one that the same later readers read, with the arrival added."""
     piece = _Piece({arrival}, Value(chunk, time))
     beside = next((each for each in here if _read_alike([each, piece], later)), None)
     if beside is not None:
@@ -302,14 +310,17 @@ def _reader(arrivals: Sequence[Arrival], bits: int, since: int, chunk: int, rank
 
 
 def _read_alike(pieces: Sequence[_Piece], readers: Sequence[_Reader]) -> bool:
-    """Whether whoever reads one of some pieces reads all."""
+    """True if each reader reads either all of the pieces or none."""
     return all(len({piece.arrivals <= reader.arrivals for piece in pieces}) == 1 for reader in readers)
 
 
 def _taken(
     here: list[_Piece], reader: _Reader, later: Sequence[_Reader], part: MessagePart, message: Message
 ) -> Value:
-    """What a part reads: a value that is there, or the sum of several, which stays where it can."""
+    """The value that a part reads: an existing one, or the sum of several.
+
+    The sum replaces its summands if all later readers read all of them.
+    """
     read = [piece for piece in here if piece.arrivals <= reader.arrivals]
     if len(read) == 1:
         return read[0].value

@@ -1,9 +1,9 @@
-"""The program: what each rank executes, step by step, on its input, output and scratch buffers.
+"""Program: the steps that each rank executes on its input, output and scratch buffers.
 
-A rank runs its *threadblocks* at once, and each threadblock runs its steps one after another. A threadblock
-sends to at most one rank and receives from at most one, both over one *channel*: what goes from one rank to
-another over a channel is one queue, first in, first out. Between threadblocks of a rank, only dependencies
-order steps.
+A rank runs its *threadblocks* concurrently, and each threadblock runs its steps one after another. A
+threadblock sends to at most one rank and receives from at most one, both over one *channel*. The messages
+from one rank to another over a channel form one queue, first in, first out. Steps of different threadblocks
+of a rank are ordered only by dependencies.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 BUFFERS = ("input", "output", "scratch")
-#: A threadblock: its rank, and its number there.
+#: (rank, number of the threadblock at that rank).
 Block = tuple[int, int]
 
-#: Messages that a queue holds before the next one waits for room (`taccl.program.queues`).
+#: {protocol: number of messages that a queue holds} (`taccl.program.queues`).
 PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}
 
 
 class OperationParts(NamedTuple):
-    """Parts of an operation, in this order: receive, read `src`, write `dst`, send the result on."""
+    """Parts of an operation, in order of execution: receive, read `src`, write `dst`, send the result."""
 
     receives: bool
     reads: bool
@@ -39,7 +39,7 @@ class OperationParts(NamedTuple):
     sends: bool
 
 
-#: A result is what was received or read; where both, their sum.
+#: {operation: its parts}. The result is the data received or read; if both, their sum.
 OPERATIONS: Mapping[str, OperationParts] = {
     "send": OperationParts(False, True, False, True),
     "receive": OperationParts(True, False, True, False),
@@ -54,13 +54,13 @@ OPERATIONS: Mapping[str, OperationParts] = {
 
 
 class Slot(NamedTuple):
-    """One place for a chunk: a buffer of `BUFFERS`, and how many chunks come before it there."""
+    """Place for one chunk: a buffer of `BUFFERS`, and the number of chunks before it there."""
 
     buffer: str
     offset: int
 
     def neighbours(self, count: int) -> tuple[Slot, ...]:
-        """So many slots, of which it is the first."""
+        """`count` consecutive slots, beginning with this one."""
         return tuple(Slot(self.buffer, self.offset + i) for i in range(count))
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Slot(NamedTuple):
 
 
 class StepAddress(NamedTuple):
-    """One step of a program, for people to find it."""
+    """Address of a step in a program."""
 
     rank: int
     threadblock: int
@@ -91,14 +91,14 @@ class Queue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One instruction, of `count` chunks that are neighbours in each buffer it touches.
+    """One instruction on `count` chunks that are contiguous in each buffer it accesses.
 
     - `operation`: One of `OPERATIONS`.
-    - `src`, `dst`: The first chunk read, and the first written; None where the operation does not.
+    - `src`, `dst`: First slot read, and first slot written; None if the operation does not read or write.
     - `depends` (tuple of (threadblock, step)): Steps of the same rank that must be done before this one
       begins.
-    - `needs`, `gives` (tuple of str): Marks of `taccl.workload.lower_step`: tiles without which it must
-      not begin, and tiles that are there once all steps of the rank that are marked so are done.
+    - `needs`: Tiles that must be ready before it begins; marks of `taccl.workload.lower_step`.
+    - `gives`: Tiles that are ready once all steps of the rank with the same mark are done.
     """
 
     operation: str
@@ -125,11 +125,11 @@ class Threadblock:
     channel: int = 0
 
     def sends_into(self, rank: int) -> Queue | None:
-        """The queue that it sends into, as one of a rank's."""
+        """Queue that it sends into, if it belongs to `rank`; None if it does not send."""
         return None if self.send_to is None else Queue(rank, self.send_to, self.channel)
 
     def receives_from(self, rank: int) -> Queue | None:
-        """The queue that it receives from, as one of a rank's."""
+        """Queue that it receives from, if it belongs to `rank`; None if it does not receive."""
         return None if self.receive_from is None else Queue(self.receive_from, rank, self.channel)
 
 
@@ -146,25 +146,27 @@ class RankProgram:
 @checked
 @dataclass(frozen=True)
 class Program:
-    """Program of every rank.
+    """Program of all ranks.
 
     Parameters
     ----------
     name : str
+        Name of the program.
     ranks : tuple of RankProgram
+        Program of each rank.
     collective : Collective, optional
-        What the program is for: it says where chunks are in the user's buffers (`taccl.program.layout`) and
-        what the outputs must be. None: unknown, and outputs are not judged.
+        The collective that it implements. It determines the positions of chunks in the user's buffers
+        (`taccl.program.layout`) and the required outputs. None if unknown; outputs are then not checked.
     in_place : bool
-        Whether input and output are one buffer, the smaller inside the larger.
+        True if input and output are one buffer, the smaller inside the larger.
     protocol : str
-        One of `PROTOCOLS`: how many messages a queue holds.
+        One of `PROTOCOLS`, which determines the number of messages that a queue holds.
     node_of_rank : tuple of int, optional
-        The node of every rank, where it is known: some runtimes reach ranks of other nodes by other means. It
-        changes nothing of what the program does, and makes no two programs differ.
+        Node of each rank, if known: some runtimes reach ranks of other nodes by other means. It does not
+        affect execution, and is ignored when programs are compared.
     sizes_bytes : tuple of int, optional
-        The least and the largest size that it is meant for, of the larger of a rank's two buffers, where they
-        are known; they make no two programs differ either.
+        Smallest and largest intended size in bytes of the larger of a rank's two buffers, if known. Ignored
+        when programs are compared.
     notes : tuple of str
         Notes on how it was made.
     """
@@ -199,39 +201,39 @@ class Program:
 
     @cached_property
     def num_copies(self) -> int:
-        """Steps that only move or add data within a rank."""
+        """Number of steps that only move or add data within a rank."""
         return sum(step.operation in ("copy", "reduce") for _, step in self.steps())
 
     @cached_property
     def num_channels(self) -> int:
-        """One more than the highest channel in use; at least one."""
+        """Number of channels: one more than the highest in use, at least 1."""
         return 1 + max((threadblock.channel for _, threadblock in self.threadblocks()), default=0)
 
     @property
     def size_chunks(self) -> int:
-        """Chunks that a size is cut into: those of the larger of a rank's two buffers; at least one."""
+        """Number of chunks that a size is cut into: those of the larger of a rank's buffers, at least 1."""
         if self.collective is not None:
             return max(1, self.collective.size_chunks)
         return max([1, *(max(rank.input_chunks, rank.output_chunks) for rank in self.ranks)])
 
     @property
     def max_threadblocks(self) -> int:
-        """Threadblocks of the rank that has most."""
+        """Max number of threadblocks of a rank."""
         return max((len(rank.threadblocks) for rank in self.ranks), default=0)
 
     @property
     def scratch_chunks(self) -> int:
-        """Chunks of scratch at the rank that has most."""
+        """Max number of scratch chunks of a rank."""
         return max((rank.scratch_chunks for rank in self.ranks), default=0)
 
     def steps(self) -> Iterator[tuple[StepAddress, Step]]:
-        """Every step with its address, by rank, threadblock and position."""
+        """Yield every step with its address, by rank, threadblock and position."""
         for (r, t), threadblock in self.threadblocks():
             for s, step in enumerate(threadblock.steps):
                 yield StepAddress(r, t, s), step
 
     def threadblocks(self) -> Iterator[tuple[Block, Threadblock]]:
-        """Every threadblock with its rank and its number there."""
+        """Yield every threadblock with its rank and its number there."""
         for r, rank in enumerate(self.ranks):
             for t, threadblock in enumerate(rank.threadblocks):
                 yield (r, t), threadblock
@@ -255,7 +257,7 @@ class Program:
     @classmethod
     @checked
     def from_dict(cls, data: dict[str, Any]) -> Program:
-        """The program that `to_dict` wrote."""
+        """The program that `to_dict` turned into plain values."""
         collective = None if data["collective"] is None else Collective.from_dict(data["collective"])
         ranks = _plain_ranks().validate_python(data["ranks"])
         return cls(**{**data, "collective": collective, "ranks": ranks})
@@ -274,7 +276,7 @@ class Program:
 
 @cache
 def _plain_ranks() -> TypeAdapter[tuple[RankProgram, ...]]:
-    """Ranks to plain values and back."""
-    from pydantic import TypeAdapter  # seldom needed
+    """Converter between the programs of ranks and plain values."""
+    from pydantic import TypeAdapter  # rarely needed
 
     return TypeAdapter(tuple[RankProgram, ...])

@@ -1,4 +1,4 @@
-"""Races: two accesses to one place, one of them a write, that nothing orders; of programs, and of plans."""
+"""Race detection: unordered accesses to one place, one of them a write, in programs and execution plans."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from taccl.program.program import Program, StepAddress
 
 
 class Event(NamedTuple):
-    """What one thread did at a moment of a run.
+    """Event of a run: reads and writes of one thread.
 
-    - `by`: What it was a part of; events that follow one another by the same are one access.
-    - `after`: Numbers of the events that came right before it: of its thread, and those it waited for.
-    - `reads`, `writes`: Places.
+    - `by`: Owner of the event; consecutive events of the same owner are one access.
+    - `after`: Numbers of its direct predecessors: the previous event of its thread, and those it waited for.
+    - `reads`, `writes`: Places that it accesses.
     """
 
     by: Any
@@ -28,13 +28,13 @@ class Event(NamedTuple):
 
 
 def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
-    """(place, event, event) of every two events that race, in order of the run.
+    """Yield (place, event, event) for every two events that race, in order of the run.
 
-    Every access must come after the last write before it, and every write after the reads since then: if
-    neighbours are in order, all are.
+    Every access must be ordered after the last write before it, and every write after the reads since that
+    write. If these pairs are ordered, all conflicting pairs are.
     """
     uses = Counter(each for event in events for each in event.after)
-    known: dict[int, int] = {}  # what was done once an event is done: a bit for each
+    known: dict[int, int] = {}  # {event: events known to precede it, and itself, as bits}
     writers: dict[Hashable, list[int]] = {}
     readers: dict[Hashable, list[int]] = defaultdict(list)
     for _, group in groupby(range(len(events)), key=lambda number: events[number].by):
@@ -62,7 +62,7 @@ def unordered(events: Sequence[Event]) -> Iterator[tuple[Any, Event, Event]]:
 
 
 def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramFault]:
-    """Races among the steps that ran."""
+    """Yield the races among the steps that ran."""
     sent_by = {parcel.receive: parcel.send for parcel in parcels_of(program)}
     when = {address: index for index, address in enumerate(execution.done)}
     events = []
@@ -85,7 +85,7 @@ def find_races(program: Program, execution: ExecutionState) -> Iterator[ProgramF
 def _right_before(
     program: Program, address: StepAddress, sent_by: dict[StepAddress, StepAddress]
 ) -> set[StepAddress]:
-    """The steps that a step waits for: in its threadblock, by its dependencies, and for its message."""
+    """Direct predecessors of a step: in its threadblock, its dependencies, and the send of its message."""
     rank, t, s = address
     before = {StepAddress(rank, *each) for each in program.step(address).depends}
     if s:

@@ -1,4 +1,4 @@
-"""Instances: the program several times over, each on its own part of every chunk and its own channels."""
+"""Instances: several copies of a program, each on its own part of every chunk and its own channels."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import weight
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS
 
-#: Parts of chunks are no smaller, as latency is all that they take: our choice.
+#: Min bytes of a part of a chunk; smaller parts are latency-bound. Own choice.
 _LEAST_PART_BYTES = 1024
-#: What both runtimes run: MSCCL's steps of a threadblock, elements of a rank and threadblocks that steps wait
-#: for; and MSCCL++'s threadblocks of a rank.
+#: Limits of the runtimes. MSCCL: steps of a threadblock, elements of a rank, and threadblocks that steps may
+#: depend on. MSCCL++: threadblocks of a rank.
 MAX_STEPS, MAX_ELEMENTS, MAX_DEPENDED, MAX_THREADBLOCKS = 256, 4095, 128, 80
 
 
 def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> tuple[int, str]:
-    """As many instances as a link's bandwidth needs and both runtimes run, and a sentence that says why.
+    """Number of instances for a link's bandwidth within the limits of both runtimes, and the reason as text.
 
-    A power of two, as sizes divide by those.
+    The number is a power of two, as sizes are usually divisible by those.
 
-    - `gb_per_s`: What the program's fastest link carries, over one channel if there is one instance.
-    - `chunk_bytes`: The least chunk.
+    - `gb_per_s`: Bandwidth of the program's fastest link in GB/s; one instance uses one channel of it.
+    - `chunk_bytes`: Size of the smallest chunk in bytes.
     """
     needed = 2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1)))
     threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]
@@ -50,7 +50,7 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
 
 
 def _length(threadblock: Threadblock) -> int:
-    """Its steps where each moves one chunk and waits for one step."""
+    """Number of steps of a threadblock after cutting them to one chunk and one dependency each."""
     return sum(weight(step) * max(step.count, 1) for step in threadblock.steps)
 
 
@@ -58,7 +58,7 @@ def _length(threadblock: Threadblock) -> int:
 def replicate(program: Program, instances: Count) -> Program:
     """The program with every chunk cut into parts, each moved by its own threadblocks over its own channels.
 
-    Parts of a chunk are neighbours, so that a step of several chunks becomes as many steps of one.
+    Parts of a chunk are contiguous, so a step of several chunks becomes that many steps of one part.
     """
     if instances == 1:
         return program
@@ -71,14 +71,14 @@ def replicate(program: Program, instances: Count) -> Program:
 
 
 def _replicate_rank(rank: RankProgram, instances: int, channels: int) -> RankProgram:
-    # Where steps end, by threadblock, once those of several chunks are several steps.
+    # Number of steps up to the end of each step, by threadblock, after steps of several chunks are cut.
     ends = [[*accumulate(max(step.count, 1) for step in tb.steps)] for tb in rank.threadblocks]
     threadblocks: list[Threadblock] = []
     for threadblock in rank.threadblocks:
         for part in range(instances):
             steps: list[Step] = []
             for step in threadblock.steps:
-                # Copies of one threadblock have neighbouring numbers, so that low numbers stay low.
+                # Copies of one threadblock have consecutive numbers, so that low numbers stay low.
                 depends = tuple((other * instances + part, ends[other][s] - 1) for other, s in step.depends)
                 for i in range(max(step.count, 1)):
                     src, dst = (_part_slot(each, i, instances, part) for each in (step.src, step.dst))

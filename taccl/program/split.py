@@ -1,8 +1,8 @@
-"""Long threadblocks cut into shorter ones that take turns, for runtimes with a limit on steps.
+"""Split long threadblocks into shorter ones that run one after another, for runtimes with a limit on steps.
 
-Threadblocks that talk to each other are cut at the same moments, when nothing is under way between them: what
-comes after a cut goes over channels of its own, so that every queue still has one threadblock at each end.
-Each piece begins when the piece before it has ended.
+Threadblocks that communicate are cut at the same points of a run, when no message is in flight between them.
+Messages after a cut use new channels, so every queue still has one threadblock at each end. Each piece begins
+when the piece before it has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taccl.program.program import Block, Program, RankProgram, Step, StepAddress
 
 
 def weight(step: Step) -> int:
-    """The steps that one makes where a step waits for one other at most: itself, and those that only wait."""
+    """Number of steps for a step if each may have one dependency: itself, and steps that only wait."""
     return max(len(step.depends), 1)
 
 
@@ -30,7 +30,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
     parcels = match(program)
     groups = _groups(weights, parcels)
     ordered: dict[Block, list[StepAddress]] = defaultdict(list)
-    for address in running_order(program, capacity=1):  # with as little under way as can be
+    for address in running_order(program, capacity=1):  # with as few messages in flight as possible
         ordered[groups[address[:2]]].append(address)
     piece_of: dict[StepAddress, int] = {}
     for group, addresses in ordered.items():
@@ -46,7 +46,7 @@ def split_threadblocks(program: Program, *, max_steps: int) -> Program:
 
 
 def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, Block]:
-    """One threadblock to stand for all those that it talks to, directly or through others."""
+    """{threadblock: representative of its group}; groups communicate directly or through others."""
     import networkx
 
     talks = networkx.Graph([(parcel.send[:2], parcel.receive[:2]) for parcel in parcels])
@@ -57,7 +57,7 @@ def _groups(blocks: dict[Block, int], parcels: Sequence[Parcel]) -> dict[Block, 
 def _cuts(
     program: Program, addresses: Sequence[StepAddress], parcels: Sequence[Parcel], limit: int
 ) -> list[int]:
-    """Places to cut a group's steps, in their order, so that no threadblock exceeds the limit."""
+    """Positions at which to cut a group's steps, in their order, so that no threadblock exceeds the limit."""
     inside = set(addresses)
     sends: dict[StepAddress, int] = defaultdict(int)
     receives: dict[StepAddress, int] = defaultdict(int)
@@ -90,7 +90,7 @@ def _cuts(
 
 
 def _split_rank(r: int, rank: RankProgram, piece_of: dict[StepAddress, int], channels: int) -> RankProgram:
-    # Where each step goes: its piece, and its place in there.
+    # {(threadblock, step): (its piece, its index there)}.
     places: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
     pieces: dict[tuple[int, int], list[tuple[int, Step]]] = defaultdict(list)
     for t, threadblock in enumerate(rank.threadblocks):
