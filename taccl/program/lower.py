@@ -320,7 +320,7 @@ class _Placing:
 
     @staticmethod
     def _fused(message: Message) -> dict[MessagePart, Value]:
-        """{part: value derived from it} of parts that the receiver needs for nothing else: one step makes it."""
+        """{part: value derived from it} of parts that the receiver needs only for this, in one step."""
         fused = {}
         for part in message.parts:
             if len(part.derived) == 1 and part.made is not None:

@@ -1,4 +1,4 @@
-"""The sends of a schedule as bars in rows: a row per link, resource or rank."""
+"""Sends of a schedule as bars of a Gantt chart, in one row per link, resource or rank."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 By = Literal["link", "resource", "rank"]
-#: The origin or chunk of a send that carries several.
+#: Origin or chunk of a merged send whose chunks differ in it.
 SEVERAL = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars of a picture, each a send that a row is busy with; arrays have a value for every bar.
+    """Bars of a Gantt chart, each a send that occupies a row; arrays have one value per bar.
 
-    - `rows`, `number`: The names of the rows shown, from the top; and which link, resource or rank each is.
-    - `num_rows`: How many rows have bars, shown or not; of too many the busiest are shown.
-    - `lane`, `num_lanes`: Bars of a row that overlap lie in lanes of their own; `num_lanes` is that of the
-      bar's row.
-    - `send`: The send's group.
-    - `chunk`, `origin`: `SEVERAL` where merged chunks differ. The origin of a sum is its root.
-    - `num_hidden`: Bars of rows that are not shown.
+    - `rows`, `number`: Names of the rows shown, from the top, and the index of the link, resource or rank of
+      each.
+    - `num_rows`: Number of rows with bars, shown or not. If there are too many, the busiest are shown.
+    - `row`: Index of the bar's row in `rows`.
+    - `lane`, `num_lanes`: Lane of the bar, and number of lanes in its row. Bars of a row that overlap in time
+      have different lanes.
+    - `send`: Group of the send.
+    - `chunk`, `origin`: `SEVERAL` if merged chunks differ. The origin of a sum is its root.
+    - `num_hidden`: Number of bars in rows that are not shown.
     """
 
     rows: tuple[str, ...]
@@ -55,7 +57,7 @@ class Bars:
 
 @checked
 def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bars:
-    """The bars of a schedule."""
+    """Bars of a schedule, in the `max_rows` busiest rows."""
     problem = schedule.problem
     check_indices(problem, schedule.chunk, schedule.link)
     send = _sends(schedule)
@@ -82,7 +84,7 @@ def bars_of(schedule: Schedule, by: By = "link", *, max_rows: Count = 48) -> Bar
 
 
 def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
-    """(num_resources,) the part of the time until the finish in which each resource is held."""
+    """Share of the time until the finish in which each resource is held, (num_resources,)."""
     check_indices(schedule.problem, schedule.chunk, schedule.link)
     row, start, end, _, names = _rows(schedule.problem, "resource", _sends(schedule))
     finish = schedule.finish_ticks
@@ -93,7 +95,7 @@ def busy_shares(schedule: Schedule) -> NDArray[np.float64]:
 
 
 def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """The columns of sends: those of their first transfer, the units of all, and what they carry."""
+    """Columns with one value per send: group, link, start, end, reduce, chunk, origin and size in units."""
     collective = schedule.problem.collective
     made_at = {each.chunk: each.rank for each in collective.derivations}
     origins = np.array(
@@ -123,7 +125,7 @@ def _sends(schedule: Schedule) -> dict[str, NDArray[Any]]:
 def _rows(
     problem: Problem, by: By, send: dict[str, NDArray[Any]]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], list[str]]:
-    """Row, start, end and send of every bar, and the names of all rows."""
+    """Row, start and end in ticks, and send of every bar; then the names of all rows."""
     topology = problem.topology
     every = np.arange(len(send["link"]))
     if by == "link":
@@ -141,7 +143,7 @@ def _rows(
 
 
 def _lanes(row: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first lane of its row that is free when a bar starts; bars come row by row, in order of start."""
+    """Lane of each bar: the first that is free at its start. Bars are sorted by row, then by start."""
     lanes = np.zeros(len(row), dtype=np.int64)
     free: list[int] = []
     current = -1

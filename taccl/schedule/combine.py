@@ -1,4 +1,4 @@
-"""Transformations of schedules: reversed, concatenated, and without unused transfers."""
+"""Transformations of schedules: reverse, concatenate, prune, and sums of unreduced contributions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taccl.schedule.timing import exact_times
 
 @cached
 def spreading_half(problem: Problem) -> Problem:
-    """The part of a combining problem that spreads each chunk from its root; nothing is reduced."""
+    """Broadcast phase of a combining problem: each chunk is copied from its root to its destinations."""
     return _as_costly(
         replace(problem, collective=_from_roots(problem.collective, to="destinations")), problem
     )
@@ -25,10 +25,10 @@ def spreading_half(problem: Problem) -> Problem:
 
 @cached
 def reduction_half(problem: Problem) -> Problem:
-    """The part of a combining problem that gathers each chunk at its root, under reversed time.
+    """Reduce phase of a combining problem, as a broadcast problem in reversed time.
 
-    It spreads each chunk from its root to all that contribute, over reversed links; `reverse` turns its
-    schedules into reductions. The sketch's clauses for reducing become its clauses for spreading.
+    Each chunk is copied from its root to all contributors, over reversed links. `reverse` turns schedules of
+    this problem into reductions. The sketch's clauses for reductions become clauses for copies.
     """
     half = replace(
         problem,
@@ -40,16 +40,17 @@ def reduction_half(problem: Problem) -> Problem:
 
 
 def _as_costly(half: Problem, problem: Problem) -> Problem:
-    """A half of a problem with its costs, if these are known: links, holds and chunks keep their index."""
+    """The half, with the problem's costs if they are computed already: all indices are the same."""
     if "costs" in vars(problem):
         vars(half)["costs"] = problem.costs
     return half
 
 
 def contributions_apart(problem: Problem) -> Problem:
-    """A problem that sums up, with every contribution to every chunk a chunk of its own, which spreads.
+    """The problem of a summing collective with unreduced contributions: each becomes its own chunk.
 
-    Each goes to all that want the sum; `summed_at_destinations` reads a schedule of it as one of `problem`.
+    A contribution goes to all destinations of the sum. `summed_at_destinations` turns a schedule of this
+    problem into one of `problem`.
     """
     collective = problem.collective
     alone = [(rank,) for rank in range(collective.num_ranks)]
@@ -71,7 +72,7 @@ def contributions_apart(problem: Problem) -> Problem:
 
 
 def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
-    """The schedule of `problem` from one of ``contributions_apart(problem)``: ranks add up arrivals."""
+    """The schedule of `problem` from one of ``contributions_apart(problem)``; ranks add up arrivals."""
     owner = [(c, rank) for c, chunk in enumerate(problem.collective.chunks) for rank in chunk.origins]
     sums: dict[tuple[int, int, int, int], set[int]] = {}  # (start, group, link, chunk) -> contributions
     for t in schedule:
@@ -91,12 +92,12 @@ def summed_at_destinations(schedule: Schedule, problem: Problem) -> Schedule:
 
     try:
         return timed(list(sums.items()), merged=True)
-    except InputError:  # some of what would arrive as a sum has to go on by itself
+    except InputError:  # a contribution that would arrive in a sum is relayed by itself
         return timed([(key, {rank}) for key, ranks in sums.items() for rank in sorted(ranks)], merged=False)
 
 
 def naming_contributions(schedule: Schedule, problem: Problem) -> Schedule:
-    """The same sends as a schedule of `problem`, which sums up, each with what contributions it carries."""
+    """The same sends as a schedule of a summing `problem`, with the contributions of each transfer named."""
     links, chunks = problem.topology.links, problem.collective.chunks
     held = {(rank, c): frozenset((rank,)) for c, chunk in enumerate(chunks) for rank in chunk.origins}
     start, end, reduce = (column.tolist() for column in (schedule.start, schedule.end, schedule.reduce))
@@ -134,9 +135,10 @@ def _from_roots(collective: Collective, *, to: str) -> Collective:
 
 
 def reverse(schedule: Schedule, problem: Problem) -> Schedule:
-    """The reduction that a schedule of ``reduction_half(problem)`` becomes when time runs the other way.
+    """Reverse a schedule of ``reduction_half(problem)`` in time into a reduction of `problem`, re-timed.
 
-    It has one arrival a chunk and rank (`prune`). Where `problem` is such a half, a reduction is turned back.
+    The schedule must have at most one arrival per chunk and rank (`prune`). If `problem` is itself such a
+    half, a reduction becomes a broadcast schedule again.
     """
     return exact_times(
         problem,
@@ -150,9 +152,9 @@ def reverse(schedule: Schedule, problem: Problem) -> Schedule:
 
 
 def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: str = "") -> Schedule:
-    """One schedule after another on each resource, re-timed together so that they overlap where they can.
+    """Concatenate schedules: on each resource one follows another, re-timed so that they overlap elsewhere.
 
-    Their chunks and links are those of `problem`.
+    - `schedules`: Schedules whose chunk and link indices are those of `problem`.
     """
     starts, groups = [], []
     time = num_groups = 0
@@ -175,8 +177,8 @@ def concatenate(schedules: Sequence[Schedule], problem: Problem, *, producer: st
 def prune(schedule: Schedule) -> Schedule:
     """The schedule without transfers that no destination needs, re-timed.
 
-    The first of several arrivals of a chunk at a rank is kept. A schedule that reduces, or whose chunks
-    derive from one another, is returned as it is.
+    If a chunk arrives several times at a rank, the first arrival is kept. A schedule with reductions, or with
+    chunks that derive from one another, is returned unchanged.
     """
     problem = schedule.problem
     if schedule.reduce.any() or problem.collective.derivations:

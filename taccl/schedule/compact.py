@@ -1,8 +1,8 @@
-"""A schedule of sends that each carry one chunk, in three narrow columns: for very many sends.
+"""Compact schedules for very many sends: each send carries one chunk, in three narrow columns.
 
-A hundred million transfers fit in a gigabyte. It has the figures of a `Schedule`, iterates without making all
-transfers at once, and becomes a `Schedule` where that is wanted and small. Where its columns are dropped, a
-summary is left.
+A hundred million transfers fit in a gigabyte. A compact schedule has the figures of a `Schedule`, and
+iterates without creating all transfers at once. It can be expanded to a `Schedule` if it is small enough. A
+summary keeps the figures without the columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taccl.schedule.schedule import Schedule, Transfer, make_schedule
 from taccl.units import format_size
 
 _BLOCK = 1 << 18
-#: A digest is of columns in blocks of this size, whatever is read at a time.
+#: Rows per block in the computation of a digest; the digest depends on it, so it is fixed.
 _DIGEST_BLOCK = 1 << 20
 #: Bytes per transfer that `expand` needs at its peak.
 _EXPANDED_BYTES = 150
@@ -32,14 +32,20 @@ _EXPANDED_BYTES = 150
 
 @dataclass(frozen=True, eq=False)
 class CompactSchedule(Figures):
-    """Sends in order of start; the first `num_reducing` add to what the destination holds, the rest copy.
+    """Sends in order of start; the first `num_reducing` add to the destination's content, the rest copy.
 
     Parameters
     ----------
+    problem : Problem
+        The problem that the schedule is for.
     chunk, link, start : (num_transfers,) int of 16 to 64 bits
-        Starts in ticks.
+        Indices of chunk and link, and start in ticks, of each transfer.
+    producer : str
+        Description of the search or tool that made the schedule.
+    num_reducing : int
+        Number of transfers that reduce, if these are the first.
     reduces : (num_transfers,) bool, optional
-        Which transfers add, where these are not the first.
+        True for transfers that reduce, if these are not the first.
     """
 
     problem: Problem
@@ -66,31 +72,34 @@ class CompactSchedule(Figures):
         return len(self.chunk)
 
     def adds(self, at: NDArray[Any]) -> NDArray[np.bool_]:
-        """True for each of some transfers that adds to the content of its destination."""
+        """True for each transfer that adds to the content of its destination.
+
+        - `at`: Indices of transfers.
+        """
         return np.asarray(at < self.num_reducing if self.reduces is None else self.reduces[at], bool)
 
     @property
     def num_sends(self) -> int:
-        """As many as transfers: no send is merged."""
+        """Number of sends: that of transfers, as no send is merged."""
         return self.num_transfers
 
     @cached_property
     def finish_ticks(self) -> int:
-        """The last arrival, in ticks; 0 of an empty schedule."""
+        """Time of the last arrival in ticks; 0 for an empty schedule."""
         return max((int(end.max()) for _, _, _, end in self.blocks()), default=0)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the columns."""
+        """Size of the columns chunk, link and start in bytes."""
         return int(self.chunk.nbytes + self.link.nbytes + self.start.nbytes)
 
     @checked
     def blocks(
         self, size: int = _BLOCK
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """(chunk, link, start, end) of some transfers at a time, in order of start.
+        """Yield (chunk, link, start, end) of blocks of `size` transfers, in order of start; times in ticks.
 
-        `InputError` says if there is no such chunk or link, or a start takes more than 62 bits.
+        Raises `InputError` if a chunk or link does not exist, or a start needs more than 62 bits.
         """
         costs = self.problem.costs
         for first in range(0, self.num_transfers, size):
@@ -123,7 +132,7 @@ class CompactSchedule(Figures):
                 number += 1
 
     def digest(self) -> str:
-        """A hash of the problem and of every transfer, the same on every machine."""
+        """Hash of the problem and all transfers, the same on every machine."""
         state = hashlib.sha256(self.problem.digest().encode())
         for first in range(0, self.num_transfers, _DIGEST_BLOCK):
             for column in (self.chunk, self.link, self.start):
@@ -134,7 +143,7 @@ class CompactSchedule(Figures):
 
     @checked
     def expand(self, *, memory_limit_bytes: Bytes = 4 * 10**9) -> Schedule:
-        """The same as a `Schedule`; `InputError` if that would need more memory than the limit."""
+        """The same schedule as a `Schedule`; `InputError` if it would need more memory than the limit."""
         needed = _EXPANDED_BYTES * self.num_transfers
         if needed > memory_limit_bytes:
             raise InputError(
@@ -156,7 +165,7 @@ class CompactSchedule(Figures):
 
     @checked
     def table(self, *, limit: Natural | None = None) -> str:
-        """The transfers as text, one row each, times in microseconds."""
+        """Table of the transfers as text, with times in microseconds; at most `limit` rows."""
         shown = self.num_transfers if limit is None else min(limit, self.num_transfers)
         columns = (self.chunk[:shown], self.link[:shown], self.start[:shown])
         head = CompactSchedule(self.problem, *columns, reduces=self.adds(np.arange(shown)))
@@ -173,18 +182,18 @@ class CompactSchedule(Figures):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleSummary(CompactSchedule):
-    """A schedule of which only the figures and the digest are kept; what needs its transfers is an error."""
+    """Summary of a schedule: only figures and digest; methods that need transfers raise `InputError`."""
 
     num_transfers: int = 0
     finish_ticks: int = 0
     content_digest: str = ""
 
     def digest(self) -> str:
-        """The digest of the schedule that was dropped."""
+        """Digest of the summarized schedule."""
         return self.content_digest
 
     def blocks(self, *_: Any, **__: Any) -> NoReturn:
-        """Raises `InputError`: there are none."""
+        """Raise `InputError`: a summary has no transfers."""
         raise InputError(
             f"only a summary was kept of these {self.num_transfers} transfers; synthesize again without "
             "keep='summary', or with spill_dir= to keep them in files",
@@ -195,7 +204,7 @@ class ScheduleSummary(CompactSchedule):
 
 
 def summarize(schedule: CompactSchedule) -> ScheduleSummary:
-    """The figures of a schedule, without its transfers."""
+    """Summary of a schedule: its figures and digest, without its transfers."""
     return ScheduleSummary(
         schedule.problem,
         *(np.zeros(0, np.int32),) * 3,

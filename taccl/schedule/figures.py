@@ -1,4 +1,4 @@
-"""Figures that all schedules have: listed, compact, implicit and simulated ones."""
+"""Figures common to all schedules: listed, compact, implicit and simulated ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from taccl.units import format_rates, format_us, gb_per_s
 
 
 class Figures:
-    """The finish of a schedule, and what follows from it; a subclass says in which tick that is."""
+    """Finish of a schedule, and bandwidths derived from it; a subclass defines `finish_ticks`."""
 
     if TYPE_CHECKING:
         problem: Any
 
         @property
         def finish_ticks(self) -> int:
-            """The last arrival, in ticks; 0 of an empty schedule."""
+            """Time of the last arrival in ticks; 0 for an empty schedule."""
 
     @property
     def finish(self) -> Fraction:
-        """The last arrival, in exact microseconds."""
+        """Time of the last arrival in microseconds, exact."""
         finish: Fraction = self.problem.costs.us(self.finish_ticks)
         return finish
 
     @property
     def finish_us(self) -> float:
-        """The last arrival, in microseconds."""
+        """Time of the last arrival in microseconds."""
         return float(self.finish)
 
     @property
@@ -42,7 +42,7 @@ class Figures:
 
     @property
     def predicted_us(self) -> float:
-        """Launch and finish, in microseconds: what a measurement is to be set beside."""
+        """Launch plus finish in microseconds, to be compared with measurements."""
         return float(self.launch + self.finish)
 
     @property
@@ -54,7 +54,7 @@ class Figures:
 
     @property
     def timing(self) -> str:
-        """The finish, and where there is a launch what that makes together, as text."""
+        """Finish as text, with launch plus finish if the machine has a launch time."""
         return format_us(self.finish) + self.predicted_text
 
     @property
@@ -82,11 +82,11 @@ class Figures:
 
     @property
     def bandwidth_text(self) -> str:
-        """Both as text; empty where they are not known."""
+        """Algorithm and bus bandwidth as text; empty if they are unknown."""
         return format_rates(self.algbw_gb_per_s, self.busbw_factor)
 
     @property
     def predicted_busbw_gb_per_s(self) -> float | None:
-        """The same with the launch counted, as a measurement counts it."""
+        """Bus bandwidth in GB/s including the launch, as measured; None as for `busbw_gb_per_s`."""
         algbw = gb_per_s(self.size_bytes, self.launch + self.finish)
         return None if algbw is None else algbw * self.busbw_factor

@@ -1,9 +1,9 @@
-"""The implicit schedule: a pattern seen from place 0, which every translation of a fabric repeats.
+"""Implicit schedules: a pattern of sends seen from place 0, repeated by every translation of a fabric.
 
-The pattern is a short table of sends. A row sends an *item* (a chunk of place 0) from one place to the next
-at a time; translation g makes of it the send of g's chunk between the places that g takes these two to. So
-a pattern of R - 1 rows stands for the R (R - 1) transfers of an allgather, and a million ranks fit into
-memory. Transfers are made when they are asked for: one, a slice, those of one rank, or all in blocks.
+The pattern is a short table of sends. Each row sends an *item*, a chunk of place 0, from one place to another
+at some time. Translation g maps it to the send of g's chunk between the images of these two places. So a
+pattern of R - 1 rows stands for the R (R - 1) transfers of an allgather. A million ranks fit into memory.
+Transfers are computed on demand: one, a slice, those of one rank, or all in blocks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SUMMARY = (
     "collective", "num_ranks", "chunks_per_rank", "chunk_bytes", "size_bytes", "producer", "num_rows",
     "num_transfers", "finish_us", "launch_us", "predicted_us", "algbw_gb_per_s", "busbw_gb_per_s",
 )  # fmt: skip
-#: While a schedule is written out: its own columns, and what they are made from and sorted by.
+#: Approximate peak memory in bytes per transfer of `ImplicitSchedule.expand`.
 _BYTES_PER_TRANSFER = 150
 
 
 class RankTransfer(NamedTuple):
-    """One chunk from rank to rank in one interval."""
+    """Transfer of one chunk between two ranks in one interval of ticks."""
 
     chunk: int
     src: int
@@ -56,7 +56,7 @@ class RankTransfer(NamedTuple):
 
 
 class TransferBlock(NamedTuple):
-    """Some transfers as columns; see `RankTransfer`."""
+    """Transfers as columns, (num_transfers,) each, with the fields of `RankTransfer`."""
 
     chunk: NDArray[np.int64]
     src: NDArray[np.int64]
@@ -71,15 +71,23 @@ class TransferBlock(NamedTuple):
 class ImplicitSchedule(Figures):
     """A pattern, and the translations that repeat it for every rank.
 
-    Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``; in this order transfers
-    start one after another.
+    Transfer ``n`` is row ``n // num_ranks`` under translation ``n % num_ranks``; this is an order of
+    nondecreasing start.
 
     Parameters
     ----------
+    translations : Translations
+        Translations of the fabric.
     collective : str
         One of `IMPLICIT_COLLECTIVES`.
+    chunks_per_rank : int
+        Number of chunks per rank; for an alltoall, per pair of ranks.
+    chunk_bytes : int
+        Size of a chunk in bytes.
     pattern : Pattern
-        What it says is for `taccl.analysis.verification.verify_implicit` to judge.
+        The pattern; `taccl.analysis.verification.verify_implicit` checks its content.
+    producer : str
+        Description of the search or tool that made the schedule.
     """
 
     translations: Translations
@@ -104,7 +112,7 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the pattern."""
+        """Number of rows of the pattern."""
         return len(self.pattern.start)
 
     @property
@@ -114,29 +122,29 @@ class ImplicitSchedule(Figures):
 
     @property
     def num_items(self) -> int:
-        """Chunks of one place."""
+        """Number of chunks of one place."""
         return self.chunks_per_rank * (self.num_ranks if self.collective == "alltoall" else 1)
 
     @cached_property
     def ticks(self) -> ClassTicks:
-        """Costs of the classes of links in ticks."""
+        """Costs of each class of links, in ticks."""
         return ticks_of(self.translations.classes, self.chunk_bytes)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """(num_rows,) ticks: when every row's send ends."""
+        """End of each row's send in ticks, (num_rows,)."""
         ends = self.pattern.start + self.ticks.latency[self.pattern.link_class]
         ends.setflags(write=False)
         return ends
 
     @cached_property
     def finish_ticks(self) -> int:
-        """The last arrival, in ticks; 0 of an empty schedule."""
+        """Time of the last arrival in ticks; 0 for an empty schedule."""
         return int(self.ends.max()) if self.num_rows else 0
 
     @property
     def finish(self) -> Fraction:
-        """The last arrival, in exact microseconds."""
+        """Time of the last arrival in microseconds, exact."""
         return Fraction(self.finish_ticks, self.ticks.ticks_per_us)
 
     @property
@@ -178,18 +186,18 @@ class ImplicitSchedule(Figures):
 
     @checked
     def blocks(self, num_transfers: int = _BLOCK) -> Iterator[TransferBlock]:
-        """All transfers in order of start, in blocks of `num_transfers`."""
+        """Yield all transfers in order of start, in blocks of `num_transfers`."""
         for begin in range(0, self.num_transfers, num_transfers):
             yield self[begin : begin + num_transfers]
 
     @checked
     def sends_of(self, rank: int) -> TransferBlock:
-        """Sends of one rank, in order of start; no other rank's transfers are made."""
+        """Sends of one rank in order of start, computed without those of other ranks."""
         return self._of_rank(rank, self.pattern.src)
 
     @checked
     def receives_of(self, rank: int) -> TransferBlock:
-        """Receives of one rank, in order of start; no other rank's transfers are made."""
+        """Receives of one rank in order of start, computed without those of other ranks."""
         return self._of_rank(rank, self.pattern.dst)
 
     def _of_rank(self, rank: int, places: NDArray[np.int32]) -> TransferBlock:
@@ -215,14 +223,14 @@ class ImplicitSchedule(Figures):
         return TransferBlock(owner * pieces + item, src, dst, *times, pattern.reduce[row])
 
     def problem(self) -> Problem:
-        """The problem that the schedule solves, with every link and chunk listed."""
+        """The problem that the schedule solves, with all links and chunks listed."""
         topology = self.host.to_topology() if isinstance(self.host, NamedFabric) else self.host
         collective = make(self.collective, self.num_ranks, chunks_per_rank=self.chunks_per_rank)
         return make_problem(topology, collective, chunk_bytes=self.chunk_bytes)
 
     @checked
     def expand(self, limit: int = 2_000_000) -> Schedule:
-        """The schedule written out, transfer for transfer; `InputError` if these are more than `limit`."""
+        """The schedule with all transfers listed; `InputError` if there are more than `limit`."""
         if self.num_transfers > limit:
             raise InputError(
                 f"found {self.num_transfers} transfers, which need about "
@@ -259,7 +267,7 @@ class ImplicitSchedule(Figures):
         )
 
     def digest(self) -> str:
-        """A hash of the fabric, the collective, the translations and the pattern, alike on every machine."""
+        """Hash of fabric, collective, translations and pattern, the same on every machine."""
         words = {name: getattr(self, name) for name in ("collective", "chunks_per_rank", "chunk_bytes")}
         content = {"translations": self.translations.to_dict(), **words}
         state = hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
@@ -275,7 +283,7 @@ class ImplicitSchedule(Figures):
         return hash(self.digest())
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the schedule, as plain values; they can be saved as JSON, but not loaded again."""
+        """Figures of the schedule as plain values; they can be saved as JSON, but not loaded again."""
         return {
             "topology": self.host.to_dict() if isinstance(self.host, NamedFabric) else self.host.name,
             **{name: getattr(self, name) for name in _SUMMARY},

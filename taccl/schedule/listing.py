@@ -1,7 +1,7 @@
-"""Tasks that hold resources, each started as soon as what it waits for is over and its resources are free.
+"""List scheduling of tasks that hold resources: each starts once its predecessors and resources permit.
 
-The most urgent of the tasks that can start goes first (list scheduling: Graham, "Bounds on multiprocessing
-timing anomalies", SIAM Journal on Applied Mathematics 17, 1969). Sends and tiles of computations are tasks.
+The most urgent of the tasks that can start goes first (Graham, "Bounds on multiprocessing timing anomalies",
+SIAM Journal on Applied Mathematics 17, 1969). Sends and tiles of computations are tasks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from taccl.schedule.schedule import Schedule
 
 @dataclass(slots=True)
 class Tasks:
-    """Tasks, what they hold, and what they wait for; all in ticks.
+    """Tasks with the resources that they hold and their precedence constraints; all times in ticks.
 
-    - `duration`: From the start of each task to its end.
+    - `duration`: Duration of each task.
     - `holds` (list of list of (resource, begin, until)): Each resource is held from `begin` until `until`
       after the task's start.
-    - `after` (list of list of (task, gap)): Those that start no sooner than `gap` after the task does.
+    - `after` (list of list of (task, gap)): Successors of each task; they start at least `gap` after its
+      start.
     """
 
     duration: list[int] = field(default_factory=list)
@@ -35,7 +36,11 @@ class Tasks:
 
     @classmethod
     def of_sends(cls, order: Precedence, *, turns: bool = False) -> Tasks:
-        """The sends of an order and its joins: what they hold and wait for; or (`turns`) wait for in turn."""
+        """Tasks for the sends and joins of an order.
+
+        - `turns`: True to fix the order of sends on each resource as precedence constraints. Otherwise sends
+          hold their resources, and the scheduler chooses the order.
+        """
         count = order.num_events
         joins = count - order.num_sends
         tasks = cls([*order.duration, *[0] * joins], [[] for _ in range(count)], [[] for _ in range(count)])
@@ -48,20 +53,17 @@ class Tasks:
         return tasks
 
     def add(self, duration: int = 0, resource: int | None = None) -> int:
-        """One more task, which holds a resource from its start to its end; its number."""
+        """Add a task that may hold one resource from its start to its end; return its number."""
         self.duration.append(duration)
         self.holds.append([] if resource is None else [(resource, 0, duration)])
         self.after.append([])
         return len(self.duration) - 1
 
     def order(self) -> list[int]:
-        """Tasks, each after all that it waits for.
-
-        Raises `ValueError` if some wait for each other.
-        """
+        """Topological order of the tasks; raises `ValueError` if there is a cycle."""
         waiting = self._num_awaited()
         order = [task for task, number in enumerate(waiting) if not number]
-        for task in order:  # which grows as tasks have nothing to wait for any more
+        for task in order:  # the list grows as tasks lose their last unfinished predecessor
             for later, _ in self.after[task]:
                 waiting[later] -= 1
                 if not waiting[later]:
@@ -71,8 +73,8 @@ class Tasks:
         return order
 
     def components(self) -> list[list[int]]:
-        """Tasks that wait for each other together; in order, each after all that it waits for."""
-        with suppress(ValueError):  # most often none do
+        """Strongly connected components of the precedence graph, in topological order."""
+        with suppress(ValueError):  # usually there is no cycle
             return [[task] for task in self.order()]
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
@@ -90,7 +92,7 @@ class Tasks:
         return [members[each] for each in between.order()]
 
     def _num_awaited(self) -> list[int]:
-        """For how many others each task waits."""
+        """Number of predecessors of each task."""
         number = [0] * len(self.after)
         for after in self.after:
             for later, _ in after:
@@ -98,7 +100,7 @@ class Tasks:
         return number
 
     def tails(self) -> list[int]:
-        """The least time from the start of each task to the end of all that wait for it."""
+        """Tail of each task: longest path from its start to the end of it and all its successors."""
         tail = list(self.duration)
         for task in reversed(self.order()):
             for later, gap in self.after[task]:
@@ -106,10 +108,10 @@ class Tasks:
         return tail
 
     def heads(self) -> list[int]:
-        """When each would start if no resource kept it waiting.
+        """Head of each task: earliest start under precedence constraints alone, without resources.
 
-        Two ranks that exchange partial sums bound each other. Such a cycle is feasible as long as it delays
-        no send; else `ValueError` is raised.
+        Two ranks that exchange partial sums constrain each other. Such a cycle is feasible if it has no
+        positive total gap; else `ValueError` is raised.
         """
         head = [0] * len(self.after)
 
@@ -131,7 +133,7 @@ class Tasks:
         return head
 
     def starts(self, urgency: Sequence[tuple[int, ...]]) -> list[int]:
-        """When each starts; those of the least urgency number go first."""
+        """Start of each task by list scheduling; tasks with the least `urgency` key go first."""
         order = sorted(range(len(urgency)), key=urgency.__getitem__)
         place = [0] * len(order)
         for number, task in enumerate(order):
@@ -139,10 +141,10 @@ class Tasks:
         waiting = self._num_awaited()
         earliest, start = [0] * len(order), [0] * len(order)
         free: dict[int, int] = defaultdict(int)
-        #: By resource, and how long after their starts it is needed: places of those that wait for it.
+        #: {(resource, ticks after the start at which it is needed): priorities of tasks that wait for it}.
         queues: dict[tuple[int, ...], list[int]] = defaultdict(list)
         calls: dict[tuple[int, ...], tuple[int, int]] = {}
-        # (time, place, ()), or (time, place, queue) where that calls its first
+        # (time, priority, ()) for a task, or (time, priority, queue) for the first task of a queue
         pending: list[tuple[int, int, tuple[int, ...]]] = []
         pending += [(0, place[task], ()) for task in range(len(order)) if not waiting[task]]
         heapq.heapify(pending)
@@ -158,7 +160,7 @@ class Tasks:
             now, first, key = heapq.heappop(pending)
             if key:
                 if calls.get(key) != (now, first):
-                    continue  # it called another, or sooner
+                    continue  # superseded by another call of this queue
                 del calls[key]
                 if free[key[0]] - key[1] > now:
                     call(key, now)
@@ -188,8 +190,8 @@ class Tasks:
 def released(problem: Problem, schedule: Schedule) -> Schedule:
     """Re-time a schedule under release and due dates: the same sends, urgent ones first.
 
-    - `problem`: That of the schedule, but for when things are there and due.
-    - `schedule`: Whose sends and what each of them carries are kept.
+    - `problem`: The schedule's problem with other release and due dates.
+    - `schedule`: The schedule whose sends and contents are kept.
     """
     order = Precedence(problem, schedule.problem, **schedule.columns)
     tasks = Tasks.of_sends(order)
@@ -210,9 +212,9 @@ def released(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def listed(schedule: Schedule, *, longest_first: bool = False) -> Schedule:
-    """Re-time the same sends in their order, or by the longest remaining path first.
+    """Re-time the same sends by list scheduling, in their order or by the longest remaining path.
 
-    Raises `ValueError` if some wait for each other, as where ranks exchange partial sums.
+    Raises `ValueError` if the precedence graph has a cycle, as when ranks exchange partial sums.
     """
     order = Precedence(schedule.problem, schedule.problem, **schedule.columns)
     tasks = Tasks.of_sends(order)

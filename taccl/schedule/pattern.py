@@ -1,4 +1,4 @@
-"""The pattern of an implicit schedule: sends seen from place 0, and what they cost in ticks."""
+"""Pattern of an implicit schedule: sends seen from place 0, and their costs in ticks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from taccl.errors import InputError, TopologyError
 from taccl.topology.translations import LinkClass
 from taccl.units import BYTES_PER_MB
 
-#: Any number of sends that fits into memory, one after another, then fits into 64 bits.
+#: Max ticks of a send. Then any number of sends that fits into memory, in sequence, fits into 64 bits.
 _MAX_SEND_TICKS = 2**31
 
 
 class ClassTicks(NamedTuple):
-    """Costs of sends of one chunk in ticks, for every class of links.
+    """Costs of sending one chunk in ticks, for each class of links.
 
-    A hold is (resource class, ticks held, ticks from the start to where it is taken).
+    - `latency`: Duration of a send, by class.
+    - `holds`: (resource class, ticks held, ticks from the start of the send to the hold) by class.
     """
 
     ticks_per_us: int
@@ -30,7 +31,7 @@ class ClassTicks(NamedTuple):
 
 
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
-    """Costs as whole ticks: exact ones, unless only times on a rounded grid are short enough.
+    """Costs in whole ticks: exact, or rounded up on a coarser grid if the exact one has too many ticks.
 
     The grid is one of those that `taccl.costs.exact_costs` chooses from.
     """
@@ -63,14 +64,14 @@ def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
 
 
 class Pattern(NamedTuple):
-    """Sends seen from place 0, in order of start; a row each.
+    """Sends seen from place 0, in order of start, as columns with one value per row.
 
-    - `item`: Which of place 0's chunks: of an alltoall ``offset * chunks_per_rank + piece``, where the offset
-      is the destination's place, else just the piece. Of a sum, place 0 is its root.
+    - `item`: Index of a chunk of place 0. For an alltoall it is ``offset * chunks_per_rank + piece``, where
+      the offset is the destination's place; otherwise it is the piece. For a sum, place 0 is the root.
     - `src`, `dst`: Places.
-    - `link_class`: The class of the link between them.
-    - `start`: Ticks.
-    - `reduce`: Whether the chunk is added to what the destination holds.
+    - `link_class`: Class of the link between them.
+    - `start`: Start in ticks.
+    - `reduce`: True if the chunk is added to the destination's content.
     """
 
     item: NDArray[np.int32]
@@ -82,7 +83,7 @@ class Pattern(NamedTuple):
 
     @classmethod
     def sorted(cls, *rows: ArrayLike) -> Pattern:
-        """A pattern from its columns, with rows in any order."""
+        """The pattern from columns whose rows are in any order."""
         kinds = (*[np.int32] * 4, np.int64, bool)
         columns = [np.asarray(column, dtype=kind) for column, kind in zip(rows, kinds, strict=True)]
         if len({column.shape for column in columns}) > 1 or columns[0].ndim != 1:

@@ -1,16 +1,16 @@
-"""The precedence graph of an order of sends: what each of them waits for, and for how long.
+"""Precedence graph of an order of sends: the waits of each send, and their lengths.
 
-An event is the start of a send. It waits for chunks to arrive, and for its turn on every resource. Which
-chunk, and whose turn, is read off times: those of a schedule, tentative ones, or places in a sequence. How
-long each wait takes follows the costs of a problem, which may differ in sizes and costs from the one that the
-times are of.
+An event is the start of a send. It waits for chunks to arrive, and for its turn on each resource. The chunks
+and the turns follow from times: those of a schedule, tentative ones, or places in a sequence. The length of
+each wait follows the costs of a problem. That problem may differ in sizes and costs from the problem of the
+times.
 
-A wait says ``start[target] >= start[source] + after - lead + extra``: `after` is how long after the
-source's start something ends (a hold, the send itself), `lead` how long after the target's own start it is
-needed, both in ticks, and `extra` is the one tick by which a sum must be taken before it changes, or for how
-long a server updates it before it is. A wait
-with `tile` 1 reaches from one tile of a message to the next: the first send on a resource follows the last
-one of the tile before. Events beyond the sends are joins, which happen when all that they wait for has.
+A wait is the constraint ``start[target] >= start[source] + after - lead + extra``, all in ticks. `after` is
+the time from the source's start to the end of something, a hold or the send itself. `lead` is the time from
+the target's start until it needs that. `extra` is the one tick by which a sum must be read before
+it changes, or the time that a server updates a sum before it is sent. A wait with `tile` 1 reaches from one
+tile of a message to the next: the first send on a resource follows the last one of the tile before. Events
+beyond the sends are joins, which occur once all their waits are over.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from taccl.errors import InputError
 from taccl.problem import Costs, Problem
 from taccl.schedule.schedule import Schedule, schedule_of
 
-#: Causes of a wait; a cause that is not negative is the resource.
+#: Causes of a wait; a nonnegative cause is the index of a resource.
 DATA, SUM, CLAUSE = -1, -2, -3
-#: A send waits for no more than so many events one by one; more are joined first.
+#: Max events that a send waits for individually; more are joined first.
 _FEW = 2
-#: Arrivals that are tried for a sum before it is given up.
+#: Max arrivals tried for a sum before the search for its parts stops.
 _MOST_STEPS = 100_000
-#: Source, target, after, lead, extra, cause, tile; a plain tuple, as there are very many.
+#: (source, target, after, lead, extra, cause, tile); a plain tuple, as there are very many.
 Wait = tuple[int, int, int, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A send holds a resource from `begin` until `until` ticks after its start."""
+    """Use of a resource by a send, from `begin` until `until` ticks after the send's start."""
 
     send: int
     begin: int
@@ -51,7 +51,7 @@ class Use:
 
 
 class Arrival(NamedTuple):
-    """A sum at a rank: since when, of which ranks (as bits), and the send that brought it (-1: its own)."""
+    """A sum that arrived at a rank: time, contributing ranks as bits, and send (-1 for the rank's own)."""
 
     end: int
     bits: int
@@ -64,17 +64,19 @@ def bits_of(ranks: Iterable[int]) -> int:
 
 
 def all_bits(sets: Iterable[Collection[int]]) -> list[int]:
-    """Sets of ranks as bits; equal sets are read once."""
+    """Sets of ranks as bits; equal sets are converted once."""
     rows = [tuple(ranks) for ranks in sets]
     bits = {ranks: bits_of(ranks) for ranks in set(rows)}
     return [bits[ranks] for ranks in rows]
 
 
 def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
-    """Arrivals with nothing in common that make up a sum, early ones first; None if there are none.
+    """Disjoint arrivals that make up a sum, with a preference for early ones; None if there are none.
 
-    Which of them is an exact cover, sought depth first: by the lowest rank that is missing. It may be given
-    up after very many steps, as if there were none.
+    This is an exact cover problem, searched depth first by the lowest missing rank. After `_MOST_STEPS` steps
+    the search stops and returns None, as if there were none.
+
+    - `wanted`: Contributing ranks of the sum, as bits.
     """
     parts, union = [], 0
     for each in arrivals:
@@ -84,7 +86,7 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
             union |= each.bits
             parts.append(each)
     else:
-        if union == wanted:  # they have nothing in common: no other parts make it up
+        if union == wanted:  # all arrivals are disjoint, so no other parts make up the sum
             return parts
     by_lowest: dict[int, list[Arrival]] = defaultdict(list)
     for each in sorted(set(arrivals)):
@@ -113,22 +115,28 @@ def make_up(wanted: int, arrivals: Sequence[Arrival]) -> list[Arrival] | None:
 class Precedence:
     """Sends in their order, and their waits.
 
-    - `problem`, `own`: Whose costs say how long waits take, and which the times are of.
-    - `chunk`, `link`, `group`, `reduce`, (num_transfers,) array: As in `make_schedule`.
-    - `contributions`: The ranks whose sum each transfer carries, where a schedule keeps what arrives apart.
-    - `start`, (num_transfers,) array: Tentative starts in ticks of `own`, of which a send's is its latest;
-      or (`places`) places in a sequence: sends take resources in this order, and read what came before.
-    - `end`, (num_transfers,) array: By default a send ends when it has taken its time.
-    - `impose`: Whether times are tentative: where a clause asks for own chunks first, and the order has them
-      first, they go first by the gap that it asks for, even if the times do not have it.
-    - `num_sends`, `num_events` (int): Sends come first, in order of their groups, then joins.
-    - `link`, `start`, `end`, `duration`, (num_sends,) list of int: The times are the given ones; durations
-      follow the costs of `problem`.
-    - `transfers`, (num_sends,) list of list of int: What travels in each send.
-    - `uses` (mapping of resource to list of Use): In order.
+    The arguments are:
 
-    Raises `InputError` if transfers of one group are not one send, or a chunk is sent from a rank where it
-    never is.
+    - `problem`: Problem whose costs determine the lengths of waits.
+    - `own`: Problem of the given times.
+    - `chunk`, `link`, `group`, `reduce`, (num_transfers,) array: As in `make_schedule`.
+    - `contributions`: Ranks whose sum each transfer carries, if the schedule keeps arrivals unreduced.
+    - `start`, (num_transfers,) array: Tentative starts in ticks of `own`; a send's start is the latest of its
+      transfers. With `places`: places in a sequence, in which sends use resources and read earlier arrivals.
+    - `end`, (num_transfers,) array: Ends in ticks of `own`; by default a send ends after its duration.
+    - `impose`: True if the times are tentative. Then local-first priority gets its full gap wherever the
+      order has local chunks first, even if the times lack the gap.
+
+    The results are:
+
+    - `num_sends`, `num_events` (int): Sends are the first events, in order of their groups; joins follow.
+    - `link`, `start`, `end`, `duration`, (num_sends,) list of int: Start and end are the given times in
+      ticks; durations follow the costs of `problem`.
+    - `transfers`, (num_sends,) list of list of int: Transfers of each send.
+    - `uses` (mapping of resource to list of Use): Uses of each resource, in order.
+
+    Raises `InputError` if transfers of one group are not one send, or a rank sends a chunk that it never
+    holds.
     """
 
     def __init__(
@@ -197,7 +205,11 @@ class Precedence:
         self._of_releases()
 
     def schedule(self, start: ArrayLike, *, producer: str, problem: Problem | None = None) -> Schedule:
-        """The sends at these starts, in ticks of the problem whose costs say how long they take."""
+        """Schedule of the sends with these starts.
+
+        - `start`, (num_events,) or (num_sends,): Starts in ticks of `problem`, whose costs give the
+          durations.
+        """
         begin = np.asarray(start)[self.send]
         return schedule_of(
             problem or self.problem, **self._columns, group=self.send, start=begin,
@@ -210,7 +222,7 @@ class Precedence:
         self.waits.append((source, target, after, lead, extra, cause, 0))
 
     def _join(self, pending: Iterable[tuple[int, int]], cause: int) -> int:
-        """A new event, when `after` ticks have passed since each (source, after)."""
+        """Add a join that occurs `after` ticks after each (source, after) in `pending`; return its number."""
         joined = self.num_events
         self.num_events += 1
         for source, after in pending:
@@ -218,7 +230,7 @@ class Precedence:
         return joined
 
     def _on_resources(self) -> None:
-        """One send at a time holds a resource, in the given order; and tile after tile."""
+        """Add waits so that one send at a time holds a resource, in the given order, and tile after tile."""
         resource, send, begin, until = self._rows
         same = np.flatnonzero(resource[1:] == resource[:-1])
         first, last = (np.flatnonzero(np.diff(resource, **{end: -1})) for end in ("prepend", "append"))
@@ -231,14 +243,14 @@ class Precedence:
 
     @cached_property
     def uses(self) -> dict[int, list[Use]]:
-        """The uses of every resource, in their order."""
+        """{resource: its uses, in order}."""
         uses: dict[int, list[Use]] = defaultdict(list)
         for resource, *use in zip(*(column.tolist() for column in self._rows), strict=True):
             uses[resource].append(Use(*use))
         return dict(uses)
 
     def _held(self) -> tuple[NDArray[np.int64], ...]:
-        """Resource, send, begin and until of every use, by resource and own time."""
+        """Resource, send, begin and until of every use, sorted by resource and by the given times."""
         columns = hold_columns(self.problem.topology)
         link, start, end, duration = (
             np.array(column, dtype=np.int64) for column in (self.link, self.start, self.end, self.duration)
@@ -260,19 +272,19 @@ class Precedence:
         begin, until = span(self.problem, self.units, np.zeros_like(duration), duration)
         if not len(send):
             return resource, send, begin, until
-        # A link may hold one resource twice, at its start and at its end: then also in between.
+        # A link may hold a resource twice, at its start and at its end; it then also holds it in between.
         order = np.lexsort((send, resource))
         new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
         resource, send = resource[order][new], send[order][new]
         own_begin, begin = (np.minimum.reduceat(column[order], new) for column in (own_begin, begin))
         own_until, until = (np.maximum.reduceat(column[order], new) for column in (own_until, until))
-        # What begins at one moment is tentative where it takes time: then those named first go first.
+        # With tentative times, holds that begin together keep the given order, after those of zero length.
         ties = (own_until > own_begin,) if self._impose else (start[send], own_until)
         order = np.lexsort((send, *ties, own_begin, resource))
         return resource[order], send[order], begin[order], until[order]
 
     def _of_copies(self) -> None:
-        """A chunk is sent on after the arrival that brought it first, or brought what it is made from."""
+        """Add waits for copies: a chunk is sent after the first arrival of it or of its source chunk."""
         collective, links = self.own.collective, self.own.topology.links
         duration, end = self.duration, self.end
         brought: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, chunk) -> (arrival, send)
@@ -302,7 +314,7 @@ class Precedence:
                     self._wait(source, s, DATA, duration[source])
 
     def _of_contributions(self, contributions: Sequence[Collection[int]]) -> None:
-        """A sum is sent once the arrivals that make it up are there, which are kept apart."""
+        """Add waits for named contributions: a sum is sent after all arrivals that make it up."""
         links = self.own.topology.links
         carried = all_bits(contributions)
         arrivals: dict[tuple[int, int], list[Arrival]] = defaultdict(list)
@@ -313,7 +325,7 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
-        #: The parts of sums that were sent before: the same are taken for each further send after them.
+        #: Parts of sums sent before; later sends of the same sum use the same parts.
         known: dict[tuple[int, int, int], list[Arrival]] = {}
         for transfer, s in enumerate(self.send):
             chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
@@ -334,7 +346,7 @@ class Precedence:
                         self._wait(part.send, s, DATA, after=self.duration[part.send])
 
     def _of_sums(self) -> None:
-        """A sum is sent on after all that it is to include arrived, and before anything else does."""
+        """Add waits for sums in place: a sum is sent after all arrivals it includes, before any other."""
         links = self.own.topology.links
         moments: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for transfer, s in enumerate(self.send):
@@ -352,10 +364,10 @@ class Precedence:
         self, rank: int, chunk: int, moments: list[tuple[int, int, int]], *, contributes: bool
     ) -> None:
         duration, update = self.duration, self._update_ticks(rank, chunk)
-        included: list[tuple[int, int]] = []  # what the next reader includes: (event, ticks after it)
+        included: list[tuple[int, int]] = []  # (event, ticks after it) of arrivals in the next reader's sum
         readers: list[tuple[int, int]] = []
         copies: list[tuple[int, int]] = []
-        when: dict[int, int] = {}  # own arrivals of what is included
+        when: dict[int, int] = {}  # {send: its arrival in ticks of the given times}
         for time, phase, s in moments:
             if phase == 2:
                 if not (included or contributes or self._impose):
@@ -380,7 +392,7 @@ class Precedence:
             included.append((s, lead))
 
     def _update_ticks(self, rank: int, chunk: int) -> int:
-        """For how long a chunk's server works on the sum before it sends it on."""
+        """Ticks for which a chunk's server updates the sum before it sends it; 0 at other ranks."""
         collective, problem = self.own.collective, self.problem
         if collective.update_us_per_mb is None or rank != collective.chunks[chunk].root:
             return 0
@@ -388,9 +400,10 @@ class Precedence:
         return ceil(us * problem.costs.ticks_per_us)
 
     def _of_own_first(self) -> None:
-        """Local-first priority: own chunks start (in a reduction: end) a latency before relayed ones.
+        """Add waits for local-first priority: local chunks start a latency before relayed ones.
 
-        An order that has the gap keeps it; where it is imposed, one that has own chunks first gets it.
+        In a reduction they end a latency after relayed ones. An order that has this gap keeps it. With
+        `impose`, an order that has local chunks first gets it.
         """
         topology, costs, own_costs = self.own.topology, self.problem.costs, self.own.costs
         lanes: dict[tuple[int, bool], list[int]] = defaultdict(list)
@@ -418,7 +431,7 @@ class Precedence:
                     self._wait(joined, s, CLAUSE)
 
     def _of_releases(self) -> None:
-        """Initial data of a rank is neither sent nor added to before its release date."""
+        """Add waits for release dates: before them, initial data of a rank is neither sent nor added to."""
         released = self.problem.release_ticks
         if not released:
             return
@@ -433,7 +446,7 @@ class Precedence:
                     self._wait(zero, s, CLAUSE, released[chunk, rank], lead=self.duration[s])
 
     def _latencies(self, costs: Costs, transfers: Sequence[int]) -> dict[int, int]:
-        """{send: latency of its largest chunk among some transfers}."""
+        """{send: duration in ticks of its largest chunk among some transfers, sent alone}."""
         found: dict[int, int] = {}
         for t in transfers:
             s, units = self.send[t], int(costs.chunk_units[self.chunk[t]])
@@ -441,7 +454,7 @@ class Precedence:
         return found
 
     def _starts(self, chunk: int, reducing: bool) -> set[int | None]:
-        """Ranks where a chunk starts to spread, or the root that it is reduced to."""
+        """Ranks where a chunk starts, or the root that it is reduced to."""
         collective = self.own.collective
         root = collective.chunks[chunk].root
         if reducing or (collective.combining and root is not None):
@@ -450,7 +463,7 @@ class Precedence:
 
 
 def check_indices(problem: Problem, chunk: NDArray[np.integer], link: NDArray[np.integer]) -> None:
-    """Raise `InputError` if some transfer is of a chunk or over a link that does not exist."""
+    """Raise `InputError` if the chunk or the link of a transfer does not exist."""
     for name, column, count in (
         ("chunk", chunk, problem.collective.num_chunks),
         ("link", link, len(problem.topology.links)),

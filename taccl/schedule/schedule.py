@@ -1,4 +1,4 @@
-"""The schedule: which chunk goes over which link in which interval, as columns of transfers."""
+"""Schedule: columns of transfers, each of one chunk over one link in one interval."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from taccl.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.units import format_count
 
-#: Type and range of every column; ticks have two bits to spare, so that a time and a duration can be added.
-#: Groups may bear any numbers; in a schedule that was made they are int32.
+#: Type and range of every column. Ticks have two spare bits, so that a time and a duration can be added.
+#: Groups may have any numbers as input; `make_schedule` renumbers them as int32.
 _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _COLUMNS: dict[str, tuple[Any, int, int]] = {
     "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),
@@ -27,9 +27,9 @@ _COLUMNS: dict[str, tuple[Any, int, int]] = {
 
 
 class Transfer(NamedTuple):
-    """One chunk over one link in one interval; transfers of one `group` travel in one send.
+    """Transfer of one chunk over one link in one interval; transfers of one `group` are one merged send.
 
-    `contributions` are the ranks whose sum travels, where the schedule names them.
+    `contributions` are the ranks whose sum is sent, if the schedule names them; else None.
     """
 
     chunk: int
@@ -48,26 +48,29 @@ class Schedule(Figures):
 
     Parameters
     ----------
+    problem : Problem
+        The problem that the schedule is for.
     chunk, link, group : (num_transfers,) int32
-        Transfers that share a group are one merged send: same link, start and end.
+        Indices of chunk, link and send. Transfers that share a group are one merged send: same link, start
+        and end.
     start, end : (num_transfers,) int64
-        Ticks; ``problem.costs.ticks_per_us`` of them make a microsecond.
+        Times in ticks; a microsecond has ``problem.costs.ticks_per_us`` ticks.
     reduce : (num_transfers,) bool
-        Whether the chunk is added to what the destination holds, rather than put in its place.
+        True if the chunk is added to the destination's content, False if it replaces it.
     producer : str
-        What made the schedule.
+        Description of the search or tool that made the schedule.
     carries : (num_transfers,) int32, optional
-        Of a combining collective: the number in `sums` of what travels. Then ranks keep what arrives apart,
-        and each transfer, like each result at the end, is a sum of arrivals that have no contribution in
-        common. Without, a rank adds up what arrives (`reduce`), and sends what it holds.
+        For a combining collective: index in `sums` of the contributions that each transfer carries. Ranks
+        then keep arrivals unreduced, and each transfer, like each final result, is a sum of disjoint
+        arrivals. Without it, a rank adds up arrivals (`reduce`) and sends the sum that it holds.
     sums : tuple of tuple of int
-        Ranks whose contributions are summed, each set once.
+        Distinct sets of ranks whose contributions are summed.
 
     Raises
     ------
     InputError
-        If the columns are no arrays of one dimension, their type and one length. What they say is for
-        `taccl.verify` to judge.
+        If a column is not a one-dimensional array of its type, or the lengths differ. `taccl.verify` checks
+        their content.
     """
 
     problem: Problem
@@ -97,27 +100,27 @@ class Schedule(Figures):
 
     @property
     def contributions(self) -> list[tuple[int, ...]] | None:
-        """The ranks whose sum each transfer carries; None where a rank sends what it holds."""
+        """Ranks whose sum each transfer carries; None if the schedule does not name contributions."""
         return None if self.carries is None else [self.sums[number] for number in self.carries.tolist()]
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All that `make_schedule` makes this of, but problem and producer."""
+        """All arguments of `make_schedule` for this schedule, except problem and producer."""
         return {**{name: getattr(self, name) for name in _COLUMNS}, "contributions": self.contributions}
 
     @property
     def num_transfers(self) -> int:
-        """Number of transfers; merged ones count one by one."""
+        """Number of transfers; those of a merged send count individually."""
         return len(self.chunk)
 
     @cached_property
     def num_sends(self) -> int:
-        """Sends, counting merged transfers once."""
+        """Number of sends; a merged send counts once."""
         return len(np.unique(self.group))
 
     @property
     def finish_ticks(self) -> int:
-        """The last arrival, in ticks; 0 of an empty schedule."""
+        """Time of the last arrival in ticks; 0 for an empty schedule."""
         return int(self.end.max()) if len(self.end) else 0
 
     def __len__(self) -> int:
@@ -145,7 +148,7 @@ class Schedule(Figures):
             yield start, end, str(t.chunk), link, str(t.group), operation
 
     def digest(self) -> str:
-        """A hash of the problem and of every transfer, the same on every machine."""
+        """Hash of the problem and all transfers, the same on every machine."""
         state = hashlib.sha256(self.problem.digest().encode())
         for column in (self.chunk, self.link, self.start, self.end, self.group):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -162,12 +165,12 @@ class Schedule(Figures):
 
     @checked
     def table(self, *, limit: Natural | None = None) -> str:
-        """The transfers as text, one row each, times in microseconds."""
+        """Table of the transfers as text, with times in microseconds; at most `limit` rows."""
         rows = [("start_us", "end_us", "chunk", "link", "group", "op"), *self._rows(limit)]
         return numbers_table(rows, hidden=self.num_transfers + 1 - len(rows))
 
     def _repr_html_(self) -> str:
-        """HTML for notebooks: the figures, and the first transfers."""
+        """HTML for notebooks: figures and the first transfers."""
         from taccl.html import card, facts, table
 
         problem = self.problem
@@ -204,14 +207,14 @@ def make_schedule(
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
-    """A schedule from columns in any order; groups are renumbered in order of start.
+    """Make a schedule from columns in any order; groups are renumbered in order of start.
 
     - `chunk`, `link`, `start`, `end`, `producer`: As in `Schedule`.
-    - `group`, `reduce`: Default: every transfer is a send of its own; nothing is reduced, or what lacks
-      `contributions`.
-    - `contributions`: The ranks whose sum each transfer of a combining collective carries, see `Schedule`.
+    - `group`: As in `Schedule`; by default every transfer is its own send.
+    - `reduce`: As in `Schedule`; by default False, or with `contributions` True for incomplete sums.
+    - `contributions`: Ranks whose sum each transfer of a combining collective carries, see `Schedule`.
 
-    Raises `InputError` if a column holds anything but numbers in its range, or the columns differ in length.
+    Raises `InputError` if a column has values outside its type and range, or the columns differ in length.
     """
     return schedule_of(
         problem, chunk=chunk, link=link, start=start, end=end, group=group, reduce=reduce, producer=producer,
@@ -231,7 +234,7 @@ def schedule_of(
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
-    """`make_schedule` without type checks of single contributions, for the library's own columns."""
+    """Make a schedule as `make_schedule` does, without type checks of single contributions."""
     given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
     given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}
     columns = {name: _column(name, values) for name, values in given.items()}
@@ -260,7 +263,7 @@ def schedule_of(
 def lacking(
     problem: Problem, chunks: Sequence[int], contributions: Sequence[Collection[int]]
 ) -> NDArray[np.bool_]:
-    """True for each transfer with named contributions that lacks one of its chunk."""
+    """True for each transfer whose named contributions are fewer than those of its chunk."""
     of_chunk = {c: len(chunk.origins) for c, chunk in enumerate(problem.collective.chunks)}
     rows = [tuple(ranks) for ranks in contributions]
     count = {ranks: len(set(ranks)) for ranks in set(rows)}
@@ -269,7 +272,7 @@ def lacking(
 
 
 def _check_carries(schedule: Schedule) -> None:
-    """Raise `InputError` unless every transfer names one of the sums, of a collective that sums up."""
+    """Raise `InputError` unless the collective sums and every transfer names a valid sum."""
     carries, collective = schedule.carries, schedule.problem.collective
     assert carries is not None, "the schedule names what travels"
     if not collective.sums_up:
@@ -298,7 +301,7 @@ def _check_carries(schedule: Schedule) -> None:
 
 
 def _column(name: str, values: ArrayLike) -> NDArray[Any]:
-    """One column with its own type, once every value is known to fit."""
+    """A column converted to its type; `InputError` if a value does not fit."""
     kind, least, most = _COLUMNS[name]
     try:
         column = np.asarray(values)

@@ -1,7 +1,8 @@
-"""Exact times of sends in a given order, in one pass: each send starts once its data and resources are free.
+"""Serial schedule generation: exact times of sends in a given order, in one pass.
 
-`Precedence` lists all waits of an order first, and allows orders in which sends wait for later ones. Most
-orders of baselines need neither; their times are the same.
+Each send starts once its data is available and its resources are free. `Precedence` lists all waits of an
+order first, and also permits orders in which sends wait for later ones. Most orders of baselines do not need
+that, and both methods give them the same times.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-#: A tick before which nothing happens.
+#: Tick before all events.
 _NEVER = -(2**62)
 
 
 class _Contents(Protocol):
-    """Chunks at ranks, while sends pass in order."""
+    """Content of ranks during the pass over the sends in order."""
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
-        """Earliest tick at which a rank can send a chunk; None if its data comes later in the order."""
+        """Earliest tick at which a rank can send a chunk; None if its data arrives later in the order."""
 
     def read(self, rank: int, chunk: int, tick: int) -> None:
-        """Note that a rank sends a chunk from this tick on."""
+        """Record that a rank sends a chunk from this tick on."""
 
     def changes(self, rank: int, chunk: int, transfer: int) -> int:
         """Earliest tick at which a transfer may arrive."""
 
     def arrive(self, rank: int, chunk: int, transfer: int, place: int, tick: int) -> None:
-        """Note an arrival."""
+        """Record an arrival at a tick."""
 
 
 class _Copies:
-    """Chunks that are copied: the first arrival counts."""
+    """Copied chunks: the first arrival counts."""
 
     def __init__(self, problem: Problem) -> None:
         self._since = {
@@ -66,11 +67,11 @@ class _Copies:
 
 
 class _Sums:
-    """Chunks that are added up in place: a send includes all earlier arrivals."""
+    """Chunks reduced in place: a send includes all earlier arrivals."""
 
     def __init__(self, reduce: Sequence[bool]) -> None:
         self._reduce = reduce
-        #: Last arrivals that are included, last copies, and last reads, by rank and chunk.
+        #: {(rank, chunk): tick} of the last included arrival, the last copy, and the last read.
         self._included, self._copied, self._read = (
             defaultdict[tuple[int, int], int](lambda: _NEVER) for _ in range(3)
         )
@@ -93,7 +94,7 @@ class _Sums:
 
 
 class _Named:
-    """Sums of named contributions, which are kept apart."""
+    """Sums of named contributions, which ranks keep unreduced."""
 
     def __init__(self, problem: Problem, contributions: Sequence[Collection[int]]) -> None:
         self._bits = all_bits(contributions)
@@ -107,7 +108,7 @@ class _Named:
 
     def ready(self, rank: int, chunk: int, transfer: int, place: int) -> int | None:
         key = (rank, chunk, self._bits[transfer])
-        if key not in self._since:  # later sends take the same parts
+        if key not in self._since:  # later sends of the same sum use the same parts
             parts = make_up(self._bits[transfer], self._arrivals[rank, chunk])
             if parts is None:
                 return None
@@ -124,7 +125,7 @@ class _Named:
         bits = self._bits[transfer]
         self._arrivals[rank, chunk].append(Arrival(place, bits, transfer))
         self._ends[place] = tick
-        self._since.setdefault((rank, chunk, bits), tick)  # sums that are relayed go on as they are
+        self._since.setdefault((rank, chunk, bits), tick)  # relayed sums are sent unchanged
 
 
 def times_in_order(
@@ -137,10 +138,10 @@ def times_in_order(
     place: Ints,
     contributions: Sequence[Collection[int]] | None = None,
 ) -> tuple[Ints, Ints] | None:
-    """(num_transfers,) start and end of each in ticks; None if one pass does not determine them.
+    """Start and end of each transfer in ticks, (num_transfers,); None if one pass does not determine them.
 
-    - `chunk`, `link`, `send`, `reduce`, `place`, (num_transfers,) array: Of each transfer; `place` is that
-      of its send in the order.
+    - `chunk`, `link`, `send`, `reduce`, (num_transfers,) array: Columns of the transfers.
+    - `place`, (num_transfers,) array: Place of the transfer's send in the order.
     - `contributions`: As in `make_schedule`.
     """
     check_indices(problem, chunk, link)
@@ -165,9 +166,10 @@ def times_in_order(
 def _pass(
     problem: Problem, contents: _Contents, *, chunk: Ints, send: Ints, link: Ints, place: Ints
 ) -> tuple[Ints, Ints] | None:
-    """Times of the sends, one after the other.
+    """Start and end of each transfer in ticks, computed send by send; None if data arrives too late.
 
-    - `chunk`, `send`, (num_transfers,) array; `link`, `place`, (num_sends,) array.
+    - `chunk`, `send`, (num_transfers,) array: Columns of the transfers.
+    - `link`, `place`, (num_sends,) array: Columns of the sends.
     """
     costs, links = problem.costs, problem.topology.links
     units = np.zeros(len(link), dtype=np.int64)

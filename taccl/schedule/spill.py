@@ -1,9 +1,9 @@
-"""Compact schedules in files: columns that are larger than memory, and read only where they are used.
+"""Compact schedules in files: memory-mapped columns that may be larger than memory.
 
-A folder holds ``chunk.npy``, ``link.npy`` and ``start.npy``, which `numpy.load` reads too, and
-``schedule.json`` with everything else, which is written last; but not the problem where that is very large,
-as then whoever reads the folder has it at hand. Room for columns that are still being found has
-no name: it is gone with the process, however that ends.
+A folder holds ``chunk.npy``, ``link.npy`` and ``start.npy``, which `numpy.load` also reads. ``schedule.json``
+holds everything else, and is written last. It omits the problem if that is very large; the caller then
+supplies it on loading. During a search, columns are in unnamed temporary files, which vanish with the process
+however it ends.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from taccl.units import format_size
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
 _COLUMNS = ("chunk", "link", "start")
 _INDEX = "schedule.json"
-#: Problems with more pairs of a chunk and a rank than this are not written.
+#: Max (chunk, origin or destination) pairs of a problem that is written to the folder.
 _MOST_PAIRS = 1_000_000
 _MAX_INDEX_BYTES = 10**9
 
 
 def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
-    """Raise `InputError` if a schedule of `num_bytes` bytes could not be spilled, before any work."""
+    """Raise `InputError` if a schedule of `num_bytes` bytes cannot be spilled to a folder; writes nothing."""
     where, path = os.fspath(folder), Path(folder)
     try:
         path.lstat()
@@ -62,13 +62,13 @@ def check_folder(folder: str | os.PathLike[str], *, num_bytes: int = 0) -> None:
 
 
 def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | None) -> NDArray[Any]:
-    """An array to be filled: in memory, or in a file without a name in a folder."""
+    """An uninitialized array, in memory or in an unnamed file in a folder."""
     if folder is None or num_rows == 0:
         return np.empty(num_rows, dtype)
     num_bytes = num_rows * np.dtype(dtype).itemsize
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            if hasattr(os, "posix_fallocate"):  # or a full disk would kill the process while it is filled
+            if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process during a write
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             else:
                 file.truncate(num_bytes)
@@ -81,7 +81,7 @@ def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | N
 
 
 def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactSchedule:
-    """The same schedule, its columns in files of a folder that is new or empty."""
+    """Write the columns of a schedule to a new or empty folder; return the schedule over these files."""
     check_folder(folder, num_bytes=schedule.num_bytes)
     num_pairs = sum(len(c.origins) + len(c.destinations) for c in schedule.problem.collective.chunks)
     path = Path(folder)
@@ -117,14 +117,19 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
 
 @checked
 def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> CompactSchedule:
-    """The schedule that `spill` left in a folder, its columns still in their files.
+    """Load a schedule that `spill` wrote; its columns remain in their files.
 
-    Its `problem` is needed where it is too large to be in the folder.
+    Parameters
+    ----------
+    folder : path
+        The folder.
+    problem : Problem, optional
+        The schedule's problem; required if it is too large to be in the folder.
 
     Raises
     ------
     InputError
-        If the folder does not hold a schedule, or one of another problem; or it needs the problem.
+        If the folder holds no schedule, or one for another problem, or if the problem is required.
     """
     path, where = Path(folder), os.fspath(folder)
     try:

@@ -1,7 +1,7 @@
-"""From an order of sends to their exact times: one longest path over what each send waits for.
+"""Exact times of an order of sends: longest paths in its precedence graph.
 
-The producer decides which chunk goes over which link, what merges, and who goes first on every resource;
-here each send starts as early as its chunks and its resources let it, in exact ticks.
+The producer decides the link of each chunk, the merged sends, and the order on every resource. Here each send
+starts as early as its chunks and its resources permit, in exact ticks.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ def exact_times(
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
-    """The schedule in which every send starts as early as data, resources and the given order allow.
+    """The earliest schedule: every send starts once data, resources and the given order permit.
 
     - `chunk`, `link`, `group`, `reduce`, `contributions`, (num_transfers,) array_like: As in
       `make_schedule`.
-    - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks: the order on each resource is
-      that of the holds they imply. They need not be exact, and times in the result are never later when they
-      were valid.
-    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrival at the sends
-      that read it. Without it a send ends after its own duration.
-    - `sequence`, (num_transfers,) array_like of int: Instead of `starts`: sends take their resources in this
-      order, and read earlier content.
+    - `starts`, (num_transfers,) array_like of int: Tentative starts in ticks, whose holds give the order on
+      each resource. They need not be exact. If they are valid, no time in the result is later.
+    - `ends`, (num_transfers,) array_like of int: Tentative ends in ticks, with `starts`: arrivals for the
+      sends that read them. The default is each send's start plus its duration.
+    - `sequence`, (num_transfers,) array_like of int: Alternative to `starts`: sends use their resources in
+      this order, and read earlier arrivals.
 
-    Raises `ValueError` if a merged send has two links, a chunk is sent from where it never is, or the order
-    contradicts itself.
+    Raises `ValueError` if a merged send has two links, a rank sends a chunk that it never holds, or the order
+    has a cycle.
     """
     if (starts is None) == (sequence is None):
         raise ValueError("give either starts or sequence")
@@ -55,7 +54,7 @@ def exact_times(
         nothing = np.zeros(len(key), dtype=bool)
         reduce = nothing if contributions is None else lacking(problem, chunk.tolist(), contributions)
     reduce = np.asarray(reduce, dtype=bool)
-    # Sends that start together on one resource keep the order in which they are named.
+    # Sends that start together on one resource keep the order of the columns.
     _, first, send = np.unique(group, return_index=True, return_inverse=True)
     send = np.argsort(np.argsort(first))[send]
     if sequence is not None:
