@@ -1,1 +1,1 @@
-"""Files: a folder for every family of formats, and a module for every format, with load, dump or both."""
+"""File formats: a folder for each family, and a module for each format with its reader, writer or both."""

@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic writes: files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from taccl.errors import InputError
 
-#: Meanings of the operating system's errors, for the caller who gave a path.
+#: {error of the operating system: its meaning for the caller's path}.
 _REASONS: dict[type[OSError], str] = {
     FileExistsError: (
         "the file exists; pass --overwrite (overwrite=True) to replace it, or give another path"
@@ -27,7 +27,7 @@ def write_whole(
 ) -> None:
     """Write a file whole or not at all, even if the write is interrupted.
 
-    - `keep_mode`: Whether a file that replaces another has its permissions; else it has those of a new file.
+    - `keep_mode`: True to keep the permissions of a file that is replaced; else it has those of a new file.
 
     Raises `InputError` if the file exists and `overwrite` is False, its folder is missing, or it may not be
     written.
@@ -47,7 +47,7 @@ def write_whole(
 
 
 def write_all(contents: Mapping[Path, str | bytes], *, overwrite: bool = False) -> tuple[Path, ...]:
-    """Write several files as `write_whole` does, and return them; if one fails, none that is new stays."""
+    """Write several files as `write_whole` does; return their paths. If one fails, new ones are removed."""
     for path in contents:
         check_writable(path, overwrite=overwrite)
     made: list[Path] = []
@@ -64,17 +64,17 @@ def write_all(contents: Mapping[Path, str | bytes], *, overwrite: bool = False) 
 
 
 def check_writable(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Raise `InputError` where `write_whole` would; an empty file is made and removed."""
+    """Raise `InputError` if `write_whole` would; the check creates and removes an empty file."""
     with _explained(os.fspath(path)), _draft_beside(_target(path, overwrite)):
         pass
 
 
 def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """The file to put in place, once nothing speaks against it."""
+    """The file to write, after checks; `InputError` if it cannot or may not be written."""
     where = os.fspath(path)
     if not where:
         raise InputError("found an empty path; give the path of a file", where="output")
-    target = Path(os.path.realpath(path))  # a symbolic link stays one; its target is replaced
+    target = Path(os.path.realpath(path))  # a symbolic link remains; its target is replaced
     if target.is_dir():
         raise IsADirectoryError
     if target.exists() and not overwrite:
@@ -90,9 +90,9 @@ def _target(path: str | os.PathLike[str], overwrite: bool) -> Path:
 
 @contextlib.contextmanager
 def _draft_beside(target: Path) -> Iterator[Path]:
-    """An empty file in the folder of `target`, removed at the end unless it was given another name."""
+    """Yield an empty file in the folder of `target`; it is removed at the end unless it was renamed."""
     draft = target.parent / f".{target.name[:100]}.{secrets.token_hex(8)}.tmp"
-    # Made with the mode of an ordinary new file, so that the umask applies.
+    # Created with the mode of an ordinary new file, so that the umask applies.
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield draft
@@ -101,12 +101,12 @@ def _draft_beside(target: Path) -> Iterator[Path]:
 
 
 def _put(draft: Path, target: Path, overwrite: bool) -> None:
-    """Give `draft` the name `target`; FileExistsError if it was taken meanwhile and may not be replaced."""
+    """Rename `draft` to `target`; `FileExistsError` if `target` now exists and may not be replaced."""
     if not overwrite:
         try:
             os.link(draft, target)
             return
-        except OSError:  # it exists, or the file system has no hard links
+        except OSError:  # the target exists, or the file system has no hard links
             if target.exists():
                 raise FileExistsError from None
     os.replace(draft, target)

@@ -1,6 +1,6 @@
-"""taccl's own file of a schedule: versioned JSON that holds the problem, the transfers and a digest.
+"""taccl's own schedule format: versioned JSON with the problem, the transfers and a digest.
 
-``docs/formats.md`` lists the fields; of `result`, ``bound_us`` and ``gap`` are numbers.
+``docs/formats.md`` lists the fields. In `result`, ``bound_us`` and ``gap`` are numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taccl.schedule.schedule import Schedule
 
 FORMAT = "taccl-schedule"
 VERSION = 2
-#: Seconds that the bound of a schedule may take when it is saved without one.
+#: Max seconds to compute the bound of a schedule that is saved without one.
 _BOUND_S = 2.0
 _LIMIT_BYTES = 10**9
 _COLUMNS = {
@@ -35,7 +35,7 @@ _COLUMNS = {
 
 
 def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The schedule as plain values; `extra` says how it was found and becomes the field ``result``."""
+    """The schedule as plain values; `extra` is its origin, and becomes the field ``result``."""
     problem = schedule.problem
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -54,7 +54,7 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
         document["transfers"]["sums"] = [list(ranks) for ranks in schedule.sums]
     if extra is not None:
         try:
-            document["result"] = json.loads(_compact(extra))  # as a reader of the file will find it
+            document["result"] = json.loads(_compact(extra))  # as a reader of the file will see it
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(f"found what JSON cannot hold: {error}", where="extra") from None
     return document | {"file_digest": _file_digest(document)}
@@ -63,11 +63,11 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
 def load_schedule(
     document: dict[str, Any], *, where: str = "schedule", problem: Problem | None = None
 ) -> Schedule:
-    """The schedule that `dump_schedule` wrote.
+    """Load a schedule from plain values of `dump_schedule`.
 
-    - `where`: The file that the document came from; it leads error messages.
-    - `problem`: A problem that the document's is likely to be. If it is, the schedule is one of this very
-      problem, which is not built anew.
+    - `where`: Name of the document's file, for error messages.
+    - `problem`: A problem that may equal the document's. If it does, the schedule uses this object, and no
+      new problem is built.
     """
     _check_version(document, where)
     _check_field(document, "file_digest", _file_digest(document), where)
@@ -115,11 +115,13 @@ def save(
     Parameters
     ----------
     schedule : Schedule
-        Compact and implicit ones are listed first.
+        The schedule; compact and implicit ones are expanded first.
     path : path
-        Of the file.
+        Path of the file.
+    overwrite : bool
+        True to replace an existing file.
     extra : dict, optional
-        How it was found, such as ``result.to_dict()``; by default its bound and gap are found anew.
+        Origin of the schedule, such as ``result.to_dict()``; by default its bound and gap are computed.
 
     Raises
     ------
@@ -130,7 +132,7 @@ def save(
 
 
 def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
-    """The content of a file; the rest is as in `save`."""
+    """Text of a schedule's file; arguments as in `save`."""
     if extra is None:
         bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
         gap = bound.gap(schedule.finish)
@@ -147,7 +149,7 @@ def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
 
 @checked
 def load(path: str | os.PathLike[str]) -> Schedule:
-    """The schedule in a file that `save` wrote.
+    """Load a schedule from a file that `save` wrote.
 
     Raises
     ------
@@ -159,7 +161,7 @@ def load(path: str | os.PathLike[str]) -> Schedule:
 
 @reads("schedule")
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in a file of this format, whose fields are not checked yet.
+    """The JSON object in a file of this format; its fields are not checked.
 
     Raises `InputError` if the file cannot be read; `FormatError` if it is not JSON or of another format or
     version.
@@ -171,7 +173,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _file_digest(document: dict[str, Any]) -> str:
-    """A hash of every field but itself, however the file is laid out."""
+    """Hash of all fields except the digest itself, independent of the file's layout."""
     content = {name: value for name, value in document.items() if name != "file_digest"}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=np.generic.item)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -194,7 +196,7 @@ def _check_version(document: object, where: str) -> None:
 
 
 def _check_field(document: dict[str, Any], name: str, value: object, where: str) -> None:
-    """Raise `FormatError` where a field is not what the rest of the file makes it."""
+    """Raise `FormatError` if a field differs from the value that the rest of the file implies."""
     if document.get(name) != value:
         raise FormatError(
             f"found {shown(repr(document.get(name)), 80)}, but the content makes it {value}: the file was "

@@ -1,8 +1,8 @@
-"""The timeline of a schedule as a trace that Perfetto and Chrome's tracing page show.
+"""Timeline of a schedule as a trace for Perfetto and Chrome's tracing page.
 
-A process per rank has a track for each of its links out, and the process after the ranks one for each
-resource that several links share. Where events of a track overlap (a link may be free again before its send
-ends), the later ones go to a track of their own, because a viewer nests what shares a track.
+Each rank is a process with a track for each of its outgoing links. One more process has a track for each
+resource that several links share. Events of a track may overlap, as a link may be free before its send ends.
+Then later ones go to a separate track, because viewers nest events of one track.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRACKS: tuple[By, ...] = ("link", "resource")
 def trace_text(schedule: Schedule) -> str:
     """The trace as JSON, with a line per event.
 
-    Raises `InputError` if a transfer is of a chunk or a link that does not exist.
+    Raises `InputError` if the chunk or the link of a transfer does not exist.
     """
     document = trace(schedule)
     lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in document.pop("traceEvents"))
@@ -36,7 +36,7 @@ def trace(schedule: Schedule) -> dict[str, Any]:
     charts = {by: bars_of(schedule, by, max_rows=sys.maxsize) for by in _TRACKS}
     sends = _sends(schedule)
     events: list[dict[str, Any]] = []
-    threads: dict[tuple[int, str, int], int] = {}  # by process, track and lane
+    threads: dict[tuple[int, str, int], int] = {}  # {(process, track, lane): thread}
     used = Counter[int]()
     for by, bars in charts.items():
         for row, lane, send, start_us, end_us in zip(
@@ -71,7 +71,7 @@ def trace(schedule: Schedule) -> dict[str, Any]:
 
 
 def _sends(schedule: Schedule) -> dict[int, dict[str, Any]]:
-    """{send: fields of its event}, by group."""
+    """{group of a send: fields of its event}."""
     problem, members = schedule.problem, dict[int, list[Any]]()
     for transfer in schedule:
         members.setdefault(transfer.group, []).append(transfer)
@@ -95,7 +95,7 @@ def _sends(schedule: Schedule) -> dict[int, dict[str, Any]]:
 
 
 def _named(kind: str, name: str, pid: int, tid: int, place: int) -> list[dict[str, Any]]:
-    """Events that name a process or thread, and give its place among others."""
+    """Metadata events that set the name and the position of a process or thread."""
     return [
         {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": args}
         for what, args in (("name", {"name": name}), ("sort_index", {"sort_index": place}))

@@ -1,4 +1,4 @@
-"""Facts about a program for a runtime: its collective, the chunks of its buffers, and its sizes."""
+"""Collective, buffer sizes and message sizes of a program, as a runtime names them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from taccl.program.program import Program
 
 
 class ProgramKind(NamedTuple):
-    """A name of MSCCL's, the chunks of the larger buffer, and the one rank that starts or ends with all."""
+    """Collective of a program in a runtime.
+
+    - `name`: MSCCL's name of the collective, or ``custom``.
+    - `size`: Number of chunks of the larger buffer of a rank.
+    - `root`: Root of a broadcast or reduce.
+    """
 
     name: str
     size: int
     root: int | None = None
 
     def buffer_chunks(self, num_ranks: int) -> tuple[int, int]:
-        """Chunks of the input and of the output, the same at every rank."""
+        """Numbers of chunks of the input and of the output, the same at every rank."""
         part = self.size // num_ranks
         inputs = part if self.name == "allgather" else self.size
         return inputs, part if self.name == "reduce_scatter" else self.size
@@ -36,9 +41,9 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
     everyone, count, n = tuple(range(program.num_ranks)), collective.num_chunks, program.num_ranks
     starts = [chunk.origins for chunk in collective.chunks]
     ends = [chunk.destinations for chunk in collective.chunks]
-    own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # each rank's, in order
+    own = [(c // -(-count // n),) for c in range(count)] if count % n == 0 else None  # owners, in rank order
     if not collective.derivations and {*(starts if collective.combining else ends)} == {everyone}:
-        # Sums of all, or chunks for all.
+        # Sums of all ranks, or chunks for all ranks.
         others = ends if collective.combining else starts
         if collective.combining and {*others} == {everyone}:
             return ProgramKind("allreduce", count)
@@ -59,7 +64,7 @@ def kind_of(program: Program, format_name: str) -> ProgramKind:
 
 
 def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
-    """The collective that a runtime's name stands for; None of ``custom``, which says nothing of it."""
+    """Collective for a runtime's name; None for ``custom``, which does not determine it."""
     if kind.name == "custom":
         return None
     if kind.name in ("broadcast", "reduce"):
@@ -74,7 +79,10 @@ def collective_of(kind: ProgramKind, num_ranks: int) -> Collective | None:
 
 
 def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise: int) -> tuple[int, int]:
-    """From which size to which a runtime is to use a program: unless told, its own, or 0 to `otherwise`."""
+    """Smallest and largest size in bytes for which a runtime uses a program.
+
+    The default is the program's own range, or 0 to `otherwise` if it has none.
+    """
     usual = program.sizes_bytes or (0, otherwise)
     if least is None:
         least = usual[0] if most is None else min(usual[0], most)

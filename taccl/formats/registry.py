@@ -1,4 +1,4 @@
-"""Format of a file, by content or name; and read, write and convert over the table of formats."""
+"""Format detection by content or name, and read, write and convert over the table of formats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ FOREIGN_TOPOLOGIES = (
 )  # fmt: skip
 
 _LIMIT_BYTES = 10**9
-#: Marks of XML and of text are near the top.
+#: Max characters searched for marks of XML and text formats, which are near the top.
 _HEAD_CHARACTERS = 1 << 16
-#: A file whose first field does not say what it is must be parsed whole, which takes many times its size.
+#: Max characters of a file that is parsed whole because its first field does not identify it. Parsing needs
+#: many times the memory of the file.
 _PARSED_CHARACTERS = 64 * 10**6
-#: The name of the first element of XML, behind comments and declarations.
+#: Name of the first XML element, after comments and declarations.
 _FIRST_ELEMENT = re.compile(r"(?:\s|<!--(?:(?!-->)[\s\S])*+-->|<\?(?:(?!\?>)[\s\S])*+\?>)*+<([\w.:-]+)")
 
 
@@ -53,14 +54,20 @@ def write(
     overwrite: bool = False,
     **options: Any,
 ) -> tuple[Path, ...]:
-    """Write a schedule, or another of `taccl.formats.table.KINDS`, to a file: whole or not at all.
+    """Write a schedule, or another object of `taccl.formats.table.KINDS`, to a file: whole or not at all.
 
     Parameters
     ----------
+    schedule : object
+        The object to write.
+    path : path
+        Path of the file, or a prefix for formats with a file per rank.
     format : str, optional
-        A name in `taccl.formats.table.FORMATS`; by default what the path's extension says.
+        A name in `taccl.formats.table.FORMATS`; by default the format of the path's extension.
+    overwrite : bool
+        True to replace existing files.
     options
-        Of the format's writer.
+        Options of the format's writer.
 
     Returns
     -------
@@ -70,8 +77,8 @@ def write(
     Raises
     ------
     InputError
-        If the format is not known or holds no such thing, an option is not one of its writer's, the file
-        exists and `overwrite` is False, or it cannot be written.
+        If the format is unknown or cannot hold such an object, or its writer does not have an option. Also if
+        the file exists and `overwrite` is False, or it cannot be written.
     ExportError
         If the format cannot hold the schedule.
     """
@@ -82,10 +89,10 @@ def write(
 
 @checked
 def read(path: str | os.PathLike[str], *, format: str | None = None, **options: Any) -> Any:
-    """The object in a file, in the format that its content tells.
+    """Read the object in a file; the content determines the format.
 
-    Raises `InputError` if the file cannot be read, the format is not known or only written, or an option is
-    not one of its reader's. `FormatError` if its content tells no format, or is not as the format says.
+    Raises `InputError` if the file cannot be read, the format is unknown or write-only, or its reader does
+    not have an option. `FormatError` if the content matches no format, or is invalid in its format.
     """
     source = readable(path, format)
     load = resolve_name(source.load)
@@ -104,26 +111,33 @@ def convert(
     load_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Conversion:
-    """Read a file in one format and write it in another; what is lost on the way is warned of.
+    """Read a file in one format and write it in another; warnings state the losses.
 
     Parameters
     ----------
+    source, target : path
+        File to read, and file or prefix to write.
     from_, to : str, optional
-        Names in `taccl.formats.table.FORMATS`; by default what the content of `source` and the extension of
-        `target` say.
+        Names in `taccl.formats.table.FORMATS`; by default the formats of the content of `source` and of the
+        extension of `target`.
     overwrite : bool
-        Whether files may be replaced.
+        True to replace existing files.
     load_options : mapping, optional
         Options of the reader.
     options
-        Options of the writer; or of the reader, where the writer has none of that name.
+        Options of the writer, or of the reader if the writer has none of that name.
+
+    Returns
+    -------
+    Conversion
+        Formats, files written, and notes.
 
     Raises
     ------
     InputError
-        As `read` and `write`; or if what the one format holds cannot become what the other does.
+        As `read` and `write`; or if the object of one format cannot be converted to one of the other.
     ExportError
-        If the format cannot hold what was read.
+        If the target format cannot hold the object.
     """
     reading, writing = readable(source, from_, "from"), _writable(target, to, "to")
     route = _route(reading.holds, writing)
@@ -142,7 +156,7 @@ def convert(
 
 
 def format_named(name: str, *, where: str = "format") -> FileFormat:
-    """The format of that name, whatever its case and dashes.
+    """Format by name, ignoring case and dashes.
 
     Raises `InputError` if there is none.
     """
@@ -151,9 +165,9 @@ def format_named(name: str, *, where: str = "format") -> FileFormat:
 
 
 def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
-    """The format that a path's extension stands for; the longest that fits.
+    """Format by a path's extension; the longest matching extension decides.
 
-    Raises `InputError` if it stands for none.
+    Raises `InputError` if none matches.
     """
     name = os.fspath(path).lower()
     fitting = [
@@ -171,12 +185,12 @@ def format_of_name(path: str | os.PathLike[str]) -> FileFormat:
 
 
 def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
-    """The format that a file is in, told by its content and not by its name.
+    """Format of a file by its content, independent of its name.
 
-    The file is not checked any further; its reader does that.
+    The file is not checked further; its reader does that.
 
-    Raises `InputError` if the file cannot be read. `FormatError` if it is in no format of the table; the
-    message says what was found, and lists them.
+    Raises `InputError` if the file cannot be read. `FormatError` if it matches no format of the table; the
+    message describes the content and lists the formats.
     """
     where = str(path)
     text = read_text(path, _LIMIT_BYTES).lstrip()
@@ -210,7 +224,7 @@ def format_of_content(path: str | os.PathLike[str]) -> FileFormat:
 
 
 def wrong_format(path: str | os.PathLike[str], found: FileFormat, wanted: str) -> InputError:
-    """The error of a file that holds another kind of thing than is `wanted`, with what to do with it."""
+    """Error for a file that holds another kind of object than `wanted`, with advice."""
     where = os.fspath(path)
     kind = next(iter(kinds_of(path)), found.holds)
     return InputError(wrong_kind(kind, where, wanted), where=where)
@@ -231,7 +245,7 @@ def foreign_topology(path: str | os.PathLike[str]) -> tuple[str, Callable[..., T
 
 
 def load_topology(path: str | os.PathLike[str], **arguments: Any) -> Topology:
-    """The topology in a file of taccl's own or of another tool; see `taccl.topologies.load`."""
+    """Load a topology from a file of taccl or of another tool; see `taccl.topologies.load`."""
     found = foreign_topology(path)
     if found is None:
         if arguments:
@@ -266,12 +280,12 @@ def _unknown(found: str, where: str, kinds: Sequence[str] = ()) -> FormatError:
 
 
 def readable(path: str | os.PathLike[str], name: str | None = None, where: str = "format") -> FileFormat:
-    """The format that a file is in by its content, or the one of that name.
+    """Format of a file by its content, or the format of a given name.
 
-    Raises `InputError` if it is written and not read, or what `format_of_content` and `format_named` raise.
+    Raises `InputError` if the format is write-only, and errors as `format_of_content` and `format_named`.
     """
     each = format_of_content(path) if name is None else format_named(name, where=where)
-    if not each.load and not kinds_of(path):  # such as Parquet, which is no text
+    if not each.load and not kinds_of(path):  # such as Parquet, which is not text
         text = (
             f"{each.name} ({each.description}) is written and not read; give the {each.holds} it was made of"
         )
@@ -298,7 +312,7 @@ def _kind(thing: object) -> str:
 
 
 def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
-    """The functions that turn a kind of thing, one after the other, into one that a format's writer takes."""
+    """Functions that convert, in sequence, a kind of object into one that a format's writer accepts."""
     steps = _steps(kind, target.holds)
     if steps is not None:
         return tuple(resolve_name(WAYS[step]) for step in steps)
@@ -308,10 +322,10 @@ def _route(kind: str, target: FileFormat) -> tuple[Callable[..., Any], ...]:
 
 
 def _steps(kind: str, wanted: str) -> list[tuple[str, str]] | None:
-    """Pairs of kinds from one to another; None without a way."""
+    """Pairs of kinds that lead from one kind to another; None if there is no conversion."""
     if kind == wanted:
         return []
-    # Whatever is no schedule becomes one first, if it does not become what is wanted at once.
+    # Without a direct conversion, the object becomes a schedule first.
     for steps in ([(kind, wanted)], [(kind, "schedule"), ("schedule", wanted)]):
         if all(step in WAYS for step in steps):
             return steps
@@ -327,7 +341,7 @@ def _write(
     overwrite: bool,
     options: Mapping[str, Any],
 ) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """The files written, and the notes of a program that was made on the way."""
+    """Convert and write an object; return the files, and the notes of an intermediate program."""
     dump = resolve_name(target.dump)
     _check_options(options, (*route, dump), target)
     said: tuple[str, ...] = ()
@@ -346,7 +360,7 @@ def _write(
 
 
 def _is_usually_in_place(schedule: Any) -> bool:
-    """True if PyTorch calls a schedule's collective with one buffer."""
+    """True if PyTorch usually calls a schedule's collective in place."""
     return schedule.problem.collective.name in USUALLY_IN_PLACE
 
 
@@ -356,7 +370,7 @@ def _check_options(
     *formats: FileFormat,
     where: str = "options",
 ) -> None:
-    """Raise `InputError` for an option that no function of some formats takes."""
+    """Raise `InputError` for an option that none of the functions of some formats has."""
     known = list(dict.fromkeys(name for function in functions for name in _options(function)))
     unknown = next((name for name in options if name not in known), None)
     if unknown is not None:
@@ -372,6 +386,6 @@ def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str
 
 
 def _options(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's options: what it takes by keyword only."""
+    """Names of a function's options: its keyword-only parameters."""
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -1,4 +1,4 @@
-"""Runtimes that load files of programs: their protocols, limits and names, pinned to the sources read.
+"""Runtimes that load files of programs: their protocols, limits and names, by version of their sources.
 
 - ``msccl``: microsoft/msccl, a fork of NCCL 2.12.12; reads MSCCL XML.
 - ``msccl-executor``: Azure/msccl-executor-nccl, on NCCL 2.23.4; reads MSCCL XML.
@@ -21,12 +21,13 @@ class Runtime:
     """One runtime.
 
     - `title`: Its name in sentences.
-    - `protocols`: Its protocols, of `taccl.program.program.PROTOCOLS`.
-    - `max_steps`, `max_threadblocks`: Most steps of a threadblock that its parser of MSCCL XML accepts,
-      including steps that only wait; and most threadblocks of a rank.
-    - `max_channels`: Most channels of a program (``MAXCHANNELS``).
-    - `max_files`: Most files that it loads; None: no limit that plans reach.
-    - `renamed`: {MSCCL's name of a collective: the runtime's}.
+    - `protocols`: Its protocols, a subset of `taccl.program.program.PROTOCOLS`.
+    - `max_steps`: Max steps per threadblock that its parser of MSCCL XML accepts, including steps that only
+      wait.
+    - `max_threadblocks`: Max threadblocks of a rank.
+    - `max_channels`: Max channels of a program (``MAXCHANNELS``).
+    - `max_files`: Max files that it loads; None if there is no limit that plans reach.
+    - `renamed`: {MSCCL's name of a collective: the runtime's name}.
     - `takes_custom`: True if it accepts custom collectives.
     - `includes_most`: True if it also uses a file at its largest size.
     """
@@ -48,7 +49,7 @@ class Runtime:
         return self.name != "mscclpp"
 
 
-#: Collectives that PyTorch calls with one buffer, and those that it calls in both ways.
+#: Collectives that PyTorch calls in place, and those that it calls both in place and out of place.
 USUALLY_IN_PLACE, IN_BOTH_PLACES = ("allreduce", "reduce", "broadcast"), ("allgather", "reduce-scatter")
 
 _RENAMED = {"reduce_scatter": "reducescatter"}
@@ -70,7 +71,9 @@ RUNTIMES = {
 
 
 def runtime_named(word: str, *, xml: bool = False) -> Runtime:
-    """The runtime of that name, whatever its case and dashes; with `xml`, of those that read MSCCL XML.
+    """Runtime by name, ignoring case and dashes.
+
+    - `xml`: True to accept only runtimes that read MSCCL XML.
 
     Raises `InputError` if there is none.
     """
@@ -79,6 +82,6 @@ def runtime_named(word: str, *, xml: bool = False) -> Runtime:
 
 
 def usual_runtimes(topology: Topology) -> tuple[Runtime, ...]:
-    """The runtime of MSCCL XML for the machine's GPUs (by its name: MI300X is AMD's), and MSCCL++."""
+    """Usual runtimes for a machine: RCCL if it has AMD GPUs by its name, else MSCCL; and MSCCL++."""
     is_amd = re.match(r"mi\d", topology.machine or topology.name, re.IGNORECASE) is not None
     return RUNTIMES["rccl" if is_amd else "msccl"], RUNTIMES["mscclpp"]

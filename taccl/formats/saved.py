@@ -1,7 +1,7 @@
-"""One pair of functions that saves and loads schedules, topologies, problems and sketches.
+"""Save and load schedules, topologies, problems and sketches.
 
 Topologies and problems are JSON: their plain values under ``topology`` or ``problem``, and their notes. Every
-one that exists in memory fits. ``docs/formats.md`` lists the fields.
+topology and problem can be saved. ``docs/formats.md`` lists the fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taccl.topology.topology import Topology
 
 VERSION = 1
 _LIMIT_BYTES = 10**9
-#: Marks a sketch that says too little to be told from a topology; editors find the schema by it.
+#: Schema name that marks a sketch with too few fields to be distinct from a topology; editors use it as well.
 _SCHEMA = "sketch.schema.json"
 
 T = TypeVar("T")
@@ -41,14 +41,18 @@ def save(
 ) -> None:
     """Write a schedule, a topology, a problem or a sketch to a file, whole or not at all; `load` reads it.
 
-    The file is JSON. Topologies and sketches are TOML, which people can edit, if its name ends in ``.toml``.
+    The file is JSON. Topologies and sketches are TOML, which is easier to edit, if its name ends in
+    ``.toml``.
 
     Parameters
     ----------
     thing : Schedule, Topology, Problem or Sketch
-        Compact and implicit schedules are listed first. A schedule is saved with its bound and gap.
+        The object. Compact and implicit schedules are expanded first. A schedule is saved with its bound and
+        gap.
     path : path
         Path of the file.
+    overwrite : bool
+        True to replace an existing file.
     extra : dict, optional
         Origin of a schedule, such as ``result.to_dict()``; by default its bound and gap are computed.
 
@@ -86,15 +90,15 @@ def _text(thing: Topology | Problem | Sketch, *, is_toml: bool) -> str:
 
 @checked
 def load(path: str | os.PathLike[str]) -> Any:
-    """The schedule, topology, problem or sketch in a file, or what another tool's file holds.
+    """Load the schedule, topology, problem or sketch in a file, or the object in another tool's file.
 
-    The content tells the kind: files that `save` wrote, and all that `taccl.topologies.load`,
+    The content determines the kind. Files of `save` can be read, and all files that `taccl.topologies.load`,
     `taccl.load_sketch` and ``taccl convert`` read.
 
     Raises
     ------
     InputError
-        If the file cannot be read; `FormatError` if it holds nothing that is known.
+        If the file cannot be read; `FormatError` if its content is unknown.
     """
     from taccl.formats import registry
     from taccl.sketch.library import load_sketch
@@ -107,7 +111,7 @@ def load(path: str | os.PathLike[str]) -> Any:
             return registry.load_topology(path)
         if "sketch" in kinds or "upstream sketch" in kinds:
             return load_sketch(path)
-        try:  # a machine's name and no more
+        try:  # only the name of a machine
             return registry.load_topology(path)
         except InputError:
             raise unknown from None
@@ -117,25 +121,25 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def dump_topology(topology: Topology) -> str:
-    """The content of a topology's JSON file."""
+    """Text of a topology's JSON file."""
     return _document("topology", topology.to_dict(), notes=list(topology.notes))
 
 
 @reads("saved topology")
 def load_topology(path: str | os.PathLike[str]) -> Topology:
-    """The topology in a JSON file that `dump_topology` wrote."""
+    """Load the topology in a JSON file that `dump_topology` wrote."""
     return _made(path, "topology", lambda plain, data: replace(Topology.from_dict(plain), notes=_notes(data)))
 
 
 def dump_problem(problem: Problem) -> str:
-    """The content of a problem's JSON file."""
+    """Text of a problem's JSON file."""
     notes = {"notes": list(problem.notes), "topology_notes": list(problem.topology.notes)}
     return _document("problem", problem.to_dict(), **notes, chunks_open=problem.chunks_open)
 
 
 @reads("problem")
 def load_problem(path: str | os.PathLike[str]) -> Problem:
-    """The problem in a JSON file that `dump_problem` wrote."""
+    """Load the problem in a JSON file that `dump_problem` wrote."""
 
     def made(plain: dict[str, Any], data: dict[str, Any]) -> Problem:
         problem = Problem.from_dict(plain)
@@ -159,7 +163,10 @@ def _notes(data: dict[str, Any], name: str = "notes") -> tuple[str, ...]:
 
 
 def _made(path: str | os.PathLike[str], kind: str, make: Callable[[dict[str, Any], dict[str, Any]], T]) -> T:
-    """The thing of a kind that a function makes of its plain values and of the whole document."""
+    """Load an object of a kind from a JSON file; `FormatError` if the content is not one.
+
+    - `make`: Function from the object's plain values and the whole document to the object.
+    """
     where = str(Path(path))
     data = parse_json(read_text(path, _LIMIT_BYTES), source=where)
     if data.get("format") != f"taccl-{kind}" or data.get("version") != VERSION:

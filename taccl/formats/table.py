@@ -1,6 +1,6 @@
-"""Every format in one table: what a file of it holds, how it is told, who reads and who writes it.
+"""Table of all formats: kind of object, marks for detection, reader and writer of each.
 
-Its functions are named as ``"module:function"``, and imported at their first call. A reader is called as
+Functions are named as ``"module:function"``, and imported at their first call. A reader is called as
 ``load(path, **options)`` and returns the object in the file. A writer is called as ``dump(thing, **options)``
 and returns the content of the file. A writer of several files is called as ``dump(thing, path, **options)``
 and returns {path: content}. Keyword-only parameters are the options of the format. A writer warns of losses.
@@ -24,8 +24,8 @@ class FileFormat:
     - `extensions`: Extensions of such files. The first of two formats with one extension is its default for
       writing.
     - `load`, `dump`: ``"module:function"``; empty if the format is not read, or not written.
-    - `fields` (mapping of str to value): Fields at the top of a JSON file that tell the format; None for any
-      value.
+    - `fields` (mapping of str to value): Top-level fields of a JSON file that identify the format; None for
+      any value.
     - `begins`: A regular expression that the first lines of other files match.
     - `loses`: Losses of every file of this format, stated by `convert` if the writer itself states none.
     """
@@ -142,7 +142,7 @@ FORMATS = (
     ),
 )  # fmt: skip
 
-#: The class of every kind of thing.
+#: {kind of object: its class}.
 KINDS = {
     "schedule": "taccl.schedule.schedule:Schedule",
     "compact schedule": "taccl.schedule.compact:CompactSchedule",
@@ -154,7 +154,7 @@ KINDS = {
     "problem": "taccl.problem:Problem",
 }
 
-#: From one kind of thing to another: a function of it, and of options.
+#: {(kind, other kind): function that converts an object of one into the other, with options}.
 WAYS = {
     ("compact schedule", "schedule"): "taccl.schedule.compact:CompactSchedule.expand",
     ("implicit schedule", "schedule"): "taccl.schedule.implicit:ImplicitSchedule.expand",

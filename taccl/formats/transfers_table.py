@@ -1,7 +1,7 @@
-"""Transfers as a table, for spreadsheets and data frames: CSV, or Parquet where pyarrow is installed.
+"""Transfers as a table, for spreadsheets and data frames: CSV, or Parquet if pyarrow is installed.
 
-``docs/formats.md`` lists the columns. The table says what happens, and nothing of what it had to happen on:
-it is not read back.
+``docs/formats.md`` lists the columns. The table holds the transfers but not the problem, so it cannot be read
+as a schedule.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from taccl.schedule.schedule import Schedule
 
 
 def transfers_table(schedule: Schedule) -> dict[str, NDArray[Any]]:
-    """The columns by name, in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.
+    """{name: column}, with rows in order of start; ``pandas.DataFrame(transfers_table(s))`` makes a frame.
 
-    Raises `ExportError` if a transfer is of a chunk or a link that does not exist.
+    Raises `ExportError` if the chunk or the link of a transfer does not exist.
     """
     problem = schedule.problem
     topology = problem.topology

@@ -1,6 +1,6 @@
-"""XML text to elements with their lines: small trees of tags and attributes, safe from hostile files.
+"""Parse XML as elements with their lines: small trees of tags and attributes, safe for untrusted files.
 
-A document type is refused, and with it every entity that a file could define: nothing is expanded and nothing
+Document types are refused, and with them all entities that a file could define. So nothing is expanded or
 fetched. Depth and number of elements are limited.
 """
 
@@ -18,7 +18,7 @@ _MAX_ELEMENTS = 2 * 10**6
 
 @dataclass(eq=False, slots=True)
 class XmlElement:
-    """An element: its tag, its attributes as text, what is inside it, and the file and line it is in."""
+    """An element: its tag, attributes as text, children, and its file and line."""
 
     tag: str
     attributes: dict[str, str]
@@ -27,17 +27,17 @@ class XmlElement:
     children: list[XmlElement] = field(default_factory=list)
 
     def all(self, tag: str) -> list[XmlElement]:
-        """The elements of that tag right inside this one."""
+        """Direct children with a given tag."""
         return [child for child in self.children if child.tag == tag]
 
     def error(self, message: str) -> FormatError:
-        """The error that says what is wrong with it, and where: file, line, tag and first attribute."""
+        """`FormatError` about this element, with its file, line, tag and first attribute."""
         first = "".join(f' {key[:20]}="{value[:40]}"' for key, value in list(self.attributes.items())[:1])
         return FormatError(message, where=f"{self.file}: line {self.line}: <{self.tag[:40]}{first}>")
 
 
 def parse_xml(text: str, *, where: str) -> XmlElement:
-    """The outermost element.
+    """Parse XML text; return the root element.
 
     Raises `FormatError` if the text is not well-formed XML, has a document type, or is nested too deeply or
     too large.

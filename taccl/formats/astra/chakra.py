@@ -1,14 +1,13 @@
 """Chakra execution traces, one per rank, that ASTRA-sim runs as a custom collective.
 
-A trace is a graph of nodes: a send, a receive, or the computation of a sum; ``docs/formats.md`` says what
-each waits for, and what is lost.
+A trace is a graph of nodes. A node is a send, a receive, the computation of a sum, or a computed tile of a
+workload's step (`Computed`), which has a duration. ``docs/formats.md`` states the dependencies of each, and
+the losses.
 
-Computations beside the sends (`Computed`, of a step of `taccl.workload`) are nodes that take a time.
-
-A message is a length, then so many bytes in protobuf's wire format: first `GlobalMetadata` (fields 1 version,
-2 attributes), then every `Node` (1 id, 2 name, 3 type, 5 ids of the nodes it waits for, 7 duration in
-microseconds, 10 attributes). An
-attribute has 1 name; 7 int32, 9 int64, 27 bool or 29 string. So few fields are written by hand. See
+A file is a sequence of messages, each a length and that many bytes in protobuf's wire format. The first
+message is `GlobalMetadata` (fields 1 version, 2 attributes). The others are `Node` (1 id, 2 name, 3 type, 5
+ids of the nodes it waits for, 7 duration in microseconds, 10 attributes). An attribute has 1 name; 7 int32, 9
+int64, 27 bool or 29 string. These fields are so few that they are encoded by hand. See
 https://github.com/mlcommons/chakra (``et_def.proto``) and https://github.com/astra-sim/astra-sim
 (``CustomAlgorithm.cc``).
 """
@@ -35,13 +34,18 @@ from taccl.schedule.schedule import Schedule
 _COMP, _SEND, _RECEIVE = 4, 5, 6
 _VERSION = "0.0.4"
 _SUFFIX = ".et"
-#: Collectives whose size ASTRA-sim knows how to cut into chunks.
+#: Collectives whose size ASTRA-sim can cut into chunks.
 _SCALED = frozenset(("allgather", "allreduce", "alltoall", "reduce-scatter"))
 _SHOWN = 3
 
 
 class Computed(NamedTuple):
-    """A computation of one rank, and those before it, and chunks that come to it, which it waits for."""
+    """A computation of one rank, with its dependencies.
+
+    - `start_us`, `end_us`: Times in microseconds.
+    - `after`: Numbers of computations that it waits for.
+    - `chunks`: Chunks whose arrival at the rank it waits for.
+    """
 
     name: str
     rank: int
@@ -57,14 +61,15 @@ def dump_chakra(
     computed: Sequence[Computed] = (),
     sources: Mapping[tuple[int, int], Computed] = MappingProxyType({}),
 ) -> dict[Path, bytes]:
-    """The traces by file, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank; warns of what is lost.
+    """{file: trace}, ``PREFIX.0.et``, ``PREFIX.1.et``, ..., one per rank; warns of losses.
 
-    - `schedule`: Over links that each join two ranks.
+    - `schedule`: A schedule whose links each join two ranks.
     - `path`: The prefix, or ``PREFIX.et``.
-    - `computed`, `sources`: What ranks compute beside; and by chunk and origin, what that waits for.
+    - `computed`: Computations of all ranks.
+    - `sources`: {(chunk, origin): dependencies of the contribution that the origin sends}.
 
     Raises `ExportError` if a link that the schedule uses joins more than two ranks. `InputError` if the
-    schedule is none of its problem.
+    schedule does not fit its problem.
     """
     problem = schedule.problem
     links = problem.topology.links
@@ -92,7 +97,7 @@ def dump_chakra(
 
 @dataclass(slots=True)
 class _Node:
-    """A node of one rank's trace; `after` are ids of others of that rank. None is run on the CPU."""
+    """A node of one rank's trace; `after` are ids of nodes of the same trace. No node runs on the CPU."""
 
     kind: int
     name: str
@@ -107,23 +112,23 @@ def _nodes(
     computed: Sequence[Computed],
     sources: Mapping[tuple[int, int], Computed],
 ) -> list[list[_Node]]:
-    """The nodes of every rank; a node's id is its place."""
+    """Nodes of every rank; a node's id is its index."""
     problem = schedule.problem
     links = problem.topology.links
     nodes: list[list[_Node]] = [[] for _ in range(problem.topology.num_ranks)]
-    arrived: dict[int, int] = {}  # send -> node at its destination after which its chunks are there
+    arrived: dict[int, int] = {}  # {send: node at its destination after which its chunks are available}
     sent: dict[int, int] = {}
     total = _total_chunks(problem)
-    made: dict[int, int] = {}  # computation -> its node
-    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # by chunk and rank: nodes of what arrived
-    busy: dict[int, int] = {}  # by rank: its last computation
+    made: dict[int, int] = {}  # {computation: its node}
+    came: dict[tuple[int, int], set[int]] = defaultdict(set)  # {(chunk, rank): nodes of its arrivals}
+    busy: dict[int, int] = {}  # {rank: node of its last computation}
 
     def known(each: Computed | None) -> set[int]:
         if each is None:
             return set()
         return {made[i] for i in each.after}.union(*(came[chunk, each.rank] for chunk in each.chunks))
 
-    # What arrives at a moment is listed before what starts then, so that nodes wait for earlier ones only.
+    # Among equal times arrivals come before starts, so that nodes wait for earlier nodes only.
     per_us = problem.costs.ticks_per_us
     moments: list[tuple[Fraction | int, int, int]] = [(t, 0, s) for s, t in enumerate(events.end)]
     moments += [(each.start_us * per_us, 1, i) for i, each in enumerate(computed)]
@@ -166,7 +171,7 @@ def _nodes(
     for before, s in _kept_order(events):
         nodes[links[events.link[s]].src][sent[s]].after.add(sent[before])
     for each in nodes:
-        if not each:  # a trace without a node that may start is taken for a deadlock
+        if not each:  # ASTRA-sim takes a trace without a ready node for a deadlock
             each.append(_Node(_COMP, "nothing to do"))
     return nodes
 
@@ -187,7 +192,7 @@ def _sources(events: Events, send: int) -> set[int]:
 
 
 def _kept_order(events: Events) -> set[tuple[int, int]]:
-    """Pairs of one rank's sends, of which the first held a resource of the second's, and ended before it."""
+    """Pairs of successive sends of a rank on a resource, of which the first ends before the second starts."""
     links = events.problem.topology.links
     pairs = set()
     for uses in events.uses.values():
@@ -211,13 +216,13 @@ def _shared_by_ranks(problem: Problem, events: Events) -> list[str]:
 
 
 def _total_chunks(problem: Problem) -> int:
-    """Chunks of the whole collective, as ASTRA-sim counts them; 0 where it could not scale them."""
+    """Number of chunks of the whole collective, as ASTRA-sim counts them; 0 if it cannot scale them."""
     collective = problem.collective
     alike = len(set(problem.chunk_bytes)) == 1 and collective.name in _SCALED
     return collective.size_chunks if alike and collective.size_chunks % collective.num_ranks == 0 else 0
 
 
-#: Numbers of an attribute's field for its value.
+#: Field numbers of the value of an attribute, by type.
 _INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
 
 
@@ -246,12 +251,12 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _integer(field: int, value: int) -> bytes:
-    """A number that is a field by itself, and left out where it is 0; in a choice of fields 0 is written."""
+    """An integer field, omitted if it is 0; in a oneof (`_attribute`) 0 is written."""
     return _varint(field << 3) + _varint(value) if value else b""
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; a negative number as its two's complement in 64 bits."""
+    """Protobuf varint: 7 bits per byte, lowest first; negative numbers as two's complement in 64 bits."""
     value &= (1 << 64) - 1
     found = bytearray()
     while value > 0x7F:

@@ -1,6 +1,6 @@
-"""Network files of ASTRA-sim's analytical backends, and the fabrics they stand for.
+"""Topologies from network files of ASTRA-sim's analytical backends.
 
-The meaning of blocks, units and occupation follows the backends' sources; see ``docs/formats.md``.
+The meaning of blocks, units and occupation follows the source code of the backends; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _positive(rate: Fraction) -> Fraction:
 
 
 class _Network(BaseModel):
-    """The fields that are read: one entry of each for every dimension."""
+    """Fields that are read, each with one entry per dimension."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,15 +63,15 @@ def load_astra_network(
 ) -> Topology:
     """The topology that an ASTRA-sim network file describes; ranks are its NPUs.
 
-    - `alpha_meaning`: Whether a link is free again once the bytes have left, as in ASTRA-sim, or busy during
-      its alpha.
-    - `ranks_per_node`: Cuts the ranks, in order, into nodes of this many; by default all ranks are in one
-      node, since the file knows no nodes.
+    - `alpha_meaning`: ``"pipelined"``: a link is free again once the bytes have left, as in ASTRA-sim.
+      Otherwise it is also busy during its alpha.
+    - `ranks_per_node`: Number of consecutive ranks per node; by default all ranks are in one node, as the
+      file has no nodes.
 
     Notes
     -----
-    A send through a switch takes the latency of two links and its bytes once, as the backend without
-    congestion counts. The one with congestion stores and forwards: there the bytes take twice as long.
+    A send through a switch has the latency of two links, and its bytes count once, as in the backend without
+    congestion. The backend with congestion stores and forwards, so the bytes take twice as long there.
     """
     where = os.fspath(path)
     file = validated(
@@ -118,7 +118,7 @@ def _notes(file: _Network, alpha_meaning: AlphaMeaning) -> list[str]:
 
 
 def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
-    """Nodes, which the file lacks, and fields that are left out."""
+    """Assumptions: on nodes, which the file lacks, and on fields that are ignored."""
     assumed = []
     if ranks_per_node is None:
         assumed.append("all ranks are in one node, as the file has no nodes (ranks_per_node= cuts them)")
@@ -129,7 +129,7 @@ def _assumed(file: _Network, ranks_per_node: int | None) -> list[str]:
 
 
 def _plain(text: str, where: str) -> dict[str, Any]:
-    """The fields of a YAML file, each a text or a list of such; of others it is not looked what they hold."""
+    """Fields of a YAML file, each a text or a list of texts; the content of other fields is not read."""
     import yaml
 
     try:

@@ -16,14 +16,14 @@ MAX_COUNT, MAX_ELEMENTS, MAX_NAME, MAX_ATTRIBUTES, MAX_VALUE = 71, 4095, 63, 16,
 
 
 class Excess(NamedTuple):
-    """One excess over a limit of the format: its rank, threadblock and step, as far as it has one."""
+    """One excess over a limit of the format; `where` is its rank, threadblock and step if they apply."""
 
     where: tuple[int, ...]
     message: str
 
 
 def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
-    """Excesses over the limits of a runtime's files, each with the way to lower the schedule within them."""
+    """Yield excesses over the limits of a runtime's files, each with advice for a lowering within them."""
     for where, found, most, what, remedy in _measured(program, runtime):
         if found > most:
             names = ("rank", "threadblock", "step")
@@ -36,7 +36,7 @@ def excesses(program: Program, runtime: Runtime) -> Iterator[Excess]:
 
 
 def _measured(program: Program, runtime: Runtime) -> Iterator[tuple[tuple[int, ...], int, int, str, str]]:
-    """All that has a limit: where it is, how many there are, and may be, of what, and how to have fewer."""
+    """Yield (place, number found, max number, name of the quantity, remedy) for every limited quantity."""
     fewer = "fewer num_channels or instances"
     joined = f"threadblocks='per-peer', or {fewer}"
     yield (), program.num_channels, runtime.max_channels, "channels", fewer

@@ -1,10 +1,10 @@
-"""MSCCL XML to a program: the fields of such files, and every rule that can be checked without running one.
+"""Read MSCCL XML as a program, and check every rule that does not require a run.
 
-The runtime's own parser does not notice these faults: unknown dependencies, dependencies on steps that do not
-announce their end (``hasdep``), and queues shared by two threadblocks. Nor does it notice chunks past the end
-of a buffer, or threadblocks too high to be waited for. Each makes it hang or compute garbage; here each is
-refused, with its line. Other faults (deadlocks, races, wrong results) show only when the program runs:
-`taccl.program.interpret`.
+The runtime's own parser does not detect these faults: unknown dependencies, dependencies on steps that do not
+announce their end (``hasdep``), and queues shared by two threadblocks. Nor does it detect chunks past the end
+of a buffer, or dependencies on threadblocks with too high numbers. With these faults it hangs or computes
+wrong results. Here each one raises an error with its line. Other faults (deadlocks, races, wrong results)
+appear only when the program runs: `taccl.program.interpret`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TYPES = {
 }  # fmt: skip
 _BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 _COLLECTIVES = ("allreduce", "allgather", "reduce", "broadcast", "alltoall", "reduce_scatter", "custom")
-#: {other runtimes' name of a collective: MSCCL's}.
+#: {other runtimes' name of a collective: MSCCL's name}.
 _ALIASES = {theirs: ours for each in RUNTIMES.values() for ours, theirs in each.renamed.items()}
-#: Files for any runtime are read, so that the largest limits count.
+#: Largest limits of all runtimes, as files for any of them are read.
 _LARGEST = Runtime(
     "any", "any runtime",
     max_steps=max(each.max_steps for each in RUNTIMES.values()),
@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 def load_msccl_xml(
     path: str | os.PathLike[str], *, collective: Collective | None = None, root: int | None = None
 ) -> Program:
-    """The program in a file; see `parse_msccl_xml`.
+    """Load a program from a file; see `parse_msccl_xml`.
 
     - `path`: Path of the file.
     - `collective`, `root`: As in `parse_msccl_xml`.
@@ -61,10 +61,11 @@ def load_msccl_xml(
 def parse_msccl_xml(
     text: str, *, where: str = "MSCCL XML", collective: Collective | None = None, root: int | None = None
 ) -> Program:
-    """The program in the text of a file.
+    """Parse the text of a file as a program.
 
+    - `where`: Name of the file for error messages.
     - `collective`: The collective of a file that does not name one (``coll="custom"``). Without it, the
-      outputs are not judged.
+      outputs are not checked.
     - `root`: Root of a broadcast or reduce. Default: the file's attribute ``root``, else 0.
     """
     _check_spelling(text, where)
@@ -72,7 +73,7 @@ def parse_msccl_xml(
 
 
 def _check_spelling(text: str, where: str) -> None:
-    """Raise `FormatError` for what XML allows and the runtime's parser does not."""
+    """Raise `FormatError` for XML syntax that the runtime's parser does not accept."""
     bare = re.sub(r"<!--.*?-->", lambda found: re.sub(r"[^\n]", " ", found.group()), text, flags=re.DOTALL)
     for pattern, found, remedy in (
         (r"<\?", "an XML declaration", "remove it"),
@@ -90,11 +91,11 @@ def _check_spelling(text: str, where: str) -> None:
 
 
 class _File:
-    """The checks and conversions of one file; every method raises `FormatError` with the line at fault."""
+    """Checks and conversions of one file; every method raises `FormatError` with the line at fault."""
 
     def __init__(self, algo: XmlElement) -> None:
         self.algo = algo
-        #: {(rank, threadblock, step), or as much as applies: its element}.
+        #: {(rank, threadblock, step) or a prefix of it: its element}.
         self.elements: dict[tuple[int, ...], XmlElement] = {(): algo}
         if algo.tag != "algo":
             raise algo.error(f"found <{algo.tag}>; expected <algo>; check that it is an MSCCL XML file")
@@ -148,7 +149,7 @@ class _File:
         return collective_of(ProgramKind(self.kind, size, root), n)
 
     def _check(self, program: Program) -> None:
-        """Raise `FormatError` for the first fault that shows without running the program."""
+        """Raise `FormatError` for the first fault that can be detected without running the program."""
         for fault in (*check_steps(program), *check_ends(program)):
             place = fault.steps[-1]
             raise self.elements.get(place, self.elements[place[:2]]).error(fault.message)
@@ -167,8 +168,8 @@ class _File:
         sizes = list(ProgramKind(self.kind, self.size).buffer_chunks(self.num_ranks))
         for place, attribute in enumerate(("i_chunks", "o_chunks")):
             found, expected = self._number(gpu, attribute, 0, 2**20), sizes[place]
-            # In place the runtime needs one of the two; the other may be declared empty. Ranks of a custom
-            # collective may lack one.
+            # In place the runtime needs one of the two buffers; the other may be declared empty. Ranks of a
+            # custom collective may lack one.
             if found != expected and (found or not (self.in_place or self.kind == "custom")):
                 raise gpu.error(
                     f"{attribute} is {found}; expected {expected} of {self.kind} in {self.size} chunks"

@@ -1,4 +1,4 @@
-"""Programs as MSCCL XML, the file that MSCCL (a fork of NCCL), its executor, RCCL and TACCL's runtime load.
+"""Write programs as MSCCL XML, the format of MSCCL (a fork of NCCL), its executor, RCCL and TACCL's runtime.
 
 Files follow the runtime's parser and kernels, which are stricter than XML. Limits of the format are checked
 before a file is written. Several dependencies of one step become a chain of steps that only wait. The reader
@@ -40,16 +40,17 @@ def dump_msccl_xml(
     name: str = "",
     runtime: str = "msccl",
 ) -> str:
-    """The text of the file.
+    """Text of the MSCCL XML file for a program.
 
-    - `min_bytes`, `max_bytes`: The sizes for which the runtime uses the program, the upper one excluded. The
-      default for a lowered schedule is from half to twice its size; for other programs, up to 128 MiB. The
-      runtime allocates ``max_bytes`` times the share of scratch in the buffer.
-    - `split`: Whether a threadblock of too many steps becomes several, which take turns: see
-      `taccl.program.split`. Each has a channel of its own. Default: where needed, with a warning.
-    - `name`: Default: the program's; other characters than letters, digits, ``_``, ``.`` and ``-`` become
-      ``-``.
-    - `runtime`: A reader of such files, of `taccl.formats.runtimes.RUNTIMES`; its limits and names apply.
+    - `min_bytes`, `max_bytes`: Sizes for which the runtime uses the program, the upper one excluded.
+      Default: half to twice the size of a lowered schedule, and up to 128 MiB for other programs. The runtime
+      allocates ``max_bytes`` times the share of scratch in the buffer.
+    - `split`: True to split a threadblock with too many steps into several that run one after another, each
+      with its own channel (`taccl.program.split`). Default: split if needed, with a warning.
+    - `name`: Name of the program in the file, by default the program's. Characters other than letters,
+      digits, ``_``, ``.`` and ``-`` become ``-``.
+    - `runtime`: Runtime that reads the file, one of `taccl.formats.runtimes.RUNTIMES`; its limits and names
+      apply.
     """
     reader = runtime_named(runtime, xml=True)
     min_bytes, max_bytes = sizes_of(program, min_bytes, max_bytes, otherwise=2**27)
@@ -103,7 +104,7 @@ def unseen_root(collective: str, root: int) -> str:
 
 
 def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
-    """Source of each step's receive, and destination of each step's send."""
+    """Slot that each receive's data was sent from, and slot that each send's data is received into."""
     sources: Mirrored = {}
     targets: Mirrored = {}
     for parcel in parcels_of(program):
@@ -114,8 +115,8 @@ def _mirrored(program: Program) -> tuple[Mirrored, Mirrored]:
 
 
 def _rank_lines(r: int, rank: RankProgram, sources: Mirrored, targets: Mirrored) -> list[str]:
-    """The threadblocks of a rank; a step that waits for several others follows steps that do nothing else."""
-    # Where each step is once those that only wait are counted.
+    """XML lines of a rank's threadblocks; a step with several dependencies follows steps that only wait."""
+    # Index of each step by threadblock, counting the steps that only wait.
     places = [[end - 1 for end in accumulate(map(weight, tb.steps))] for tb in rank.threadblocks]
     awaited = {each for tb in rank.threadblocks for step in tb.steps for each in step.depends}
     lines = []

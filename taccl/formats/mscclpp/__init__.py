@@ -1,1 +1,1 @@
-"""Execution plans of MSCCL++: written, run by the executor's rules, and registered."""
+"""Execution plans of MSCCL++: writer, simulated executor, and registration."""

@@ -1,13 +1,13 @@
-"""MSCCL++ execution plans, run by the rules of the executor, and judged.
+"""Symbolic execution and checks of MSCCL++ execution plans, by the rules of the MSCCL++ executor.
 
-It shares no code with programs and schedules: it derives the outcome from the JSON alone, by the rules of the
-executor. Every threadblock has a first thread, which alone signals, waits and posts requests to a NIC. Its
-other threads copy and reduce together with the first; they synchronise at ``nop`` only. A NIC processes the
-requests of its channel in order, and completion is unknown until a ``flush`` or a signal that it carries.
-User buffers are accessed by the user before a rank begins, and again when its threadblocks have ended. Two
-unordered accesses are found in every run, as in programs (`taccl.program.races`).
+It shares no code with the conversion of programs to plans: it derives the outcome from the JSON alone. Every
+threadblock has a first thread, which alone signals, waits and posts requests to a NIC. Its other threads copy
+and reduce together with the first; they synchronise at ``nop`` only. A NIC processes the requests of its
+channel in order. Their completion is unknown until a ``flush``, or a signal sent over the same channel. User
+buffers are accessed by the user before a rank begins, and again when its threadblocks have ended. One run
+finds all unordered accesses, as in programs (`taccl.program.races`).
 
-Only what `taccl.formats.mscclpp.plan` writes can be run: other operations are named and refused.
+Only operations that `taccl.formats.mscclpp.plan` writes can be run; others raise an error that names them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPERATIONS = (
     "nop", "put", "ppkt", "copy", "upkt", "re", "repkt", "signal", "wait", "flush", "sem_acquire",
     "sem_release",
 )  # fmt: skip
-#: {name in plans: collective by which outputs are judged}.
+#: {name in plans: collective that gives the required outputs}.
 _KINDS = {
     "allgather": "allgather", "allreduce": "allreduce", "reducescatter": "reduce_scatter",
     "alltoall": "alltoall", "broadcast": "broadcast", "reduce": "reduce",
@@ -44,22 +44,23 @@ _FIRST_PACKET = {"upkt": 0, "repkt": 1}
 _MAX_OPERATIONS, _MAX_IDS = 64, 16
 
 Op = dict[str, Any]
-#: A chunk's place: of which rank, in which memory, and where.
+#: Place of a chunk: (rank, memory, index).
 Place = tuple[int, str, int]
-#: Where signals come in: at an end of a channel, ``(kind, rank, peer, which of those)``, or in a semaphore.
+#: Inbox of signals: an end of a channel, ``(kind, rank, peer, index among these)``, or a semaphore.
 Inbox = tuple[Any, ...]
 
 
 def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> bool:
-    """Run a plan once, keeping track of what is in every chunk; returns whether outputs were judged.
+    """Run a plan once, tracking the content of every chunk; return True if the outputs were checked.
 
-    They are of ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and ``reduce``;
-    of the last two from or to `root`.
+    Outputs are checked for ``allgather``, ``allreduce``, ``reducescatter``, ``alltoall``, ``broadcast`` and
+    ``reduce``.
 
-    - `races`: Whether accesses that nothing orders are looked for, which takes most of the time.
+    - `root`: Root of a broadcast or reduce.
+    - `races`: True to search for unordered accesses, which takes most of the time.
 
-    Raises `VerificationError` for the first fault. `FormatError` if the plan is none, goes beyond a limit of
-    the executor, or has an operation that is not known here.
+    Raises `VerificationError` for the first fault. `FormatError` if the plan is malformed, exceeds a limit of
+    the executor, or has an operation that is not supported here.
     """
     if not plan.get("gpus"):
         raise FormatError(
@@ -83,7 +84,7 @@ def run_plan(plan: Mapping[str, Any], *, root: int = 0, races: bool = True) -> b
 
 
 class _PlanRun:
-    """State of a run: buffers of ranks, signals under way, and the last access of every thread."""
+    """State of a run: buffers of ranks, signals in flight, and the last event of every thread."""
 
     def __init__(self, plan: Mapping[str, Any], root: int) -> None:
         self.gpus: Sequence[Mapping[str, Any]] = plan["gpus"]
@@ -96,13 +97,13 @@ class _PlanRun:
         self.layouts = (RankLayout((), ()),) * len(self.gpus)
         if self.collective is not None:
             self.layouts = layout(self.collective)
-        self.users: list[set[Place]] = []  # all places of each rank that are its user's before and after
+        self.users: list[set[Place]] = []  # places of each rank that its user accesses before and after
         self.contents: dict[Place, Content] = {}
         self.packets: dict[tuple[int, int], Content] = {}
         self.inboxes: dict[Inbox, deque[int]] = {}
         self.channels: dict[tuple[int, str], list[Inbox]] = {}
         self.events: list[Event] = []
-        self.last: dict[Any, int] = {}  # the event that every thread, NIC and user did last
+        self.last: dict[Any, int] = {}  # {thread, NIC or user: its last event}
         self.label = ""
         for r in range(len(self.gpus)):
             self._begin(r)
@@ -114,12 +115,13 @@ class _PlanRun:
         }  # fmt: skip
 
     def _begin(self, r: int) -> None:
-        """The user fills the buffers; then its threads and NICs may begin."""
+        """Fill the buffers of a rank as its user; then let its threads and NICs begin."""
         for index, chunk in enumerate(self.layouts[r].inputs):
             assert self.collective is not None, "without it there are no inputs"
             self.contents[self._place(r, r, "i", index)] = content_at_start(self.collective, r, chunk)
         self.label = f"the user of gpu {r}"
-        # Packets of two calls lie in two halves of the scratch: nothing is left there.
+        # Packets of successive calls lie in different halves of the scratch, so no call leaves data to the
+        # next.
         buffers = "io" if self.packed else "ios"
         self.users.append(
             {self._place(r, r, buffer, i) for buffer in buffers for i in range(self._size(r, buffer))}
@@ -131,7 +133,7 @@ class _PlanRun:
         peers: Counter[tuple[str, int]] = Counter()
         for entry in self.gpus[r]["channels"]:
             for peer in entry["connected_to"]:
-                # Channels of two ranks are joined in the order in which each lists those to the other.
+                # Channels between two ranks are paired in the order in which each rank lists them.
                 kind = entry["channel_type"]
                 channel = (kind, r, peer, peers[kind, peer])
                 peers[kind, peer] += 1
@@ -142,7 +144,7 @@ class _PlanRun:
             self.inboxes["semaphore", r, number] = deque([begun] * each["init_value"])
 
     def run(self) -> None:
-        """Run whatever can go on until nothing can."""
+        """Run all threads until each has ended or waits."""
         position = dict.fromkeys(self.blocks, 0)
         before = -1
         while before < (before := sum(position.values())):
@@ -166,7 +168,7 @@ class _PlanRun:
             self._act(("user", r), *ended, writes=self.users[r])
 
     def check_end(self) -> bool:
-        """True if the required outputs are known and correct, and no signal is left over."""
+        """True if outputs were checked; raises `VerificationError` for wrong outputs or leftover signals."""
         for inbox, signals in self.inboxes.items():
             kind, r, number = inbox[:3]
             at, left = f"a {kind} channel from gpu {number}", 0
@@ -194,7 +196,7 @@ class _PlanRun:
     def _act(
         self, thread: Any, *after: int, reads: Collection[Place] = (), writes: Collection[Place] = ()
     ) -> None:
-        """Note what a thread does, after what it did before, and after other events."""
+        """Record an event of a thread, after its previous event and the events `after`."""
         self.events.append(Event(self.label, {self.last[thread], *after}, reads, writes))
         self.last[thread] = len(self.events) - 1
 
@@ -203,9 +205,10 @@ class _PlanRun:
         return chunks * 2 if buffer == "s" and self.packed else chunks
 
     def _place(self, rank: int, owner: int, buffer: str, index: int) -> Place:
-        """A chunk's place in a buffer of `owner`, as `rank` works out its address.
+        """Place of a chunk in a buffer of `owner`, as `rank` computes its address.
 
-        The executor adds the offset of its own buffer in its allocation to the address of the other's.
+        The executor adds the offset of its own buffer within its allocation to the address of the other
+        rank's.
         """
         slot = Slot(_BUFFERS[buffer], index)
         return owner, *self.layouts[rank].place(slot, in_place=self.in_place)
@@ -229,14 +232,14 @@ class _PlanRun:
         return self.contents.get(place) or Content.of([(place[0], place[1:])])
 
     def _channel(self, r: int, t: int, op: Op, i: int) -> Inbox:
-        """The channel of the i-th number of an operation, which counts in the threadblock's own list."""
+        """Channel of the i-th id of an operation; ids are indices in the threadblock's own list."""
         kind = op["channel_type"]
         ids = _listed(self.blocks[r, t]["channels"], "channel_type", kind, "channel_ids")
         channel: Inbox = self.channels[r, kind][ids[op["channel_ids"][i]]]
         return channel
 
     def _remote(self, r: int, t: int, kind: str, dst: Op) -> tuple[int, str]:
-        """The rank and the buffer of a number in the threadblock's own list."""
+        """Rank and buffer of a remote buffer id, which is an index in the threadblock's own list."""
         ids = _listed(
             self.blocks[r, t]["remote_buffer_refs"], "access_channel_type", kind, "remote_buffer_ids"
         )
@@ -280,7 +283,7 @@ class _PlanRun:
             self.inboxes[inbox].append(self.last[r, t, min(i, 1)])
 
     def _flush(self, r: int, t: int, op: Op) -> None:
-        # As many channels as there are destinations are flushed.
+        # The executor flushes as many channels as there are destinations.
         for i in range(min(len(op["channel_ids"]), len(op.get("dst_buff", ())))):
             self._act((r, t, min(i, 1)), self.last[self._channel(r, t, op, i)])
 
@@ -300,7 +303,7 @@ class _PlanRun:
         op: Op,
         i: int = 0,
     ) -> None:
-        """Chunks go to as many places, by way of a NIC over a port channel, and else by all threads."""
+        """Write values to the targets, by the NIC over a port channel, and otherwise by all threads."""
         if len(values) != len(targets):
             raise self._fault(f"{len(values)} chunks go to {len(targets)}")
         if op.get("channel_type") == "port":
@@ -321,15 +324,15 @@ class _PlanRun:
                 if (peer, number) in self.packets:
                     raise self._fault(f"packet {number} of gpu {peer} is written twice")
                 self.packets[peer, number] = value
-            # Packet p lies where chunks 2p and 2p + 1 would.
+            # Packet p occupies the places of chunks 2p and 2p + 1.
             lies = {"index": 2 * dst["index"], "size": 2 * dst["size"]}
             halves = self._places(r, peer, "s", lies)
             self._write(r, t, [value for value in values for _ in (0, 1)], reads, halves, op)
 
     def _combine(self, r: int, t: int, op: Op) -> None:
-        """Put the sum of an operation's sources, chunks of the rank or packets, in their place.
+        """Write the sum of an operation's sources, chunks of the rank or packets, to its destination.
 
-        That a packet came says nothing of anything else that its sender did.
+        The arrival of a packet orders no other access of its sender.
         """
         sources, (dst,) = op["src_buff"], op["dst_buff"]
         first = _FIRST_PACKET.get(op["name"], len(sources))
@@ -349,7 +352,7 @@ def _listed(entries: list[Op], key: str, kind: str, ids: str) -> list[int]:
 
 
 def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
-    """Collective of the plan; None if its name is no known one."""
+    """Collective of the plan; None if its name is unknown."""
     if plan["collective"] not in _KINDS:
         return None
     size = max(plan["gpus"][0]["input_chunks"], plan["gpus"][0]["output_chunks"])
@@ -357,9 +360,9 @@ def _collective(plan: Mapping[str, Any], root: int) -> Collective | None:
 
 
 def verify_plan(plan: Mapping[str, Any]) -> bool:
-    """Run a plan with its root; where it does not say it, from or to each rank in turn.
+    """Run a plan with its root; if it states none, with each rank as root in turn.
 
-    Returns and raises what `run_plan` does; of several roots, the fault with root 0.
+    Returns and raises as `run_plan`; if every root fails, the fault with root 0.
     """
     if isinstance(plan.get("root"), int):
         return run_plan(plan, root=plan["root"])
@@ -375,7 +378,7 @@ def verify_plan(plan: Mapping[str, Any]) -> bool:
 
 
 def _check_gpu(gpu: Mapping[str, Any], r: int) -> None:
-    """Raise `FormatError` beyond a limit of the executor, and for operations that are not known here."""
+    """Raise `FormatError` if a rank's part exceeds a limit of the executor or has unsupported operations."""
     if gpu["id"] != r:
         raise FormatError(f"found gpu {gpu['id']} in place {r}; expected them in order", where="plan")
     if gpu["input_chunks"] < 1 or gpu["output_chunks"] < 1:

@@ -1,8 +1,8 @@
 """One rank's part of an MSCCL++ plan: its threadblocks, channels, remote buffers and semaphores.
 
-Every queue of the program has a channel of its own, in both directions: signals one way say that data is
-there, and the other way that there is room. Every pair of threadblocks of which one waits for the other has a
-semaphore of its own, that counts.
+Every queue of the program has its own channel in both directions. Signals in one direction announce data, and
+in the other direction room. Every pair of threadblocks of which one waits for the other has its own counting
+semaphore.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlanGpu:
         self.channel_of: dict[Queue, tuple[str, int]] = {}
         self.peers: dict[str, list[int]] = {"memory": [], "port": []}
         self.remote_buffers: list[tuple[int, str]] = []
-        # At both ends channels of one pair of ranks stand in the same order, which is what pairs them.
+        # Both ends list the channels of a pair of ranks in the same order, which pairs them.
         for queue in queues:
             if rank in (queue.src, queue.dst):
                 peer = queue.dst if rank == queue.src else queue.src
@@ -77,14 +77,14 @@ class PlanGpu:
         return "memory" if self.nodes[peer] == self.nodes[self.rank] else "port"
 
     def _semaphores(self) -> tuple[dict[StepAddress, list[int]], dict[StepAddress, list[int]], int]:
-        """The semaphores that each step waits for, and releases; none for what earlier waits imply."""
+        """Semaphores that each step acquires and releases, and their number; implied waits have none."""
         numbers: dict[tuple[int, int], int] = {}
         waits: dict[StepAddress, list[int]] = defaultdict(list)
         released: dict[StepAddress, list[int]] = defaultdict(list)
         for t, threadblock in enumerate(self.threadblocks):
             passed: dict[int, int] = {}
             for s, step in enumerate(threadblock.steps):
-                for other, index in dict(sorted(step.depends)).items():  # of several, the latest
+                for other, index in dict(sorted(step.depends)).items():  # the latest step per threadblock
                     if other == t or passed.get(other, -1) >= index:
                         continue
                     passed[other] = index
@@ -105,7 +105,7 @@ class PlanGpu:
                 f"channels='round-robin', num_channels={-(-total // MAX_OPERATIONS)}"
             )
         self.was_split = True
-        room = MAX_OPERATIONS - 4  # two operations to take over, and two to hand on
+        room = MAX_OPERATIONS - 4  # two operations to take over from the piece before, two to hand over
         ops: list[Op] = []
         for each in steps:
             if len(ops) + len(each) > room:
@@ -161,7 +161,7 @@ class PlanGpu:
         ops.signal(channel, kind)
 
     def _work(self, ops: PlanThreadblock, address: StepAddress, step: Step) -> Slot | None:
-        """Add the operations of a step within its rank; returns the slot of the result."""
+        """Add the operations of a step within its rank; return the slot of the result."""
         src, dst = self._own(step.src), self._own(step.dst)
         landing = self.messages.landing.get(address)
         if landing is None and not OPERATIONS[step.operation].writes:
@@ -180,7 +180,7 @@ class PlanGpu:
         return dst
 
     def _channel(self, ops: PlanThreadblock, queue: Queue) -> tuple[int, str]:
-        """The threadblock's number of a queue's channel, and the kind of channel."""
+        """Id of a queue's channel in the threadblock's list, and the kind of channel."""
         kind, number = self.channel_of[queue]
         return ops.channel(kind, number), kind
 

@@ -1,13 +1,13 @@
 """Places of a program's messages under MSCCL++, and the sends that must wait for room.
 
-In MSCCL++ a rank writes into another's memory, and nothing waits there for room. So
+In MSCCL++ a rank writes directly into another rank's memory, without flow control. So
 
-- the first message of a queue waits until the other rank has begun: before, the memory is the user's;
-- a message that lands on a place which its rank has used before waits until that use is over;
-- what is to be added to something lands beside it: in the slot of the sum where that is another one, else in
-  scratch of its own.
+- the first message of a queue waits until the receiver has begun, as its memory belongs to the user before;
+- a message to a place that its receiver has used before waits until that use is over;
+- a summand must not land on the data that it is added to. It lands in the slot of the sum if that is another
+  slot, and otherwise in its own scratch.
 
-As packets (protocol LL), every message lands in scratch of its own, and nothing has to wait for room.
+As packets (protocol LL), every message lands in its own scratch, and no send waits for room.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from taccl.program.program import Program, Slot, Step, StepAddress
 
 @dataclass(frozen=True, slots=True)
 class PlacedMessages:
-    """The parcels of a program, and what their ranks do with them.
+    """Parcels of a program, with their places at the receivers.
 
-    - `packets`: Whether they go as packets (protocol LL).
-    - `received`, `sent` (dict of step to parcel)
-    - `landing` (dict of step to Slot): Where a receiving step's chunks land; a packet's number in the scratch
-      of packets, under LL.
-    - `sums` (dict of step to Slot): Where a step that sends on what it adds up, and keeps it nowhere, adds it
-      up.
-    - `crowded`: Those that land where something was before.
-    - `opening` (dict of (rank, threadblock) to parcels): The first parcels of the queues that a threadblock
-      receives from, where they may land at once.
-    - `awaiting`: Both: those whose send waits for a signal that says there is room.
-    - `scratch_chunks`: Of every rank, with the program's own.
+    - `packets`: True if messages are packets (protocol LL).
+    - `layouts`: Layout of each rank's buffers.
+    - `received`, `sent`: {receiving step: parcel}, {sending step: parcel}.
+    - `landing`: {receiving step: slot where its chunks land}; under LL, the packet's number in the scratch.
+    - `sums`: {step: slot of its sum}, for steps that send a sum without keeping it.
+    - `crowded`: Parcels that land on a place used before.
+    - `opening`: {(rank, threadblock): first parcels of the queues that it receives from}, unless crowded.
+    - `awaiting`: Crowded and opening parcels: their sends wait for a signal that there is room.
+    - `scratch_chunks`: Number of scratch chunks of every rank, including the program's own.
     """
 
     packets: bool
@@ -52,7 +50,7 @@ class PlacedMessages:
 
 
 def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
-    """Follow a program in an order in which it can run, and find every message its place."""
+    """Follow a program in a feasible order, and assign a place to every message."""
     parcels = match(program)
     received = {parcel.receive: parcel for parcel in parcels}
     layouts = layouts_of(program)
@@ -93,7 +91,7 @@ def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
     awaiting = crowded.union(*opening.values())
     scratch = max(staged)
     if packets:
-        # A packet is twice as long as its data: packet p lies where data 2p and 2p + 1 would.
+        # A packet is twice as long as its data: packet p occupies the places of chunks 2p and 2p + 1.
         base = -(-scratch // 2)
         landing = {address: Slot("scratch", base + slot.offset) for address, slot in landing.items()}
         scratch = base + max(packed)
@@ -104,7 +102,7 @@ def place_messages(program: Program, *, packets: bool) -> PlacedMessages:
 
 
 def _lands_in_place(step: Step, where: RankLayout, in_place: bool) -> bool:
-    """True if the arrival may lie in the step's destination before it is added to its source."""
+    """True if an arrival may land in the step's destination, before its source is added."""
     if step.dst is None:
         return False
     if step.operation in ("receive", "receive-send"):

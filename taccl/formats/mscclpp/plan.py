@@ -1,18 +1,17 @@
-"""Programs as MSCCL++ execution plans, the JSON that the executor of MSCCL++ runs.
+"""Write programs as MSCCL++ execution plans, the JSON that the executor of MSCCL++ runs.
 
 Every send becomes a put into the receiver's memory and a signal after it, every receive a wait for that
-signal. `taccl.formats.mscclpp.messages` assigns the places of messages, and their waits for room. Summands
-land beside their target, and are added there. Within a node data goes over memory channels, written by the
-GPU's own threads, and between nodes over port channels, written by its NIC. Other operations of the executor
-(``get``, reading sums, those fused with signals) are not used: the ones used are right over both kinds of
-channel, and the same for every collective.
+signal. `taccl.formats.mscclpp.messages` assigns the places of messages, and their waits for room. Summands do
+not land on the data that they are added to. Within a node, data goes over memory channels, written by the
+GPU's own threads. Between nodes it goes over port channels, written by the NIC. Other operations of the
+executor (``get``, reading sums, those fused with signals) are not used. The operations used are correct over
+both kinds of channel, and the same for every collective.
 
-Under protocol LL messages are packets that say themselves that they have come; no signals are needed then.
-There is no LL128: a program for it is written as packets where they are safe, else by ``Simple``, with a
-warning.
+Under protocol LL, messages are packets that carry their own arrival flags, so no signals are needed. MSCCL++
+has no LL128: a program for it is written as packets if they are safe, else as ``Simple``, with a warning.
 
-Every plan is run before it is written, by `taccl.formats.mscclpp.executor`, which knows the executor's rules
-and nothing of programs.
+Every plan is run before it is written, by `taccl.formats.mscclpp.executor`. That module implements the
+executor's rules, and does not use programs.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ def dump_mscclpp_plan(
     split: bool | None = None,
     name: str = "",
 ) -> dict[Path, str]:
-    """The plan, and with `register` the Python that registers it, by file.
+    """{file: content} of the plan and, with `register`, of the Python module that registers it.
 
     - `path`: Path of the plan.
-    - `register`: True to write a module beside the plan, ``NAME_register.py``. It makes the plan known to
-      MSCCL++ and chooses it where it fits: see `taccl.formats.mscclpp.registration`.
+    - `register`: True to write a module next to the plan, ``NAME_register.py``. It registers the plan with
+      MSCCL++ and selects it for calls that it fits: see `taccl.formats.mscclpp.registration`.
     - `min_bytes`, `max_bytes`, `ranks_per_node`, `num_threads_per_block`, `max_threadblocks`, `split`,
       `name`: See `build_mscclpp_plan`.
     """
@@ -101,18 +100,21 @@ def build_mscclpp_plan(
     split: bool | None = None,
     name: str = "",
 ) -> dict[str, Any]:
-    """The plan as plain values, run once to see that it works.
+    """The plan as plain values, checked by one symbolic run.
 
-    - `min_bytes`, `max_bytes`: The sizes that the plan is for, of the larger of a rank's two buffers.
-      Default: the program's, as far as the executor's 32-bit offsets reach. For a lowered schedule these are
-      from half to twice its size.
-    - `ranks_per_node`: Default: that of the topology for which the program was lowered.
-    - `num_threads_per_block`: Threads of each threadblock, a multiple of 32.
-    - `max_threadblocks`: As many as surely run at once: a threadblock that never begins makes others wait
-      forever. With 1024 threads that is one for each of the GPU's multiprocessors; default: those of a V100.
-    - `split`: Whether a threadblock of more operations than the executor holds becomes several, which take
-      turns; default: where needed, with a warning.
-    - `name`: Default: the program's. MSCCL++ keeps plans by name: give every plan its own.
+    - `min_bytes`, `max_bytes`: Intended sizes of the larger of a rank's two buffers. Default: the program's
+      sizes, within the range of the executor's 32-bit offsets. For a lowered schedule these are half to twice
+      its size.
+    - `ranks_per_node`: Number of ranks per node; by default that of the topology for which the program was
+      lowered.
+    - `num_threads_per_block`: Number of threads of each threadblock, a multiple of 32.
+    - `max_threadblocks`: Max threadblocks of a rank that surely run concurrently, as a threadblock that never
+      begins blocks others forever. With 1024 threads this is one per multiprocessor of the GPU; the default
+      is that of a V100.
+    - `split`: True to split a threadblock with more operations than the executor holds into several that run
+      one after another. Default: split if needed, with a warning.
+    - `name`: Name of the plan, by default the program's. MSCCL++ identifies plans by name, so each needs its
+      own.
     """
     nodes = _nodes(program, ranks_per_node)
     if num_threads_per_block % 32 or not 32 <= num_threads_per_block <= _MAX_THREADS:
@@ -142,7 +144,7 @@ def build_mscclpp_plan(
     ]
     if split is None and any(part.was_split for part in parts):
         warn_of_split(f"MSCCL++ holds at most {MAX_OPERATIONS} operations per threadblock")
-    # An allgather of ranks in another order is none that MSCCL++ knows, and must not be chosen as one.
+    # An allgather of ranks in another order is not MSCCL++'s allgather, and must not be selected as one.
     name_here = "custom" if collective is None else collective.name
     name_here = COLLECTIVES.get(kind.name, "custom" if name_here in COLLECTIVES.values() else name_here)
     plan = {
@@ -150,7 +152,7 @@ def build_mscclpp_plan(
         "collective": name_here,
         "protocol": "LL" if packets else "Simple",
         "inplace": program.in_place,
-        # Shared resources would keep the addresses of the first call's buffers.
+        # Reused resources would keep the addresses of the first call's buffers.
         "reuse_resources": False,
         "num_threads_per_block": num_threads_per_block,
         "use_double_scratch_buffer": packets,
@@ -159,7 +161,7 @@ def build_mscclpp_plan(
         "max_message_size": most,
         "gpus": gpus,
     }
-    if kind.root is not None:  # which the executor does not read, and the registration does
+    if kind.root is not None:  # the registration reads it, the executor does not
         plan = {"root": kind.root, **plan}
     _check(plan, kind)
     return plan
@@ -178,7 +180,7 @@ def _nodes(program: Program, ranks_per_node: int | None) -> tuple[int, ...]:
 
 
 def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
-    """The program under a protocol that MSCCL++ has; `ExportError` if it is for packets that are not safe."""
+    """The program under a protocol of MSCCL++; `ExportError` if it needs packets and they are unsafe."""
     if program.protocol == "Simple":
         return program
     unsafe = why_no_packets(program.collective, nodes)
@@ -196,12 +198,13 @@ def _under_known_protocol(program: Program, nodes: Sequence[int]) -> Program:
 
 
 def why_no_packets(collective: Collective | None, nodes: Sequence[int]) -> str:
-    """The reason that data must not go as packets; empty if there is none.
+    """Reason that data must not be sent as packets; empty if there is none.
 
-    - `nodes`: The node of every rank.
+    - `nodes`: Node of each rank.
 
-    The two halves of the scratch buffer alternate. A rank may overwrite its data of two calls ago only after
-    they are read. It knows that only if it has heard of every other rank since.
+    Successive calls alternate between the two halves of the scratch buffer. A rank may overwrite the data of
+    two calls ago only after they have been read. It knows that only if data from every other rank has arrived
+    since.
     """
     if len(set(nodes)) > 1:
         return "plans of several nodes are not written as packets (LL)"
@@ -232,7 +235,7 @@ def _buffers(program: Program, kind: ProgramKind) -> list[tuple[int, int]]:
 
 
 def _check(plan: Mapping[str, Any], kind: ProgramKind) -> None:
-    """Raise `ExportError` if the plan does not do what it should; large ones are not searched for races."""
+    """Raise `ExportError` if the plan fails in a run; large plans are not searched for races."""
     size = sum(len(threadblock["ops"]) for gpu in plan["gpus"] for threadblock in gpu["threadblocks"])
     try:
         run_plan(plan, root=kind.root or 0, races=size <= _SEARCHED_FOR_RACES)

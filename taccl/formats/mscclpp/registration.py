@@ -1,4 +1,4 @@
-"""The lines of Python that register MSCCL++ plans, and choose among them by size, world size and in place."""
+"""Python code that registers MSCCL++ plans, and selects among them by size, world size and in-place use."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def register(rank):
 
 
 def unit_bytes(plan: Mapping[str, Any]) -> int:
-    """Bytes of which sizes must be a multiple for the executor to run a plan: every chunk aligned.
+    """Number of bytes that sizes must be a multiple of for the executor, so that every chunk is aligned.
 
     Sizes are those of the larger of a rank's two buffers.
     """
@@ -98,11 +98,11 @@ def registration_snippet(
     ranks_per_node: int = 0,
     module: str = "taccl_plans",
 ) -> str:
-    """The text of a Python module that registers plans and installs a selector.
+    """Text of a Python module that registers plans and installs a selector.
 
     - `plans` (mapping of file name to plan): Plans of `taccl.formats.mscclpp.plan.build_mscclpp_plan`, or
-      read from JSON. Their files must lie beside the module. The first plan that fits a call is used.
-    - `ranks_per_node`: 0: any number.
+      read from JSON. Their files must be in the module's folder. The first plan that fits a call is used.
+    - `ranks_per_node`: Number of ranks per node for which plans are used; 0 for any number.
     - `module`: Name of the module.
     """
     if not plans:

@@ -1,13 +1,13 @@
-"""The operations of one threadblock of an MSCCL++ plan, with the barriers among its threads put where needed.
+"""Operations of one threadblock of an MSCCL++ plan, with barriers among its threads where needed.
 
-The executor runs the operations of a threadblock with all of its threads, and puts no barrier in between.
-Copies and sums are done by all threads, each its share. Signals, waits and semaphores are for the first
-threads only, one for each number listed, and a put over a port channel is a request that the first thread
-writes. So a ``nop``, which is a barrier, has to stand
+The executor runs the operations of a threadblock with all of its threads, without barriers in between. Copies
+and sums are done by all threads, each on its share. Signals, waits and semaphores are done by the first
+threads only, one per id listed. A put over a port channel is a request that the first thread writes. So a
+``nop``, which is a barrier, is required
 
-- between a copy or a sum and the operation that tells somebody of it,
+- between a copy or a sum and the operation that signals its end,
 - between an operation that waits and a copy or a sum after it,
-- between two copies or sums that touch one place.
+- between two copies or sums that access the same place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from taccl.program.program import Slot
 
-#: One operation, as it stands in the plan.
+#: One operation, as an entry of the plan.
 Op = dict[str, Any]
 
 #: Limits of the executor: operations of a threadblock, and semaphores of one operation.
@@ -26,12 +26,12 @@ MAX_OPERATIONS, MAX_IDS = 64, 16
 
 
 def local(slot: Slot, count: int) -> Op:
-    """Chunks in a buffer of the rank itself."""
+    """Entry for `count` chunks in a buffer of the rank itself."""
     return {"type": slot.buffer[0], "index": slot.offset, "size": count}
 
 
 class PlanThreadblock:
-    """Operations step by step: `steps` has a list of them for each step of the program."""
+    """Operations of a threadblock; `steps` has a list of them for each step of the program."""
 
     def __init__(self) -> None:
         self.steps: list[list[Op]] = []
@@ -41,15 +41,15 @@ class PlanThreadblock:
         self._forget()
 
     def channel(self, kind: str, number: int) -> int:
-        """Its own number of one of its rank's channels."""
+        """Threadblock's own id of one of its rank's channels."""
         return _place(self._channels[kind], number)
 
     def buffer(self, kind: str, number: int) -> int:
-        """Its own number of one of its rank's remote buffers."""
+        """Threadblock's own id of one of its rank's remote buffers."""
         return _place(self._buffers[kind], number)
 
     def references(self) -> dict[str, Any]:
-        """Entries of the plan for its rank's channels and remote buffers."""
+        """Entries of the plan for the channels and remote buffers that it uses."""
         channels, buffers = sorted(self._channels.items()), sorted(self._buffers.items())
         return {
             "channels": [{"channel_type": kind, "channel_ids": ids} for kind, ids in channels],
@@ -67,7 +67,7 @@ class PlanThreadblock:
         self._waited(1, {"name": "wait", "channel_ids": [channel], "channel_type": kind})
 
     def signal(self, channel: int, kind: str) -> None:
-        """Send a signal, after everything before it is done."""
+        """Send a signal, after all operations before it are done."""
         self._tell(1, {"name": "signal", "channel_ids": [channel], "channel_type": kind})
 
     def acquire(self, semaphores: Sequence[int]) -> None:
@@ -76,21 +76,21 @@ class PlanThreadblock:
             self._waited(len(some), {"name": "sem_acquire", "semaphore_ids": some})
 
     def release(self, semaphores: Sequence[int]) -> None:
-        """Release semaphores, after everything before is done."""
+        """Release semaphores, after all operations before are done."""
         for some in _groups(semaphores):
             self._tell(len(some), {"name": "sem_release", "semaphore_ids": some})
 
     def flush(self) -> None:
-        """Wait until what was put over a port channel has left its buffers, if anything was."""
+        """Wait until data put over port channels has left the buffers, if there was any."""
         if self._unflushed is None:
             return
         channel, self._unflushed = self._unflushed, None
-        # The executor flushes as many channels as the operation has destinations, so it gets one.
+        # The executor flushes as many channels as the operation has destinations, so one is given.
         op = {"name": "flush", "channel_ids": [channel], "channel_type": "port"}
         self._waited(1, op | {"dst_buff": [local(Slot("output", 0), 1)]})
 
     def put(self, kind: str, channel: int, source: Slot, count: int, target: Op) -> None:
-        """Write neighbouring chunks into another rank's memory."""
+        """Write contiguous chunks into another rank's memory."""
         if kind == "memory":
             self.write("put", source, count, target)
             return
@@ -99,14 +99,14 @@ class PlanThreadblock:
         self._unflushed = channel
 
     def write(self, name: str, source: Slot, count: int, target: Op) -> None:
-        """Write neighbouring chunks into another rank's memory with all threads, perhaps as packets."""
+        """Write contiguous chunks into another rank's memory with all threads, or as packets."""
         op = {"name": name, "src_buff": [local(source, count)], "dst_buff": [target]}
         self._move(op | {"channel_type": "memory"}, source.neighbours(count), ())
 
     def combine(
         self, name: str, sources: Sequence[Slot], target: Slot, count: int, *, packets: int = 0
     ) -> None:
-        """Copy or add chunks within the rank; the last so many sources are packets, taken as they come."""
+        """Copy or add chunks within the rank; the last `packets` sources are packets, which it waits for."""
         op = {
             "name": name,
             "src_buff": [local(each, count) for each in sources],
@@ -116,7 +116,7 @@ class PlanThreadblock:
         self._move(op, read, target.neighbours(count))
 
     def _forget(self) -> None:
-        """All threads are at one point."""
+        """Note that all threads have synchronised, so no barrier is needed for earlier operations."""
         self._moved = self._has_waited = self._several_waited = False
         self._read: set[Slot] = set()
         self._written: set[Slot] = set()

@@ -1,7 +1,7 @@
-"""The elements of an NCCL topology file as a tree of parts, GPUs and NICs, with what was assumed.
+"""Elements of an NCCL topology file as a tree of parts, GPUs and NICs, with assumptions.
 
-Constants are NCCL's and RCCL's (`src/graph/topo.h` and `topo.cc` of each, as of 2026), and so is what is
-assumed where an attribute is missing: NCCL asks the machine first, a file alone cannot.
+Constants are those of NCCL and RCCL (`src/graph/topo.h` and `topo.cc` of each, as of 2026). The same holds
+for assumptions on missing attributes. NCCL itself queries the machine first, which a file does not permit.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth
 
-#: NCCL itself reads files of at most 256 elements.
+#: Max elements of a file; NCCL itself reads at most 256.
 _MAX_DEVICES = 1024
-#: Units of 100 Mbit/s a lane, by GT/s; GB/s are lanes * units / 80.
+#: {GT/s: units of 100 Mbit/s per lane}; a link has lanes * units / 80 GB/s.
 _PCIE_UNITS = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _PCIE_UNITS_UNKNOWN, _LANES_UNKNOWN = 60, 16
-#: Widest link of PCIe.
+#: Max lanes of a PCIe link.
 _MOST_LANES = 32
 _SPEED = re.compile(r"^(\d{1,3}?)(?:\.0+|(\.5))? ?GT/s")
 _MBIT_PER_S_UNKNOWN = 10_000
 _GPU, _NIC, _SWITCH, _NVSWITCH = "GPU", "NIC", "PCIe switch", "NVSwitch"
-#: PCI classes of GPUs: display controllers, and processing accelerators, as AMD's are.
+#: PCI classes of GPUs: display controllers, and processing accelerators (AMD).
 GPU_CLASSES = ("0x03", "0x1200")
-#: Elements of links between GPUs, by the fabric that they are of.
+#: {element of links between GPUs: fabric}.
 FABRICS = {"nvlink": "NVLink", "xgmi": "xGMI"}
-#: us per MB of a lane of PCIe 1, or two: virtual machines show it of bridges that have no such limit.
+#: us per MB of two lanes of PCIe 1: virtual machines report rates this low for bridges without such a limit.
 _VIRTUAL_BETA = beta_of_bandwidth(Fraction(2 * 15, 80))
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Arguments that replace values of the file: bus ids of devices, and us per MB."""
+    """Arguments that override the file: bus ids of devices, and betas in us per MB."""
 
     gpus: tuple[str, ...] | None = None
     nics: tuple[str, ...] | None = None
@@ -47,9 +47,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of the file; `rank` and `sm` (its compute capability, times ten) are negative if not known.
+    """A GPU of the file; `rank` and `sm` (10 times its compute capability) are negative if unknown.
 
-    - `gcn`: Architecture of a GPU of AMD, such as ``"gfx942"``; empty of others.
+    - `gcn`: Architecture of an AMD GPU, such as ``"gfx942"``; empty for other GPUs.
     """
 
     busid: str
@@ -60,14 +60,16 @@ class Gpu:
 
     @property
     def nvlinks(self) -> list[XmlElement]:
-        """The NVLinks or xGMI links that the file lists for it."""
+        """Elements of the NVLinks or xGMI links that the file lists for the GPU."""
         return [link for gpu in self.element.all("gpu") for link in gpu.children if link.tag in FABRICS]
 
 
 def read_system(top: XmlElement, given: Given, name: str) -> System:
-    """The parts, GPUs and NICs in the ``<system>`` element of a server of that name.
+    """Read the parts, GPUs and NICs in the ``<system>`` element of a server.
 
-    Raises `FormatError` if an element lacks what no argument supplies, or has a value that cannot be read.
+    - `name`: Name of the server.
+
+    Raises `FormatError` if an element lacks a value that no argument supplies, or has an invalid value.
     """
     system = System(given, PcieServer(name))
     if given.pcie_beta is None:
@@ -86,7 +88,7 @@ def read_system(top: XmlElement, given: Given, name: str) -> System:
 
 
 def whole(element: XmlElement, name: str, default: int | None = None) -> int:
-    """The whole number in an attribute, or `default` where it is missing or empty."""
+    """Integer value of an attribute, or `default` if it is missing or empty."""
     text = element.attributes.get(name, "").strip()
     if not text and default is not None:
         return default
@@ -98,10 +100,10 @@ def whole(element: XmlElement, name: str, default: int | None = None) -> int:
 
 @dataclass(slots=True)
 class System:
-    """Devices of a file, in its order, and a walk through its elements, with assumptions.
+    """Devices of a file, in its order, collected in a walk through its elements, with assumptions.
 
     - `unsaid`: Arguments of `PcieServer.add_device` for devices whose PCIe rate the file lacks.
-    - `bridges`: The same for bridges that are slower than any real one.
+    - `bridges`: Bridges with an implausibly low rate, as (device, parent, name).
     - `cards` (mapping of str to str): {bus id without function: first device}. Functions of a NIC share its
       PCIe link, as in NCCL.
     """
@@ -121,7 +123,7 @@ class System:
     cards: dict[str, str] = field(default_factory=dict)
 
     def add_cpu(self, cpu: XmlElement, number: int) -> None:
-        """A CPU, and everything below it."""
+        """Add a CPU and everything below it."""
         name = f"CPU {whole(cpu, 'numaid', number)}"
         self._once(name, cpu)
         beta, why = self.given.cpu_beta, "as given"
@@ -153,7 +155,7 @@ class System:
             raise pci.error(f"found busid {quoted(busid)}; expected one such as 0000:10:1c.0; add it")
         kind = self._kind(pci, busid)
         key = busid
-        if busid in self.seen and kind in (_SWITCH, _NIC):  # RCCL dumps nested switches so
+        if busid in self.seen and kind in (_SWITCH, _NIC):  # RCCL repeats the id for nested switches
             key = f"{busid} #{len(self.seen)}"
         self._once(key, pci)
         if kind is None:
@@ -207,7 +209,7 @@ class System:
         beta = self.given.nic_beta
         if beta is None and element.attributes.get("speed", "").strip():
             rate = whole(element, "speed")
-            if rate <= 0:  # NCCL's way with network devices that do not know their speed
+            if rate <= 0:  # NCCL's default for network devices with unknown speed
                 rate = _MBIT_PER_S_UNKNOWN
                 self.assumed[f"{rate} Mbit/s for a NIC without a speed (nic_gb_per_s=)"] += 1
             beta = beta_of_bandwidth(Fraction(rate, 8000))
@@ -245,11 +247,11 @@ class System:
             )
 
     def _pcie_beta(self, pci: XmlElement) -> tuple[Fraction, bool]:
-        """The beta by lanes and rate, and True if the file states both; else NCCL's assumption."""
+        """Beta in us per MB by lanes and rate, and True if the file states both; else NCCL's assumption."""
         lanes = whole(pci, "link_width", 0)
         if lanes < 0:
             raise pci.error(f"found link_width={lanes}; expected 0 to {_MOST_LANES} lanes; correct it")
-        if lanes > _MOST_LANES:  # virtual machines show 63 or 255 for a width that they do not know
+        if lanes > _MOST_LANES:  # virtual machines report 63 or 255 for an unknown width
             lanes = 0
         match = _SPEED.match(pci.attributes.get("link_speed", "").strip())
         units = _PCIE_UNITS.get(match[1] + (match[2] or "")) if match else None
@@ -257,9 +259,9 @@ class System:
         return beta_of_bandwidth(rate), bool(lanes and units)
 
     def _settle_pcie(self) -> None:
-        """Settle PCIe rates that the file lacks: no assumption of 16 lanes limits the fastest NIC.
+        """Assume PCIe rates that the file lacks, at least as fast as the fastest NIC.
 
-        GPUs with C2C links reach their CPU over these.
+        GPUs with C2C links reach their CPU over these links.
         """
         fastest = min((nic.beta_us_per_mb for nic in self.server.nics), default=None)
         for key, parent, beta, name in self.unsaid:
@@ -286,7 +288,7 @@ class System:
             self.server.add_device(key, parent, min(below), name=name, guess=guess)
 
     def finish(self, top: XmlElement) -> None:
-        """Check that there are GPUs, and that every device named by an argument was found; say the rest."""
+        """Check that there are GPUs, and that all devices named by arguments were found; list assumptions."""
         names = ", ".join(pci.attributes["busid"] for pci in self.unknown[:4])
         names += ", ..." if len(self.unknown) > 4 else ""
         for argument, given in (("gpus", self.given.gpus), ("nics", self.given.nics)):
@@ -320,7 +322,7 @@ def _net_name(net: XmlElement) -> str:
 
 
 def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
-    """GB/s from a CPU to another, and which kind of CPU that is for; None where the kind is not known."""
+    """GB/s between two CPUs, and the kind of CPU; None if the kind is unknown."""
     kind = cpu.attributes.get("arch", ""), cpu.attributes.get("vendor", "")
     family, model = (whole(cpu, name, 0) for name in ("familyid", "modelid"))
     if kind[0] in ("ppc64", "arm64"):
@@ -328,7 +330,7 @@ def _cpu_rate(cpu: XmlElement) -> tuple[Fraction | None, str]:
     if kind == ("x86_64", "GenuineIntel"):
         return Fraction(_intel_rate(family, model)), f"Intel, family {family}, model {model}"
     if kind == ("x86_64", "AuthenticAMD"):
-        # Second numbers: what earlier NCCLs wrote for the same families.
+        # The second number of each pair is that of earlier NCCL versions for the same family.
         rate = 32 if family in (26, 0xBF) else 24 if family in (25, 0xAF) else 16
         return Fraction(rate), f"AMD, family {family}"
     if kind in (("x86_64", "CentaurHauls"), ("x86_64", "  Shanghai  ")):

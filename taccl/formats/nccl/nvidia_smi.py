@@ -1,6 +1,6 @@
-"""The matrix that ``nvidia-smi topo -m`` prints: which devices of a server are joined, and how.
+"""Topologies from the matrix of ``nvidia-smi topo -m``, which shows the links between devices of a server.
 
-There are no rates in it and no latencies: they come from arguments, and defaults are among the topology's
+The matrix has no rates and latencies. They come from arguments; defaults are among the topology's
 assumptions. Quote marks of mails and forums, colours, and text around the matrix are ignored.
 """
 
@@ -34,21 +34,22 @@ NvlinkUse = Literal["auto", "pairs", "switch"]
 
 MAX_FILE_BYTES = 10**6
 _MAX_DEVICES = 512
-#: Rate of one NVLink in each direction.
+#: Rate of one NVLink in GB/s in each direction.
 _NVLINK_GB_PER_S = 25
-#: H100 and B200 have the most NVLinks; a GPU that seems to have more shares them through NVSwitch.
+#: Max NVLinks of a GPU (H100, B200). If the cells of a GPU add up to more, it shares them through NVSwitch.
 _MOST_NVLINKS = 18
-#: GB/s of 16 lanes of PCIe 3, 4 and 5, by NCCL's constants, and the most NVLinks of a GPU with such a port:
-#: P100 and V100 have 4 to 6, A100 has 12, H100 and B200 have 18.
+#: (max NVLinks of a GPU with such a port, PCIe generation, GB/s of 16 lanes by NCCL's constants). P100 and
+#: V100 have 4 to 6 NVLinks, A100 has 12, H100 and B200 have 18.
 _PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe 5", 48))
-#: Colours of a terminal, and bars of a table in Markdown.
+#: Terminal colours, and bars of a Markdown table.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
-#: The header, behind quote marks of a mail or the name of a host that a launcher puts before each line.
+#: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 _HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
 _NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
-#: Names that earlier drivers print, as people still paste them.
+#: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
-#: One cell; cells that a terminal or a paste has glued together; and a last cell glued to the CPU affinity.
+#: One cell; then several cells without spaces between them; then a last cell without space before the
+#: affinity.
 _CELL = r"X|SYS|SOC|NODE|PHB|PXB|PIX|NV[1-9]\d*"
 _GLUED = re.compile(rf"(?:{_CELL}){{2,}}")
 _GLUED_AFFINITY = re.compile(rf"({_CELL})(N/A|\d[\d,-]*)")
@@ -73,24 +74,24 @@ def load_nvidia_smi(
     intranode_alpha_us: Number = INTRANODE_ALPHA_US,
     internode_alpha_us: Number = INTERNODE_ALPHA_US,
 ) -> Topology:
-    """The topology of servers as ``nvidia-smi topo -m`` shows one; ranks of a node are its GPU columns.
+    """Load the topology of servers that ``nvidia-smi topo -m`` describes.
 
-    Bandwidths are of each direction, in 10**9 bytes a second.
+    Ranks of a node are its GPU columns. Bandwidths are in GB/s (10**9 bytes per second) per direction.
 
     - `nodes`: Number of such servers.
-    - `nics`: Names of the devices that count as NICs, as the matrix or its legend has them; by default all.
-    - `nvlink_joins`: Topology of NVLinks, GPUs pair by pair or through NVSwitch, which the matrix shows
-      alike. NVSwitch is the default if all of three or more GPUs have equal cells that add up to more than
-      18.
+    - `nics`: Names of the devices used as NICs, as in the matrix or its legend; by default all.
+    - `nvlink_joins`: Topology of NVLinks: GPUs pair by pair, or through NVSwitch. The matrix does not
+      distinguish them. NVSwitch is the default for three or more GPUs with equal cells that add up to more
+      than 18.
     - `nvlink_gb_per_s`: Rate of one NVLink; 25 is that of V100, A100 and H100.
-    - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
-      always.
+    - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
+      node, or always.
     - `pcie_gb_per_s`: Rate of every PCIe link. Default: NCCL's figures for 16 lanes of PCIe 3, 4 and
       5 (12, 24 and 48), by the number of NVLinks of a GPU; at least the rate of a NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; no limit by default.
     - `nic_gb_per_s`: Rate of every NIC; required for more than one node.
-    - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
-    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links.
+    - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
+    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links in us.
     """
     where = os.fspath(path)
     matrix = _read_matrix(read_text(path, MAX_FILE_BYTES), where)
@@ -141,7 +142,7 @@ def load_nvidia_smi(
 
 
 def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction, str]:
-    """Beta of PCIe links without a stated rate, and the assumption behind it."""
+    """Beta in us per MB of PCIe links without a stated rate, and the assumption as text."""
     of_rank = dict.fromkeys(range(len(server.gpus)), 0)
     for pair, count in server.nvlinks.items():
         for rank in pair:
@@ -160,9 +161,13 @@ def _pcie_guess(server: PcieServer, nic_beta: Fraction | None) -> tuple[Fraction
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Devices in the order of their columns, their cells, affinities and names.
+    """Parsed matrix.
 
-    - `assumed`: Repairs of the text, and parts of it that are left out.
+    - `devices`: Devices in the order of their columns.
+    - `cells`: {(device, device): cell}.
+    - `affinity`: {device: its CPU affinity}.
+    - `names`: {device: its name by the legend}.
+    - `assumed`: Repairs of the text, and parts of it that are ignored.
     """
 
     devices: tuple[str, ...]
@@ -176,7 +181,7 @@ class _Matrix:
         return tuple(device for device in self.devices if re.fullmatch(r"GPU\d+", device))
 
     def groups(self, kinds: set[str]) -> list[set[str]]:
-        """Devices that cells of these kinds join, directly or by way of others; in the order of columns."""
+        """Sets of devices connected by cells of these kinds, directly or through others, in column order."""
         import networkx
 
         near = networkx.Graph([pair for pair, cell in self.cells.items() if cell in kinds])
@@ -193,7 +198,7 @@ def _read_matrix(text: str, where: str) -> _Matrix:
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
-    # Old drivers print no affinities; where there are some, a line without is a sentence or a row.
+    # Old drivers print no affinities. If some line has them, a line without is not a header.
     headers = [(i, match) for i, match in found if "CPU Affinity" in lines[i]]
     for i, _ in headers[1:2]:
         lines = lines[:i]
@@ -229,7 +234,7 @@ def _read_matrix(text: str, where: str) -> _Matrix:
         _check_row(words[0], row, devices, f"{where}: line {number}")
         cells |= {(words[0], device): cell for device, cell in zip(devices, row, strict=True)}
         if len(words) > 1 + len(devices) and words[0].startswith("GPU"):
-            # "N/A", as in virtual machines, says nothing about CPUs.
+            # "N/A", as in virtual machines, gives no CPUs.
             affinity |= {words[0]: cpus for cpus in words[1 + len(devices) :][:1] if cpus[0].isdigit()}
     lacking = [a for a in devices if a not in rows]
     for a in lacking:
@@ -264,13 +269,13 @@ def _read_matrix(text: str, where: str) -> _Matrix:
 def _unglued(
     words: list[str], devices: tuple[str, ...], mirror: Mapping[str, str], repairs: list[str]
 ) -> list[str]:
-    """The words of a row, with cells split that have no space between them.
+    """Words of a row, where cells without a space between them are split.
 
-    The last cell may be glued to the affinity. In NV120-31, the row of the last device tells NV12 and 0-31
-    from NV1 and 20-31, as both directions have one cell.
+    The last cell may be joined to the affinity. NV120-31 may be NV12 and 0-31, or NV1 and 20-31. The row of
+    the last device decides, as both directions have the same cell.
 
     - `mirror` (mapping of str to str): {device: its cell in the row of the last device}.
-    - `repairs`: Receives an entry for each word that is split.
+    - `repairs`: List that gets an entry for each word that is split.
     """
     split: list[str] = []
     for word in words[1:]:
@@ -279,7 +284,7 @@ def _unglued(
             parts = re.findall(_CELL, word)
         elif len(split) == len(devices) - 1 and (glued := _GLUED_AFFINITY.fullmatch(word)):
             cell = mirror.get(words[0], glued[1])
-            # NV12 may also be one cell that the other direction contradicts.
+            # NV12 may also be a complete cell that contradicts the other direction.
             if word.startswith(cell) and not re.fullmatch(r"\d*", word.removeprefix(cell)):
                 parts = [cell, word.removeprefix(cell)]
         if len(parts) > 1:
@@ -289,7 +294,7 @@ def _unglued(
 
 
 def _check_row(device: str, row: list[str], devices: tuple[str, ...], where: str) -> None:
-    """Raise `FormatError` for a row that is short, or has a cell that the legend does not know."""
+    """Raise `FormatError` if a row is too short or has an unknown cell."""
     if len(row) < len(devices):
         raise FormatError(
             f"found {len(row)} cells of {device[:40]}; expected {len(devices)}; save the output whole",
@@ -325,7 +330,10 @@ def _names(nics: Sequence[str] | None, matrix: _Matrix, where: str) -> list[str]
 def _add_tree(
     server: PcieServer, matrix: _Matrix, pcie_beta: Fraction, cpu_beta: Fraction | None, guess: str
 ) -> None:
-    """Add the tree of PCIe that the cells tell of, with the assumption behind its rate."""
+    """Add the PCIe tree that the cells imply to the server.
+
+    - `guess`: Assumption behind `pcie_beta`; empty if the rate is given.
+    """
     above: dict[str, str] = {}
     for number, group in enumerate(matrix.groups(_ONE_CPU)):
         above |= dict.fromkeys(group, f"CPU {number}")

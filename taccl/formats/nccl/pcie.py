@@ -1,6 +1,6 @@
-"""The PCIe tree of a server: CPUs, switches, GPUs and NICs, and which NICs are near to which GPU.
+"""PCIe tree of a server: CPUs, switches, GPUs and NICs, and the NICs near each GPU.
 
-NVLinks join GPUs pair by pair, or through NVSwitch; xGMI takes the place of NVLink in servers of AMD.
+NVLinks join GPUs pair by pair, or through NVSwitch; AMD servers have xGMI instead of NVLink.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from taccl.topology.topology import Side
 
-#: One limit on the path of a send: a name, a beta, and the end of the send that keeps it busy.
+#: One limit on the path of a send: (name, beta in us per MB, end of the send that holds it).
 WayStep = tuple[str, Fraction, Side]
-#: us per MB of 16 lanes of PCIe 6, by NCCL's figure: no link is guessed to be faster.
+#: us per MB of 16 lanes of PCIe 6 by NCCL's constants; no link is assumed to be faster.
 _FASTEST_PCIE = Fraction(1000, 96)
 
 
 class Nic(NamedTuple):
-    """A network interface at a node of the tree."""
+    """A network interface; `at` is its node of the tree."""
 
     name: str
     at: str
@@ -31,20 +31,23 @@ class Nic(NamedTuple):
 
 @dataclass(eq=False)
 class PcieServer:
-    """One node: its tree of PCIe, where in it each local rank is, and what joins them.
+    """One server: its PCIe tree, the position of each local rank in it, and the links between them.
 
     - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
+    - `cpus`: {CPU: beta of its links to other CPUs in us per MB; None for no limit}.
+    - `gpus`: Node of the tree of each local rank.
+    - `nics`: All network interfaces.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
     - `switches` (tuple of mapping of int to int): {local rank: its NVLinks into one NVSwitch}.
     - `nvlink_beta_us_per_mb`: Beta of one NVLink.
     - `fabric`: ``"NVLink"`` or ``"xGMI"``.
-    - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: its parent, the beta of the
-      link between the two, and the name of that link}.
-    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, and the argument that
-      replaces it}.
-    - `pcie_source`: Origin of PCIe rates that are neither given nor guessed, and the argument that replaces
+    - `devices` (mapping of str to (str, Fraction, str)): {PCIe switch or device: (its parent, beta and name
+      of the link between the two)}.
+    - `guesses` (mapping of str to str): {step whose rate is assumed: the assumption, with the argument that
+      overrides it}.
+    - `pcie_source`: Source of PCIe rates that are neither given nor assumed, with the argument that overrides
       them.
-    - `assumed`: Everything assumed, dropped or guessed so far.
+    - `assumed`: All assumptions and omissions so far.
     """
 
     name: str
@@ -62,8 +65,9 @@ class PcieServer:
     assumed: list[str] = field(default_factory=list)
 
     def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
-        """Add a CPU, with links to every other CPU of that beta; None where they limit nothing.
+        """Add a CPU, with links to every other CPU.
 
+        - `beta_us_per_mb`: Beta of these links; None for no limit.
         - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
         """
         for other, beta in self.cpus.items():
@@ -75,13 +79,13 @@ class PcieServer:
     def add_device(
         self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
     ) -> None:
-        """Add or replace a PCIe switch or a device below another part, with a link as fast both ways."""
+        """Add or replace a PCIe switch or a device below `parent`, with a link of the same rate both ways."""
         self.devices[key] = parent, beta_us_per_mb, name
         self._add_step(key, parent, (f"PCIe out of {name}", beta_us_per_mb, "send"), guess)
         self._add_step(parent, key, (f"PCIe into {name}", beta_us_per_mb, "receive"), guess)
 
     def add_cpu_link(self, key: str, beta_us_per_mb: Fraction, *, fabric: str) -> None:
-        """Add a direct link between a device and its CPU, as C2C is; paths that reach the CPU take it."""
+        """Add a direct link between a device and its CPU, such as C2C; paths to the CPU use it."""
         *_, top = self._above(key)
         cpu, _, name = self.devices[top][0], *self.devices[key][1:]
         self._add_step(key, cpu, (f"{fabric} out of {name}", beta_us_per_mb, "send"), "")
@@ -93,7 +97,7 @@ class PcieServer:
             self.guesses[step[0]] = guess
 
     def lift_guesses(self) -> None:
-        """Raise guessed links that serve NICs alone, as of a card with two ports, to what these NICs send."""
+        """Raise assumed rates of links that serve only NICs, as of a dual-port card, to the NICs' total."""
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
         used = sorted({nic for near in self.nearest_nics() for nic in near})
@@ -110,26 +114,26 @@ class PcieServer:
                 self.add_device(key, parent, lifted, name=name, guess=guess)
 
     def _above(self, key: str) -> Iterator[str]:
-        """The device and the PCIe switches above it."""
+        """Yield the device and the PCIe switches above it."""
         while key in self.devices:
             yield key
             key = self.devices[key][0]
 
     def way(self, start: str, end: str) -> list[str]:
-        """The parts from one to another, up and down the tree, and from one CPU to another if need be."""
+        """Path between two parts, up and down the tree, and between CPUs if necessary."""
         found: list[str] = import_module("networkx").shortest_path(self.tree, start, end)
         return found
 
     def steps(self, start: str, end: str) -> list[WayStep]:
-        """The steps that limit a way: name, beta, and the end of a send that keeps each busy."""
+        """Steps that limit a path: (name, beta in us per MB, end of a send that holds it)."""
         steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
         return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
     def nearest_nics(self) -> list[tuple[int, ...]]:
-        """NICs of every local rank, by index, divided among ranks that have the same ones.
+        """NICs of each local rank, by index; ranks with the same ones divide them if the numbers permit.
 
         The nearest NICs join the GPU's path up the tree at its lowest part; bridges on the NIC's own side do
-        not count. A farther NIC that is faster than each of these is used too, as NCCL prefers it.
+        not count. A farther NIC that is faster than each of these is used as well, since NCCL prefers it.
         """
         ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for rank, gpu in enumerate(self.gpus):
@@ -162,7 +166,7 @@ class PcieServer:
         )
 
     def shares(self, gpu: str, nics: Iterable[int]) -> dict[int, Fraction]:
-        """{NIC: its share of a send of that GPU}, by the rates at which PCIe reaches all of them together."""
+        """{NIC: its share of each send of a GPU}, by the rates at which PCIe reaches all of them together."""
         rates = {nic: 1 / self.nics[nic].beta_us_per_mb for nic in nics}
         through: dict[tuple[int, str, str], list[int]] = defaultdict(list)
         for nic in rates:
@@ -178,5 +182,5 @@ class PcieServer:
 
 
 def gb_per_s(beta_us_per_mb: Fraction) -> str:
-    """The rate of a link of that beta, as text."""
+    """Rate of a link of a given beta, as text."""
     return f"{float(1000 / beta_us_per_mb):.4g} GB/s"

@@ -1,7 +1,7 @@
-"""Topologies of several equal servers, as files describe one.
+"""Topologies of several equal servers, each as one file describes it.
 
-A rank is a GPU, a node is a server; ``docs/formats.md`` says what the topology makes of that. A resource is
-left out where another one, held by at least the same sends for at least as long, says it all.
+A rank is a GPU, and a node is a server; ``docs/formats.md`` describes the resulting topology. A resource is
+omitted if another one, held by at least the same sends for at least as long, implies it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ Pair = tuple[int, int]
 
 PcieUse = Literal["where-needed", "always"]
 
-#: TACCL's published constants of NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe is given NVLink's.
+#: Latencies in us of TACCL's published NDv2 (topo-ndv2-1MB.json: alpha, remote_alpha); PCIe has that of
+#: NVLink.
 INTRANODE_ALPHA_US = Fraction("0.3")
 INTERNODE_ALPHA_US = Fraction("2.6")
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """User's choices about a topology of servers; see `load_nccl_topology` for the meaning of each."""
+    """Options for a topology of servers; see `load_nccl_topology` for their meaning."""
 
     nodes: int = 1
     pcie: PcieUse = "where-needed"
@@ -40,7 +41,7 @@ class Wiring:
 
 
 def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: Iterable[str]) -> Topology:
-    """The topology of ``wiring.nodes`` equal servers; an `AssumptionWarning` lists what is assumed."""
+    """The topology of ``wiring.nodes`` equal servers; an `AssumptionWarning` lists the assumptions."""
     size, nodes = len(server.gpus), check_count(wiring.nodes, where="nodes")
     check_num_links(nodes * nodes * size * size, where=f"{server.name}: nodes")
     if nodes > 1 and not server.nics:
@@ -69,7 +70,10 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A topology to be, and its resources: by name, the links that hold each, how long and from which end."""
+    """A topology under construction, and its resources.
+
+    - `holds`: {resource: {link: (beta in us per MB, end at which it holds the resource)}}.
+    """
 
     builder: TopologyBuilder
     holds: dict[str, dict[int, tuple[Fraction, Side]]] = field(default_factory=lambda: defaultdict(dict))
@@ -84,9 +88,9 @@ class _Shared:
             self.holds[step][link] = (beta, side)
 
     def add_resources(self) -> None:
-        """Add the resources that say something: several links hold them, and no other one implies them.
+        """Add the resources that several links hold and that no other resource implies.
 
-        Later resources replace equal earlier ones: NICs come after the PCIe links that lead to them.
+        From equal resources the last is kept: NICs come after the PCIe links that lead to them.
         """
         of_link = defaultdict(list)
         for name, holds in self.holds.items():
@@ -105,7 +109,7 @@ class _Shared:
 
 
 def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tuple[Fraction, Side]]) -> bool:
-    """True if sends that take turns on `outer` also take turns on `inner`."""
+    """True if the exclusive use of `outer` implies that of `inner`."""
     return len(outer) >= len(inner) and all(
         link in outer and outer[link][1] == side and outer[link][0] >= beta
         for link, (beta, side) in inner.items()
@@ -113,7 +117,7 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
 
 
 def _pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
-    """Pairs of local ranks that PCIe joins: those that NVLink leaves apart, where that matters."""
+    """Pairs of local ranks that are linked over PCIe: those without an NVLink, as far as `pcie` requires."""
     import networkx
 
     ranks = range(len(server.gpus))
@@ -153,11 +157,11 @@ def _add_node(
 
 
 class _Nics:
-    """NICs of every local rank, and the steps to and from them.
+    """NICs of each local rank, and the steps to and from them.
 
     A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
-    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them where the
-    numbers allow, and else share them all.
+    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the
+    numbers permit, and otherwise share all of them.
     """
 
     def __init__(self, server: PcieServer) -> None:
@@ -169,18 +173,18 @@ class _Nics:
             for nic in range(len(server.nics))
         }
         self.unused = [server.nics[nic].name for nic, ranks in users.items() if not ranks]
-        #: {local ranks: NICs that exactly these ranks use}: one resource, as they are always busy together.
+        #: {local ranks: NICs that exactly these ranks use}; they are one resource, as they are busy together.
         self.units: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for nic, ranks in users.items():
             if ranks:
                 self.units[ranks].append(nic)
 
     def name(self, unit: Sequence[int]) -> str:
-        """Names of NICs that are used together."""
+        """Joint name of NICs that are used together."""
         return " + ".join(self._server.nics[nic].name for nic in unit)
 
     def steps(self, rank: int, side: Side) -> list[WayStep]:
-        """PCIe steps to the NICs of a local rank, or from them; each is held for its share of the bytes."""
+        """PCIe steps to or from the NICs of a local rank; each is held for its share of the bytes."""
         server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
         for nic, share in self._shares[rank].items():
             at = server.nics[nic].at
@@ -206,7 +210,7 @@ class _Nics:
         return {key: list(names) for key, names in found.items()}
 
     def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
-        """NICs that a send of a local rank holds, out of a node or into it."""
+        """NICs that a send of a local rank holds as steps, out of a node or into it."""
         way, shares, nics = "egress" if side == "send" else "ingress", self._shares[rank], self._server.nics
         return [
             (
@@ -220,7 +224,7 @@ class _Nics:
 
 
 def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics) -> None:
-    """The links of every ordered pair of nodes, with the steps to and from their NICs."""
+    """Add the links between every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
     out = [nics.steps(rank, "send") for rank in range(size)]
     into = [nics.steps(rank, "receive") for rank in range(size)]
@@ -238,7 +242,7 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics
 
 
 def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | None) -> list[str]:
-    """Rates that the file or an argument states and an assumed rate on the same path undercuts."""
+    """Notes on rates stated by the file or an argument that exceed an assumed rate on the same path."""
     limits = [
         f"NICs {', '.join(names)} ({gb_per_s(nic)}) are reached at {gb_per_s(step)} only, limited by {guess}"
         for (guess, step, nic), names in ([] if nics is None else nics.undercut().items())
@@ -276,7 +280,7 @@ def _notes(wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
 
 
 def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
-    """Latencies, and the parts of a server that its topology leaves out."""
+    """Assumptions on latencies, and parts of a server that its topology omits."""
     assumed = [
         f"{float(alpha):g} us for a message {where} ({argument}), TACCL's published constant of NDv2"
         for alpha, usual, where, argument in (

@@ -1,7 +1,7 @@
-"""Topology XML of NCCL and RCCL, dumped with ``NCCL_TOPO_DUMP_FILE`` and read with ``NCCL_TOPO_FILE``.
+"""Topologies from topology XML of NCCL and RCCL (``NCCL_TOPO_DUMP_FILE``, ``NCCL_TOPO_FILE``).
 
 Missing values come from arguments, or are assumed as NCCL assumes them and listed among the topology's
-assumptions. Rates are NCCL's and RCCL's own, which are about those of a program, not those of a data sheet.
+assumptions. Rates are those of NCCL and RCCL, which are close to achieved rates rather than to data sheets.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Pairs = dict[tuple[int, int], int]
 Switches = list[dict[int, int]]
 
 MAX_FILE_BYTES = 16 * 10**6
-#: GB/s of one NVLink in each direction by compute capability, from the highest down: NCCL's constants.
+#: (10 times the compute capability, GB/s of one NVLink in each direction), descending: NCCL's constants.
 _NVLINK_GB_PER_S = ((100, "40.1"), (90, "20.6"), (87, "20"), (86, "12"), (80, "20"), (70, "20"), (60, "18"))
 _NVLINK_GB_PER_S_UNKNOWN = "20"
-#: GB/s of one xGMI link in each direction by how the GPU's architecture begins: RCCL's constants.
+#: (prefix of the GPU's architecture, GB/s of one xGMI link in each direction): RCCL's constants.
 _XGMI_GB_PER_S = (("gfx90a", "36"), ("gfx94", "48"), ("gfx95", "48"))
 _XGMI_GB_PER_S_UNKNOWN = "24"
-#: RCCL wrote numbers for architectures before it wrote names.
+#: {number of an architecture in files of early RCCL: its name}.
 _GCN_NAMES = {"910": "gfx90a"}
-#: NCCL writes version 1, RCCL version 2.
+#: Versions of the format: NCCL writes 1, RCCL writes 2.
 _VERSIONS = ("1", "2")
 
 
@@ -61,28 +61,28 @@ def load_nccl_topology(
     intranode_alpha_us: Number | None = None,
     internode_alpha_us: Number | None = None,
 ) -> Topology:
-    """The topology of servers as a topology file of NCCL or RCCL describes one.
+    """Load the topology of servers that a topology file of NCCL or RCCL describes.
 
     Ranks of a node are as in the file, or else GPUs in the order of their bus ids. Arguments override the
-    file. Bandwidths are of each direction, in 10**9 bytes a second.
+    file. Bandwidths are in GB/s (10**9 bytes per second) per direction.
 
     - `nodes`: Number of such servers.
-    - `gpus`, `nics`: Bus ids of the devices that count as GPUs and as NICs, where the file lacks the class of
-      its devices, or has too many. A NIC may be named as its ``<net>`` is.
+    - `gpus`, `nics`: Bus ids of the devices used as GPUs and as NICs, if the file lacks the class of its
+      devices, or has too many. A NIC may also have the name of its ``<net>``.
     - `nvlinks` (int or mapping of (int, int) to int, optional): NVLinks of every rank into one NVSwitch, or
       NVLinks between two local ranks.
     - `nvlink_gb_per_s`: Rate of one NVLink or xGMI link; by default NCCL's for the GPU's compute capability,
       or RCCL's for its architecture.
-    - `pcie`: PCIe joins ranks without an NVLink between them: only if NVLink leaves a node in pieces, or
-      always.
-    - `pcie_gb_per_s`: Rate of every PCIe link; by default lanes times rate. If the file lacks one, 16 lanes
-      of 8 GT/s (12 GB/s), and at least the rate of the fastest NIC.
+    - `pcie`: Use of PCIe between ranks without a common NVLink: only if NVLink does not connect all GPUs of a
+      node, or always.
+    - `pcie_gb_per_s`: Rate of every PCIe link; by default lanes times rate per lane. If the file lacks
+      either, 16 lanes of 8 GT/s (12 GB/s) are assumed, and at least the rate of the fastest NIC.
     - `cpu_gb_per_s`: Rate between two CPUs; by default NCCL's for the kind of CPU, and no limit if the file
       does not state it.
     - `nic_gb_per_s`: Rate of every NIC; by default as in the file, or that of its PCIe link.
-    - `rails`: With rails, a rank talks across nodes to the ranks of its own local rank only.
-    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links; by default 0.3 and 2.6, or between nodes
-      that of the file's NICs.
+    - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
+    - `intranode_alpha_us`, `internode_alpha_us`: Latency of links in us; by default 0.3 and 2.6, or between
+      nodes that of the file's NICs.
     """
     where = os.fspath(path)
     top = parse_xml(read_text(path, MAX_FILE_BYTES), where=where)
@@ -195,7 +195,7 @@ def _nvlinks(ranked: list[Gpu], fabric: str, assumed: list[str]) -> tuple[Pairs,
 
 
 def _join_cpus(ranked: list[Gpu], server: PcieServer) -> None:
-    """Add the NVLinks between GPUs and their CPU, as POWER has them."""
+    """Add the NVLinks between GPUs and their CPU, as in POWER servers."""
     for gpu in ranked:
         count = sum(whole(link, "count") for link in gpu.nvlinks if _is_to_cpu(link))
         if count:
@@ -223,7 +223,7 @@ def _given_nvlinks(nvlinks: int | Mapping[tuple[int, int], int], num_gpus: int) 
 
 
 def _nvlink_beta(ranked: list[Gpu], fabric: str, assumed: list[str]) -> Fraction:
-    """The beta of one NVLink or xGMI link: NCCL's or RCCL's constant for the slowest of the GPUs."""
+    """Beta in us per MB of one NVLink or xGMI link: NCCL's or RCCL's constant for the slowest GPU."""
     library = "NCCL" if fabric == "NVLink" else "RCCL"
     rates = {}
     for gpu in ranked:

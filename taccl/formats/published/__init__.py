@@ -1,1 +1,1 @@
-"""Algorithm files of the published TACCL tool: read, and written."""
+"""Algorithm files of the published TACCL tool: reader and writer."""

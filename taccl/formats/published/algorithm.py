@@ -1,17 +1,17 @@
-"""Algorithms of the published TACCL tool: its JSON file to a schedule that `verify` can judge.
+"""Read algorithm files of the published TACCL tool (JSON) as schedules that `verify` can check.
 
-The file's own topology is rebuilt under the upstream cost model, and every send keeps the start that the
-file states, so that the judgement is of the file and not of a better timed copy. Sends over one link between
-nodes that start together are one merged send. Two things are no statements about time:
+The file's own topology is rebuilt under the upstream cost model. Every send keeps the start that the file
+states, so that the file itself is verified, not a re-timed copy. Sends over one link between nodes that start
+together are one merged send. The stated times have two known inaccuracies:
 
-- Starts are cut to tenths of the file's unit. Where that hides a fraction of a cost, sends seem to overlap
+- Starts are truncated to tenths of the file's unit. If that hides a fraction of a cost, sends seem to overlap
   by less than a tenth.
-- An algorithm that combines is put together of two halves, of which the second is stated to begin one unit
-  after the last *start* of the first, whatever still travels then. It is moved to after the first half.
+- A combining algorithm is joined from two phases. The second is stated to begin one unit after the last
+  *start* of the first, even if sends are still in flight. It is moved to after the first phase.
 
-Where nothing but this keeps a file's starts from being possible, the schedule is that of `retimed`, and the
-problem's notes say so. Anything else that is wrong is left for `verify` to find. See Shah et al., "TACCL:
-Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023.
+If a file's starts are infeasible for these reasons only, the schedule is that of `retimed`, and the problem's
+notes say so. All other faults are left for `verify` to find. See Shah et al., "TACCL: Guiding Collective
+Algorithm Synthesis using Communication Sketches", NSDI 2023.
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ def load_upstream_algorithm(
     chunk_size: int | str | None = None,
     time_unit_us: int | float | str | None = None,
 ) -> Schedule:
-    """The schedule in a file of the published tool, with the starts that the file states.
+    """Load the schedule in a file of the published tool, with the starts that the file states.
 
-    - `topology`: Where the sends are to run instead; they are then timed anew, in the order that the file
-      states.
-    - `chunk_size`: Bytes of a chunk. The file does not name them: without it ``size_bytes`` is not known, and
-      a `topology` is given chunks of 10**6 bytes.
-    - `time_unit_us`: Microseconds in the file's unit of time; one unless given.
+    - `topology`: Another topology for the sends, which are then re-timed in the order that the file states.
+    - `chunk_size`: Size of a chunk, which the file does not state. Without it ``size_bytes`` is unknown, and
+      on a `topology` chunks have 10**6 bytes.
+    - `time_unit_us`: Microseconds in the file's unit of time; 1 by default.
     """
     data = parse_json(read_text(path, _LIMIT_BYTES), source=str(path), exact=True)
     unit_us = exact(1 if time_unit_us is None else time_unit_us, where="time_unit_us")
@@ -80,7 +79,11 @@ def load_upstream_algorithm(
 def read_algorithm(
     data: dict[str, Any], where: str, chunk_bytes: int, unit_us: Fraction, topology: Topology | None = None
 ) -> Schedule:
-    """The same in the content of a file, its numbers exact; `where` is the file, for messages."""
+    """The schedule in the parsed content of a file, with exact numbers.
+
+    - `where`: Name of the file for error messages.
+    - `unit_us`: Microseconds in the file's unit of time.
+    """
     file = algorithm_file(data, where=where)
     reducing = any(send.operation for _, send in file.sends)
     built = build_topology(file, chunk_bytes, unit_us, reducing=reducing) if topology is None else topology
@@ -105,16 +108,16 @@ def read_algorithm(
 
 
 def retimed(schedule: Schedule) -> Schedule | None:
-    """The schedule with every send as early as data and resources allow, in the order of its starts.
+    """Re-time a schedule: every send as early as data and resources permit, in the order of its starts.
 
-    Its finish is what the sends really take where stated starts overlap, and no later than the stated finish
-    where they do not. Merged sends stay merged.
+    The result is feasible even if stated starts overlap. If they do not, its finish is no later than the
+    stated one. Merged sends remain merged.
 
     Returns
     -------
     Schedule or None
-        None if in that order a chunk is sent from where it is not yet on its way to, or the transfers of a
-        merged send do not belong together.
+        None if in this order a rank sends a chunk before the send that delivers it, or the transfers of a
+        group cannot be one send.
     """
     problem = schedule.problem
     _, first, send = np.unique(schedule.group, return_index=True, return_inverse=True)
@@ -122,7 +125,7 @@ def retimed(schedule: Schedule) -> Schedule | None:
     columns: dict[str, Any] = {
         name: getattr(schedule, name) for name in ("chunk", "link", "group", "reduce", "producer")
     }
-    # Every rank holds a part of a sum from the start.
+    # For sums no check is needed, as every rank holds a part from the start.
     if not problem.collective.sums_up:
         one_by_one = make_schedule(problem, start=sequence, end=sequence + 1, **columns)
         if any(each.kind in ("index", "presence") for each in verify(one_by_one).violations):
@@ -169,7 +172,7 @@ def _columns(file: AlgorithmFile, problem: Problem, chunk_of: dict[int, int]) ->
 
 
 def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], unit_us: Fraction) -> Schedule:
-    """The sends at the starts stated, but for what says nothing about time (see the module)."""
+    """The sends at the stated starts, except for the two known inaccuracies (see the module)."""
     costs = problem.costs
     tenth = unit_us / 10 * costs.ticks_per_us
     exact_starts = [send.start * tenth for _, send in file.sends]
@@ -210,7 +213,7 @@ def _as_stated(file: AlgorithmFile, problem: Problem, columns: dict[str, Any], u
 
 
 def shift_of_second_half(start: NDArray[np.int64], end: NDArray[np.int64], reduce: NDArray[np.bool_]) -> int:
-    """Ticks by which copies must move to follow the reductions; 0 where the two are not halves."""
+    """Ticks by which copies must move to follow all reductions; 0 if they are not two successive phases."""
     if reduce.all() or not reduce.any():
         return 0
     first_copy = int(start[~reduce].min())
@@ -220,12 +223,12 @@ def shift_of_second_half(start: NDArray[np.int64], end: NDArray[np.int64], reduc
 
 
 def _by_place(schedule: Schedule) -> NDArray[np.int64]:
-    """Starts ordered by link, then chunk: the same place for the same transfer, whatever its time."""
+    """Starts sorted by link, then chunk, so that two schedules of the same transfers are comparable."""
     return schedule.start[np.lexsort((schedule.start, schedule.chunk, schedule.link))]
 
 
 def _on_other_topology(file: AlgorithmFile, problem: Problem, columns: dict[str, Any]) -> Schedule:
-    """The sends on a topology that the file was not made for, timed in the order stated."""
+    """The sends on another topology than the file's, re-timed in the stated order."""
     start = np.array([send.start for _, send in file.sends], dtype=np.int64)
     schedule = retimed(make_schedule(problem, start=start, end=start + 1, **columns))
     if schedule is None:

@@ -1,7 +1,7 @@
-"""The collective of an upstream algorithm file, from where its chunks start and must end.
+"""Collective of an upstream algorithm file, from the origins and destinations of its chunks.
 
-Chunks of one address are contributions to one sum. The tool's own allreduce is an exception: its sends name
-chunks by number, and all of these share a few addresses.
+Chunks with the same address are contributions to one sum. The tool's own allreduce is an exception: its sends
+name chunks by number, and all of these share a few addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from taccl.formats.published.fields import REMEDY, AlgorithmFile, ChunkFields
 
 _LONGEST_NAME = 200
 
-#: Collectives by the tool's name for them; n ranks have n to the power given of chunks, or a multiple.
+#: {the tool's name of a collective: (our name, power)}; n ranks have n ** power chunks, or a multiple.
 KINDS = {
     "Allgather": ("allgather", 1), "Alltoall": ("alltoall", 2), "Broadcast": ("broadcast", 0),
     "Scatter": ("scatter", 1), "Gather": ("gather", 1), "Allreduce": ("allreduce", 1),
@@ -26,7 +26,7 @@ KINDS = {
 
 
 def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list[str]]:
-    """The chunk of every number that sends use, the collective, and what a person should know."""
+    """{number that sends use: chunk}, the collective, and notes for the user."""
     chunks = file.collective.chunks
     by_address: dict[int, list[ChunkFields]] = defaultdict(list)
     for each in chunks:
@@ -40,8 +40,8 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
     if numbers.issubset(by_address) or not any(send.operation for send in sends):
         sums = [_sum(file, address, parts) for address, parts in by_address.items()]
         return numbered, _named(file, sums, combining=True), []
-    # The tool's own allreduce: its sends name chunks by number, and each is a piece of everyone's data
-    # that is summed at the rank where the file has it start.
+    # The tool's own allreduce: sends name chunks by number. Each is a piece of every rank's data, and is
+    # summed at the rank where the file lets it start.
     everyone = tuple(range(file.num_ranks))
     pieces = []
     for index, each in enumerate(chunks):
@@ -60,7 +60,7 @@ def collective_of(file: AlgorithmFile) -> tuple[dict[int, int], Collective, list
 
 
 def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chunk:
-    """The chunk that contributions to one address make; its root is the first rank that asks for it."""
+    """The chunk that is the sum of the contributions to one address; its root is the first destination."""
     origins = sorted(rank for each in parts for rank in each.pre)
     destinations = sorted(parts[0].post)
     if (
@@ -77,7 +77,7 @@ def _sum(file: AlgorithmFile, address: int, parts: Sequence[ChunkFields]) -> Chu
 
 
 def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Collective:
-    """The collective of these chunks, by our name for it where they are what that name says."""
+    """The collective of these chunks, with our name for it if the chunks match that collective."""
     stated = file.collective.name
     collective = Collective(stated[:_LONGEST_NAME], file.num_ranks, tuple(chunks), combining)
     name = stated.partition("(")[0]
@@ -96,5 +96,5 @@ def _named(file: AlgorithmFile, chunks: list[Chunk], *, combining: bool) -> Coll
 
 
 def _ends(collective: Collective) -> Counter[tuple[object, ...]]:
-    """How many chunks start and end where; which is rooted where is the tool's choice."""
+    """Number of chunks by origins and destinations, ignoring roots, which the tool chooses."""
     return Counter((c.origins, c.destinations, collective.combining) for c in collective.chunks)

@@ -1,13 +1,15 @@
-"""Schedules as algorithm files of the published TACCL tool, which `load_upstream_algorithm` reads back.
+"""Write schedules as algorithm files of the published TACCL tool; `load_upstream_algorithm` reads them.
 
-What is written was read back before: every send has the start and the end that it had, and the whole is right
-under the tool's model. (The one exception is an allreduce whose halves overlap: readers time it anew, and the
-warning says so.) What the file has no place for is left out, with a `LossyConversionWarning` that names it.
+Every file is read back before it is written: each send must have its start and end, and the schedule must be
+valid under the tool's model. (The exception is an allreduce whose phases overlap: readers re-time it, and the
+warning says so.) Properties without a place in the file are omitted, with a `LossyConversionWarning` that
+names them.
 
-The tool's model: nodes are copies of one. Inside it, a pair of local ranks has so many parallel links of one
-cost for a chunk. Between nodes, the same local ranks are joined for every ordered pair of nodes, all at one
-latency and one cost per chunk, and only there do chunks merge. Beyond two nodes a rank sends to one other
-node at a time, and receives from one. Ranks at a switch have a port out and a port in for each of its planes.
+The tool's model: nodes are copies of one. Inside it, a pair of local ranks has some number of parallel links,
+with the same cost per chunk. Between nodes, the same local ranks are linked for every ordered pair of nodes,
+all with one latency and one cost per chunk; only there do chunks merge. With more than two nodes, a rank
+sends to one other node at a time, and receives from one. Ranks at a switch have an output port and an input
+port for each of its planes.
 """
 
 from __future__ import annotations
@@ -35,27 +37,28 @@ from taccl.reading import parse_json
 from taccl.schedule.schedule import Schedule
 from taccl.units import exact, format_count, format_size
 
-#: The tool's names for our collectives and machines.
+#: {our name of a collective: the tool's name}.
 _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}
 _MACHINES = {ours: theirs for theirs, ours in MACHINES.items()}
-#: Readers take no whole numbers beyond this.
+#: Max integer that readers accept.
 _LARGEST = 10**15
-#: Most decimals of a microsecond: ticks are no finer.
+#: Max decimals of a microsecond: ticks are no finer.
 _MOST_DIGITS = 6
 _SHOWN = 3
 
 
 @checked
 def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | str | None = None) -> str:
-    """The schedule as the tool's nested objects in JSON, with a warning that says what is lost.
+    """The schedule as the tool's nested objects in JSON; a warning states the losses.
 
-    - `time_unit_us`: Microseconds in the file's unit of time, in tenths of which starts are given. By default
-      1 where that is exact, and else a finer unit that is; the warning names it, because the file does not.
+    - `time_unit_us`: Microseconds in the file's unit of time; starts are in tenths of it. Default: 1 if
+      that is exact, else a finer unit that is. The warning names the unit, because the file does not state
+      it.
     """
     _check(schedule)
     problem, used = schedule.problem, set(schedule.link.tolist())
     refused: list[str] = []
-    # The most complete variants come first: nodes as they are, idle links, and switches.
+    # The most complete variants come first: with nodes, idle links and switches.
     ways = product(
         sorted({problem.topology.num_nodes, 1}, reverse=True),
         dict.fromkeys((tuple(sorted(used.union(problem.links_allowed))), tuple(sorted(used)))),
@@ -87,7 +90,7 @@ def dump_upstream_algorithm(schedule: Schedule, *, time_unit_us: int | float | s
 
 
 def _check(schedule: Schedule) -> None:
-    """Raise `ExportError` for a problem that the file has no fields for, or a schedule that is not right."""
+    """Raise `ExportError` for a problem that the file has no fields for, or an invalid schedule."""
     problem = schedule.problem
     collective = problem.collective
     if collective.derivations:
@@ -110,7 +113,7 @@ def _check(schedule: Schedule) -> None:
 
 
 def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
-    """The schedule that a reader makes of the file; `ExportError` if it is another one, or invalid."""
+    """The schedule as read back from the file; `ExportError` if it differs or is invalid."""
     data = parse_json(text, source="the file", exact=True)
     back = read_algorithm(data, "the file", max(schedule.problem.chunk_bytes, default=1), unit_us)
     ours, theirs = _transfers(schedule, back), _transfers(back, schedule)
@@ -126,7 +129,7 @@ def _read_back(schedule: Schedule, text: str, unit_us: Fraction) -> Schedule:
 
 
 def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
-    """Transfers with their times, in ticks that are finer by those of another schedule."""
+    """Transfers of a schedule with multiplicities, with times on a common tick grid with `other`."""
     links, finer = schedule.problem.topology.links, other.problem.costs.ticks_per_us
     return Counter(
         (t.chunk, links[t.link].src, links[t.link].dst, t.start_ticks * finer, t.end_ticks * finer, t.reduce)
@@ -136,7 +139,7 @@ def _transfers(schedule: Schedule, other: Schedule) -> Counter[tuple[int, ...]]:
 
 @dataclass(eq=False)
 class _Writing:
-    """A way to write a schedule: a number of nodes, some of its links, and with or without switches."""
+    """A variant of the file: number of nodes, links that are written, and with or without switches."""
 
     schedule: Schedule
     num_nodes: int
@@ -150,9 +153,10 @@ class _Writing:
         if rest or (self.num_nodes > 1 and not in_order):
             raise ExportError("its nodes differ in size, or their ranks do not follow one another")
         units = int(costs.chunk_units[0]) if len(costs.chunk_units) else 1
-        #: The place of every link among those between its ranks; and of local ranks, how many there are.
+        #: {link: its index among the links between its ranks}; {pair of local ranks: number of their links}.
         self.number, self.parallel = dict.fromkeys(self.links, 0), Counter[tuple[int, int]]()
-        #: Cost of a chunk in ticks between local ranks; and alpha and beta between nodes.
+        #: {pair of local ranks: cost of a chunk in ticks}; then (alpha, cost per chunk) in ticks between
+        #: nodes.
         self.inside: dict[tuple[int, int], int] = {}
         self.across: set[tuple[int, int]] = set()
         self.receivers: dict[int, set[int]] = defaultdict(set)
@@ -181,7 +185,7 @@ class _Writing:
         self.costs = {*self.inside.values(), *(cost for both in self.across for cost in both)}
 
     def lost(self, back: Schedule) -> Iterator[str]:
-        """Properties without a place in the file, as it was read back."""
+        """Yield properties of the schedule that the file lost, by comparison with the schedule read back."""
         problem = self.schedule.problem
         topology = problem.topology
         if self.num_nodes != topology.num_nodes:
@@ -189,7 +193,7 @@ class _Writing:
         idle = len(set(problem.links_allowed).difference(self.links))
         if idle:
             yield f"{idle} of {len(problem.links_allowed)} links, which carry nothing"
-        # The file gives each node all links that one of them has.
+        # In the file, every node has all links that any node has.
         added = self.num_nodes * sum(self.parallel.values()) - len(self.links)
         added += self.num_nodes * (self.num_nodes - 1) * sum(map(len, self.receivers.values()))
         if added > 0:
@@ -211,7 +215,7 @@ class _Writing:
         return link.src // self.size != link.dst // self.size
 
     def document(self, unit_us: Fraction) -> dict[str, Any]:
-        """The content of the file."""
+        """Content of the file."""
         problem = self.schedule.problem
         name, num_ranks = problem.collective.name, problem.topology.num_ranks
         steps, chunks = self._steps(unit_us), _chunks(problem)
@@ -242,14 +246,14 @@ class _Writing:
         }  # fmt: skip
 
     def _steps(self, unit_us: Fraction) -> list[dict[str, Any]]:
-        """A step for every time at which sends start; its rounds are the tenths of a unit until the next."""
+        """One step for each time at which sends start; its rounds are the tenths of a unit until the next."""
         problem = self.schedule.problem
         links, per_us = problem.topology.links, problem.costs.ticks_per_us
         by_start: dict[int, list[list[Any]]] = defaultdict(list)
         for t in self.schedule:
             tenths = int(Fraction(t.start_ticks, per_us) * 10 / unit_us)
             entry = [t.chunk, links[t.link].src, links[t.link].dst, tenths, self.number[t.link]]
-            # The sixth entry, which only a combining algorithm has.
+            # The sixth entry of a send, present only in combining algorithms.
             operation = ["rrc" if t.reduce else None] if problem.collective.combining else []
             by_start[tenths].append(entry + operation)
         starts = sorted(by_start)
@@ -292,7 +296,7 @@ class _Writing:
 
 
 def _holders(topology: Any) -> list[set[int]]:
-    """The links that hold every resource."""
+    """Links that hold each resource."""
     holders: list[set[int]] = [set() for _ in topology.resources]
     for hold in topology.holds:
         holders[hold.resource].add(hold.link)
@@ -304,7 +308,7 @@ def _pairs(topology: Any, links: Iterable[int]) -> set[tuple[int, int]]:
 
 
 def _unit(schedule: Schedule, costs: Iterable[int], wanted: int | float | str | None) -> Fraction:
-    """Microseconds in the unit of which starts are whole tenths: 1, 0.1, ... or what it takes."""
+    """Microseconds in the file's unit of time, such that starts are whole tenths: 1, 0.1, ... or finer."""
     per_us = schedule.problem.costs.ticks_per_us
     ticks = np.unique(schedule.start).tolist()
 
@@ -346,7 +350,7 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 
 
 def _second_half(schedule: Schedule) -> Iterable[str]:
-    """Copies that a reader takes for a second half that was written too early."""
+    """Note if a reader takes the copies for a second phase that is stated too early."""
     if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
             "copies that start before the last reduction ends: readers take them for a half that was written "
@@ -355,7 +359,7 @@ def _second_half(schedule: Schedule) -> Iterable[str]:
 
 
 def _chunks(problem: Problem) -> list[dict[str, Any]]:
-    """The tool's chunks: of a sum, one for each contribution, all at the sum's address."""
+    """The tool's chunks; for a sum, one per contribution, all with the sum's address."""
     collective = problem.collective
     return [
         {"sccl_type": "chunk", "pre": list(pre), "post": list(chunk.destinations), "addr": address}
@@ -365,7 +369,7 @@ def _chunks(problem: Problem) -> list[dict[str, Any]]:
 
 
 def _by_rank(chunks: list[dict[str, Any]], num_ranks: int, end: str) -> list[list[int]]:
-    """Chunks that start (``"pre"``) or must end (``"post"``) at every rank."""
+    """Chunks that start (``"pre"``) or must end (``"post"``) at each rank."""
     return [[index for index, chunk in enumerate(chunks) if rank in chunk[end]] for rank in range(num_ranks)]
 
 

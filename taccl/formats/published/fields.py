@@ -1,7 +1,7 @@
-"""The fields of an upstream algorithm file, each checked; what they mean is for `algorithm`.
+"""Fields of an upstream algorithm file, with checks of their types; `algorithm` interprets them.
 
-The file is what the published TACCL tool writes: nested objects that a field ``sccl_type`` marks. Matrices
-are indexed [destination][source], and costs are for one chunk.
+The published TACCL tool writes nested objects, each marked by a field ``sccl_type``. Matrices are indexed
+[destination][source], and costs are for one chunk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from taccl.validation import Cost, validated
 
 REMEDY = "write the file anew with the tool that made it"
 
-#: Numbers of ranks, chunks and links; and starts, which beyond this would overflow the grid of ticks.
+#: Index of a rank, chunk or link; then a start, limited so that the tick grid does not overflow.
 _Index = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 _Tenths = Annotated[int, Field(strict=True, ge=0, le=10**15)]
@@ -27,7 +27,7 @@ class _FileObject(BaseModel):
 
 
 class SendEntry(NamedTuple):
-    """One entry of a step's sends; `start` is in tenths of the file's unit, and `number` that of the link."""
+    """One send of a step; `start` is in tenths of the file's unit, and `number` is the parallel link's."""
 
     chunk: _Index
     src: _Index
@@ -46,7 +46,7 @@ def _as_list(entry: object) -> object:
 
 
 class TopologyFields(_FileObject):
-    """The tool's topology; of one node, what is between nodes is -1 or null."""
+    """The tool's topology; with one node, fields for links between nodes are -1 or null."""
 
     name: str
     copies: _Count
@@ -80,7 +80,7 @@ class TopologyFields(_FileObject):
 
 
 class ChunkFields(_FileObject):
-    """A chunk: the ranks where it starts, and must end, and its address in their buffers."""
+    """A chunk: ranks where it starts (`pre`) and must end (`post`), and its address in their buffers."""
 
     pre: list[_Index]
     post: list[_Index]
@@ -114,17 +114,17 @@ class AlgorithmFile(_FileObject):
 
     @property
     def where(self) -> str:
-        """The file, for messages."""
+        """Name of the file for error messages."""
         return self._source
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all nodes."""
+        """Number of ranks of all nodes."""
         return self.topology.copies * self.topology.ngpus_per_node
 
     @property
     def sends(self) -> list[tuple[str, SendEntry]]:
-        """Every send with the field it is in."""
+        """All sends, each with the path of its field."""
         return [
             (f"steps[{s}].sends[{i}]", send)
             for s, step in enumerate(self.steps) for i, send in enumerate(step.sends)
@@ -148,7 +148,7 @@ class AlgorithmFile(_FileObject):
 
 
 def algorithm_file(data: dict[str, Any], *, where: str) -> AlgorithmFile:
-    """The fields of a file, from its JSON; `FormatError` says which does not fit."""
+    """Fields of a file from its JSON; `FormatError` names a field that is invalid."""
     file = validated(AlgorithmFile, data, source=where, error=FormatError, remedy=f"; {REMEDY}")
     file._source = where
     return file

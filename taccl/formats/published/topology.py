@@ -1,8 +1,8 @@
-"""The topology that an upstream algorithm file was made for, rebuilt under the upstream cost model.
+"""Topology of an upstream algorithm file, rebuilt under the upstream cost model.
 
-The file holds costs as the published tool used them: whole units for a send inside a node, planes of a switch
-already apart, and the NICs already split among the links between nodes. The same sketch and topology file
-read by `taccl.sketch.upstream` make the same links and ports.
+The file holds costs as the published tool used them: whole units for a send inside a node, separate planes of
+a switch, and NICs already divided among the links between nodes. `taccl.sketch.upstream` makes the same links
+and ports from the same sketch and topology file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from taccl.topology.parts import check_num_links
 from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, exact
 
-#: The tool puts the kind of machine before the name of its topology file, and often the ranks in a node
-#: after it.
+#: Name of a topology: kind of machine, name of the topology file, and often the number of ranks per node.
 _NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")
 MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 
@@ -28,12 +27,12 @@ MACHINES = {"NDv2": "ndv2", "DGX2": "dgx2"}
 def build_topology(
     file: AlgorithmFile, chunk_bytes: int, time_unit_us: Fraction, *, reducing: bool
 ) -> Topology:
-    """Links inside and between nodes, and the ports that serialise them.
+    """Topology with the links inside and between nodes, and the ports that serialise them.
 
-    - `chunk_bytes`: Bytes that the file's costs are for.
+    - `chunk_bytes`: Size in bytes of the chunk that the file's costs are for.
     - `time_unit_us`: Microseconds in the file's unit of time.
-    - `reducing`: Whether some sends reduce. The tool reduces over its links turned round, so those that lack
-      the other direction get it.
+    - `reducing`: True if some sends reduce. The tool reduces over reversed links, so links without a reverse
+      link get one.
     """
     fields = file.topology
     per_mb = time_unit_us * BYTES_PER_MB / chunk_bytes
@@ -46,7 +45,7 @@ def build_topology(
     ]  # fmt: skip
     num_links = sum(parallel for _, _, parallel, _ in pairs) * fields.copies
     num_links += sum(len(receivers) for _, receivers in connections) * fields.copies * (fields.copies - 1)
-    # Equal switches are planes of one.
+    # Equal switches are planes of one switch.
     switches = Counter(frozenset(ranks) for ranks in fields.local_switches).items()
     try:
         check_num_links(num_links * (2 if reducing else 1), where="node_links")
@@ -72,7 +71,7 @@ def build_topology(
 
 
 def _turned_round(edges: list[Edge]) -> list[Edge]:
-    """The reversed links, as far as fewer exist in the other direction."""
+    """Reversed links to add, where the opposite direction has fewer links."""
     there: Counter[tuple[int, int]] = Counter((edge.src, edge.dst) for edge in edges)
     seen: Counter[tuple[int, int]] = Counter()
     turned = []
