@@ -126,8 +126,8 @@ class Operation:
     shape, dtype, layout
         Shape, element type and layout of the result of `compute`, a kernel whose function is unknown.
     cost_us : float, optional
-        Time of the whole operation at one rank, in microseconds. The default is the longer of its FLOPs and its
-        memory bytes at the machine's rates.
+        Time of the whole operation at one rank, in microseconds. The default is the longer of its FLOPs and
+        its memory bytes at the machine's rates.
     flops, memory_bytes : float, optional
         Floating-point operations and bytes of memory traffic of one rank, instead of those from the shapes.
     fused : str

@@ -34,8 +34,8 @@ def split(workload: Workload, operation: str, *, axis: Natural | None = None) ->
     operation : str
         Name of an allreduce or a norm.
     axis : int, optional
-        Axis of the slices between reduce-scatter and allgather. The default is the first axis whose length is a
-        multiple of the number of ranks.
+        Axis of the slices between reduce-scatter and allgather. The default is the first axis whose length is
+        a multiple of the number of ranks.
 
     Raises
     ------
