@@ -1,11 +1,13 @@
-"""Sums in the network and at servers: what they gain, what limits them, and what survives lost packets.
+"""In-network and server-based reduction: gains, limits, and behaviour under packet loss.
 
+Each figure is measured on verified schedules or in a packet simulation, and compared with a formula. A row
+misses its figure if the two differ by more than the row allows, or if a finish lies below its bound.
+
+Examples
+--------
     python -m benchmarks.aggregation
     python -m benchmarks.aggregation --part switch --part table
     python -m benchmarks.aggregation --output benchmarks/results/aggregation.json
-
-Each figure is measured on verified schedules, or packet by packet, beside what arithmetic says of it. A row
-misses its figure where the two are further apart than the row allows, or where a finish lies below its bound.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: A worker's port in us/MB.
+#: Cost of a worker's port in us/MB.
 PORT_US_PER_MB = 80
 SLOTS = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
 WORKERS, CARDS = range(4, 33), range(1, 17)
@@ -58,7 +60,10 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def row(what: str, found: float, expected: float, allowed: float | str) -> Row:
-    """A figure beside what it is to be, and by which part of that it may differ, or to which side."""
+    """A figure with its expected value.
+
+    - `allowed`: Max relative difference, or ``"or more"`` or ``"or less"`` for a one-sided limit.
+    """
     if isinstance(allowed, str):
         met = found >= expected if allowed == "or more" else found <= expected
     else:
@@ -70,18 +75,18 @@ at_least, at_most = partial(row, allowed="or more"), partial(row, allowed="or le
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """A schedule that the verifier accepts."""
+    """The schedule itself; raises an error if it is invalid."""
     taccl.verify(schedule).raise_if_failed()
     return schedule
 
 
 def open_sum(topology: Topology, size: str) -> taccl.Problem:
-    """An allreduce whose number of chunks is open."""
+    """An allreduce problem whose number of chunks is open."""
     return taccl.make_problem(topology, "allreduce", size_bytes=parse_size(size))
 
 
 def switch(_: float) -> Iterator[Row]:
-    """What a switch that adds gains on a ring, and what its pool lets pass."""
+    """Speedup of in-network reduction over a ring, and the rate that the switch's slots permit."""
     for workers in (8, 16):
         problem = open_sum(in_network(workers), "1GB")
         ring, adding = (checked(baseline(name, problem)) for name in ("ring", "in-network"))
@@ -105,7 +110,7 @@ def switch(_: float) -> Iterator[Row]:
 
 
 def packets(_: float) -> Iterator[Row]:
-    """What 10,000 packets of 16 workers come to over a network that loses some."""
+    """Sums and goodput of 10,000 packets of 16 workers over a lossy network."""
     for loss in (0.0, 0.01, 0.05):
         run = simulate_packets(10_000, workers=16, loss=loss, duplicates=0.01, reordering=0.01)
         yield row(f"wrong or missing sums at {loss:.0%} loss", len(run.wrong) + run.missing, 0, 0)
@@ -115,7 +120,7 @@ def packets(_: float) -> Iterator[Row]:
 
 
 def fixed_point(_: float) -> Iterator[Row]:
-    """The largest error over its bound, on random numbers and on those that are worst."""
+    """Ratio of the largest fixed-point error to its bound, on random and on worst-case numbers."""
     rng = np.random.default_rng(0)
     for ranks in (8, 16):
         for what, values in (
@@ -139,7 +144,7 @@ def _as_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def interval_us_per_mb(topology: Topology, workers: range, keepers: range) -> float:
-    """How long each MB of an exchange takes, once exchanges follow one another."""
+    """Time per MB of an exchange in us, in steady state of successive exchanges."""
     collective = exchange(workers, keepers, num_ranks=topology.num_ranks)
     problem = taccl.make_problem(topology, collective, chunk_bytes=10**6)
     interval = taccl.initiation_interval(checked(servers(problem, cut=False, levels="one")))
@@ -147,7 +152,7 @@ def interval_us_per_mb(topology: Topology, workers: range, keepers: range) -> fl
 
 
 def central(_: float) -> Iterator[Row]:
-    """A central box against colocated servers, and what is chosen."""
+    """Central server against colocated servers, and the choice between them."""
     for workers in WORKERS:
         own = interval_us_per_mb(rack(workers, 1), range(workers), range(workers))
         yield row(f"colocated us/MB, n={workers}", own, PORT_US_PER_MB * 2 * (workers - 1) / workers, 0.02)
@@ -169,7 +174,7 @@ def central(_: float) -> Iterator[Row]:
 
 
 def core_bytes(schedule: Schedule) -> int:
-    """Bytes that leave racks over the core."""
+    """Number of bytes that leave racks over the core."""
     topology = schedule.problem.topology
     uplinks = {r for r, each in enumerate(topology.resources) if each.name.startswith("uplink")}
     crossing = {hold.link for hold in topology.holds if hold.resource in uplinks}
@@ -178,7 +183,7 @@ def core_bytes(schedule: Schedule) -> int:
 
 
 def shards(_: float) -> Iterator[Row]:
-    """Bytes over the core, cards and tenants."""
+    """Bytes over the core, balance of network cards, and shares of tenants."""
     for workers, racks in ((8, 4), (4, 2)):
         topology = rack(workers, 2, racks, 4)
         collective = exchange(workers * racks, 2 * racks)
@@ -206,7 +211,7 @@ def shards(_: float) -> Iterator[Row]:
 
 
 def table(limit_s: float) -> Iterator[Row]:
-    """An allreduce of 100 MB in every way, on a rack of 8 and 16, and on 4 racks of 8 behind a 4:1 core."""
+    """All algorithms for an allreduce of 100 MB: racks of 8 and 16, and 4 racks of 8 with a 4:1 core."""
     for name, workers, racks, cards in (("8", 8, 1, 10), ("16", 16, 1, 20), ("4 x 8, 4:1", 8, 4, 10)):
         oversubscription = 1 if racks == 1 else 4
         adding = in_network(workers, racks=racks, core_oversubscription=oversubscription)
@@ -246,7 +251,7 @@ PARTS = {each.__name__: each for each in (switch, packets, fixed_point, central,
 
 
 def main() -> int:
-    """Run, print the rows, write the results; 1 if a row misses its figure."""
+    """Run, print the rows, and write the results; return 1 if a row misses its figure."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds of each search")

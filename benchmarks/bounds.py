@@ -1,14 +1,16 @@
-"""Lower bounds: their figures beside those derived by hand, what they cost, and the gaps that they leave.
+"""Lower bounds: comparison with bounds derived by hand, CPU time, and gaps to known schedules.
 
+Every bound is checked from its witness. Seconds are CPU seconds over all threads, for the bound alone.
+Building the topology and the problem, and the check, are counted separately. ``figures`` have divisible data
+on the profile ``nominal``, without alpha. ``gaps`` compares the finishes that ``benchmarks.quality`` recorded
+with recomputed bounds. ``small`` does so for small alltoalls, which are latency-bound. ``--plot`` needs
+matplotlib.
+
+Examples
+--------
     python -m benchmarks.bounds                               # figures, speed, growth, gaps, small
     python -m benchmarks.bounds --part figures --part gaps
     python -m benchmarks.bounds --output benchmarks/results/bounds.json --plot docs/images/bounds-growth.svg
-
-Every bound is checked from its witness. Seconds are those of the CPU, over all threads, for the bound alone:
-building the topology and the problem, and the check, are counted separately. ``figures`` are of divisible
-data on the profile ``nominal``, without alpha. ``gaps`` sets the finishes that ``benchmarks.quality`` has
-recorded beside recomputed bounds; ``small`` those of small alltoalls, where latency counts. ``--plot`` needs
-matplotlib.
 """
 
 from __future__ import annotations
@@ -41,20 +43,22 @@ if TYPE_CHECKING:
 
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"
 MB = 10**6
-#: The most that the gaps over all cases may be: their median, and the largest.
+#: Max median gap, and max largest gap, over all cases.
 MEDIAN_GAP, LARGEST_GAP = 0.02, 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The bandwidth that no schedule can pass, and how it is derived by hand.
+    """Upper bound on the bandwidth of a collective, with its derivation by hand.
 
     Parameters
     ----------
     expected : float
-        GB/s, as nccl-tests counts it.
+        Bandwidth in GB/s, as nccl-tests counts it.
+    derived : str
+        Derivation of the bound.
     in_network : bool, optional
-        Whether switches are granted to reduce.
+        True if switches may reduce.
     """
 
     machine: str
@@ -81,7 +85,7 @@ FIGURES = (
 )
 
 
-#: Bounds that take some CPU seconds at most: (name, topology, collective, seconds).
+#: Bounds with a limit on CPU time: (name, topology, collective, max CPU seconds).
 SPEEDS: tuple[tuple[str, Callable[[], Topology], str, float], ...] = (
     ("DGX-H100 x16", h100(16), "allgather", 5),
     ("NDv2 x16", lambda: taccl.topologies.ndv2(16), "allgather", 5),
@@ -96,7 +100,7 @@ SPEEDS: tuple[tuple[str, Callable[[], Topology], str, float], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    """An alltoall of a size as nccl-tests counts it, a finish that is reached, and the largest gap."""
+    """An alltoall of `size_bytes` as nccl-tests counts it, with a finish that is reached, and its max gap."""
 
     name: str
     topology: Callable[[], Topology]
@@ -113,7 +117,7 @@ SMALL = (
 )
 
 _RANKS = (16, 32, 64, 128, 256, 512, 1024)
-#: Families that grow: (name, collective, topology by number of ranks, numbers of ranks).
+#: Families of growing fabrics: (name, collective, topology by number of ranks, numbers of ranks).
 GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] = tuple(
     (name, collective, topology, sizes)
     for collective, sizes in (("allgather", _RANKS), ("alltoall", _RANKS[:4]))
@@ -124,7 +128,7 @@ GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] 
 
 
 def main() -> int:
-    """Run, print the tables, write the results; 1 if a figure is missed."""
+    """Run, print the tables, and write the results; return 1 if a figure is missed."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--plot", type=Path, help="an SVG file for how cost grows")
@@ -132,7 +136,7 @@ def main() -> int:
     parts = options.part or list(PARTS)
     if options.plot is not None and "growth" not in parts:
         parser.error("--plot needs the part growth")
-    taccl.lower_bound(_problem(taccl.topologies.ring(3), "alltoall"))  # loads what it needs
+    taccl.lower_bound(_problem(taccl.topologies.ring(3), "alltoall"))  # loads libraries before timing
     results = {part: shown(columns, make()) for part, (make, columns) in PARTS.items() if part in parts}
     versions = {name: version(name) for name in ("taccl", "numpy", "scipy")}
     print(", ".join(f"{name} {number}" for name, number in versions.items()))
@@ -142,7 +146,7 @@ def main() -> int:
 
 
 def figures() -> Iterator[Row]:
-    """GB/s that no schedule can pass, beside those derived by hand; of alltoall, those of the flows."""
+    """Bandwidth bounds in GB/s next to those derived by hand; for alltoall, also that of flows alone."""
     for figure in FIGURES:
         topology = taccl.topologies.parse(figure.machine, nodes=figure.nodes, profile="nominal")
         problem = _problem(topology, figure.collective)
@@ -161,13 +165,13 @@ def figures() -> Iterator[Row]:
 
 
 def _of_bound(bound: Certificate, began: float) -> Row:
-    """Common columns of a row: the bound, and the seconds since its start."""
+    """Common columns of a row: the bound, and the CPU seconds since `began`."""
     cpu_s = round(time.process_time() - began, 3)
     return {"cpu_s": cpu_s, "bound_us": bound.bound_us, "kind": bound.kind, "bound_limits": bound.limits}
 
 
 def _flow_gb_per_s(problem: Problem) -> float:
-    """Bandwidth that the linear program of flows alone proves."""
+    """Bandwidth bound in GB/s from the linear program of flows alone."""
     volume = Volume(problem, divisible=True)
     found = multicommodity(volume, find_symmetries(problem))
     assert found is not None and found[2]
@@ -176,14 +180,14 @@ def _flow_gb_per_s(problem: Problem) -> float:
 
 
 def speeds() -> Iterator[Row]:
-    """CPU seconds of bounds of whole chunks, beside the most that they may take."""
+    """CPU seconds for bounds of whole chunks, with their limits."""
     for name, topology, collective, most_s in SPEEDS:
         row = _cost(name, collective, topology())
         yield row | {"cpu_s_at_most": most_s, "met": row["met"] and row["cpu_s"] <= most_s}
 
 
 def growth() -> Iterator[Row]:
-    """CPU seconds of bounds of whole chunks, as fabrics grow."""
+    """CPU seconds for bounds of whole chunks, over growing fabrics."""
     for name, collective, topology, sizes in GROWTH:
         for num_ranks in sizes:
             yield _cost(name, collective, topology(num_ranks))
@@ -204,7 +208,7 @@ def _cost(name: str, collective: str, topology: Topology) -> Row:
 
 
 def gaps() -> Iterator[Row]:
-    """(finish - bound) / bound over the recorded cases, whose median and largest have a most."""
+    """Gaps, (finish - bound) / bound, of the recorded cases, with limits on the median and the largest."""
     recorded = {row["case"]: row for row in json.loads(QUALITY.read_text())["rows"] if "finish_us" in row}
     every = []
     for case in CASES:
@@ -225,7 +229,7 @@ def gaps() -> Iterator[Row]:
 
 
 def small() -> Iterator[Row]:
-    """Gaps of alltoalls that take little more than a send, beside the most that they may be."""
+    """Gaps of alltoalls that last little longer than one send, with their limits."""
     for case in SMALL:
         topology = case.topology()
         problem = taccl.make_problem(topology, "alltoall", size_bytes=case.size_bytes, chunks_per_rank=1)
@@ -245,7 +249,7 @@ _COST: tuple[Column, ...] = (
     ("<=", "cpu_s_at_most", ">4"), ("check s", "check_s", ">8.2f"), ("bound us", "bound_us", ">10.1f"),
     _LIMITS,
 )  # fmt: skip
-#: The rows of each part, and what is shown of them.
+#: {part: (function that yields its rows, columns to print)}.
 PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...]]] = {
     "figures": (figures, (
         ("figure", "figure", "<36"), ("GB/s", "gb_per_s", ">8.3f"), ("expected", "expected", ">8g"),
@@ -266,7 +270,7 @@ PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...]]] = {
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A plot of CPU seconds over ranks, one line for each family."""
+    """Plot CPU seconds over ranks to an SVG file, one line per family."""
     families = dict.fromkeys((row["collective"], row["case"]) for row in rows)
     with picture(path, width=6.4, height=4) as axes:
         for (collective, name), marker in zip(families, "osD^", strict=True):

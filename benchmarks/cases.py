@@ -1,7 +1,7 @@
-"""The frozen instances of the quality benchmark: the published tool's files, and the figures to meet.
+"""Frozen instances of the quality benchmark: files of the published tool, and the figures to meet.
 
-`CASES` name files of the folder ``upstream-taccl`` in the folder that the environment variable
-``TACCL_TEST_DATA`` names (default ``../shared/data``).
+`CASES` name files of the folder ``upstream-taccl`` in the folder of the environment variable
+``TACCL_TEST_DATA`` (default ``../shared/data``).
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class Case:
     Parameters
     ----------
     name : str
+        Name of the case.
     collective, sketch, topology : str
-        Files without their suffix.
+        Names of files without their suffix.
     floor : float
-        The finish to meet under ``cost_model="upstream"``, in the topology file's unit.
+        Finish to meet under ``cost_model="upstream"``, in the topology file's unit.
     seconds : float
-        What the whole command may take.
+        Max seconds of the whole command.
     published : float
-        The finish of the published tool, measured with HiGHS in Gurobi's place; nan where it finds none.
+        Finish of the published tool, measured with HiGHS instead of Gurobi; nan if it finds no schedule.
     """
 
     name: str
@@ -50,12 +51,12 @@ class Case:
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """Its sketch and its topology."""
+        """Paths of its sketch and its topology."""
         folder = data_folder()
         return folder / "sketch" / f"{self.sketch}.json", folder / "topo" / f"{self.topology}.json"
 
     def problem(self, collective: str = "", cost_model: Any = "upstream") -> Problem:
-        """What is to be synthesized; of another collective, where that is named."""
+        """Problem of the case, or of another collective if one is named."""
         return load_problem(*self.files, collective=collective or self.collective, cost_model=cost_model)
 
 
@@ -81,14 +82,14 @@ class PlainCase:
 
     Parameters
     ----------
-    machine : function of nothing to a topology, or str
-        A string is a file of the folder ``te-ccl`` beside the published tool's.
+    machine : function without arguments that returns a topology, or str
+        A string is the name of a file in the folder ``te-ccl`` next to the published tool's.
     size_bytes : int
-        As nccl-tests counts it.
+        Size in bytes as nccl-tests counts it.
     finish_us, gap : float, optional
-        The finish, and how far it is from the bound relatively, at most.
+        Max finish in us, and max gap, (finish - bound) / bound.
     seconds : float
-        The time limit.
+        Time limit in seconds.
     """
 
     name: str
@@ -101,7 +102,7 @@ class PlainCase:
     seconds: float = 30.0
 
     def problem(self) -> Problem:
-        """What is to be synthesized."""
+        """Problem of the case."""
         topology = te_ccl(self.machine) if isinstance(self.machine, str) else self.machine()
         made = taccl.collectives.make(
             self.collective, topology.num_ranks, chunks_per_rank=self.chunks_per_rank
@@ -109,9 +110,10 @@ class PlainCase:
         return taccl.make_problem(topology, made, size_bytes=self.size_bytes)
 
 
-#: The finish to meet by chunks per rank; with links to several ranks on offer, what is met without them.
+#: {chunks per rank: finish to meet in us}. If links to several ranks exist, the finish is that without them.
 _NDV2_US = {1: 68.375, 2: 66.1875, 4: 65.1}
-#: Of four chunks each has 7,813 bytes, as bytes are whole; with 7,812.5 it would be 9.25.
+#: {chunks per rank: finish to meet in us}. Each of four chunks has 7,813 bytes, rounded up from 7,812.5, with
+#: which the finish would be 9.25.
 _DGX2_US = {1: 11.0, 2: 9.8, 4: 9.250336}
 _MULTICAST_US = {MB: 68.375, 64 * MB: 4124, 1000 * MB: 64379}
 
@@ -145,17 +147,17 @@ PLAIN_CASES = (
 
 
 def te_ccl(name: str) -> Topology:
-    """A topology file of the folder ``te-ccl``."""
+    """Topology from a file of the folder ``te-ccl``."""
     return taccl.topologies.load(data_folder().parent / "te-ccl" / f"{name}.toml")
 
 
 def data_folder() -> Path:
-    """The folder of upstream's files.
+    """Folder of the published tool's files.
 
     Raises
     ------
     FileNotFoundError
-        If it is not there.
+        If it does not exist.
     """
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("TACCL_TEST_DATA", default)) / "upstream-taccl"

@@ -1,14 +1,16 @@
-"""Multi-dimensional networks: one order for all chunks, orders that level dimensions, and our general search.
+"""Multi-dimensional networks: fixed order of dimensions, balanced orders, and the general search.
 
+Every schedule is a verified allreduce, and every time is that of its sends, latency included. The first part
+has products of 1,024 ranks, with 1 GB in 64 chunks and 0.5 us per hop. The finish of the fixed order over the
+optimum of all mixes of orders (bandwidth only) must be the known figure. Both policies must reach 95 % of the
+optimum's rate. The second part measures CPU seconds for planning, for verification send by send, and for
+verification of implicit schedules. The third part compares the general search with algorithms along
+dimensions, on fabrics of other papers. A row misses its figure if a finish lies below a bound.
+
+Examples
+--------
     python -m benchmarks.dimensions
     python -m benchmarks.dimensions --part products --output benchmarks/results/dimensions.json
-
-Every schedule is an allreduce that the verifier accepts, and every time that of its sends, latency included.
-The first part has products of 1,024 ranks with 1 GB in 64 chunks and 0.5 us a hop: the fixed order over the
-optimum of all mixes of orders (bandwidth only) must be the figure that is known of them, both policies must
-reach 95 % of the optimum's rate. The second says what it takes to plan, to verify send by send, and to verify
-implicit schedules, in seconds of CPU. The third has fabrics of other papers: our general search beside
-algorithms along dimensions, where there are any. A row misses where a finish lies below a bound.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
 
 SIZE, CHUNKS, REACHED = 10**9, 64, 0.95
-#: Dimensions, and what the fixed order takes over the optimum, bandwidth only.
+#: {dimensions: finish of the fixed order over the optimum, bandwidth only}.
 PRODUCTS = {
     "switch16@100,switch64@100": 1.88,
     "switch16@100,switch8@100,switch8@100": 2.82,
@@ -43,7 +45,8 @@ PRODUCTS = {
     "switch16@200,switch8@100,switch8@50": 1.64,
     "switch8@100,switch16@25,switch8@12.5": 1.20,
 }
-#: Seconds of CPU: to plan 1,024 ranks, to time and verify 256 send by send, to verify implicit schedules.
+#: Max CPU seconds: to plan 1,024 ranks, to time and verify 256 ranks send by send, and to verify implicit
+#: schedules.
 PLAN_S, LISTED_S, IMPLICIT_S = 1.0, 20.0, 5.0
 LARGE = (
     "switch16@100,switch64@100", "switch16@100,switch32@100,switch32@100", "ring16@100,ring32@100,ring32@100",
@@ -103,7 +106,11 @@ def product(dims: str, ratio: float) -> Row:
 
 
 def along(fabric: Any, chunks: int, policy: Any = "lp", size: int = SIZE) -> Any:
-    """What goes along dimensions, implicit."""
+    """Result of the dimension-balanced algorithm, as an implicit schedule.
+
+    - `chunks`: Chunks per rank.
+    - `size`: Size in bytes as nccl-tests counts it.
+    """
     num_ranks = taccl.dimensions(fabric).num_ranks
     return taccl.synthesize_implicit(
         fabric, "allreduce", chunk_size=-(-size // (chunks * num_ranks)), chunks_per_rank=chunks,
@@ -112,7 +119,7 @@ def along(fabric: Any, chunks: int, policy: Any = "lp", size: int = SIZE) -> Any
 
 
 def search(fabric: Any, size: int = SIZE) -> float:
-    """The finish of our search for fabrics that look alike from every rank, of one chunk a rank or 8."""
+    """Finish in us of the general implicit search; the better of 1 and 8 chunks per rank."""
     num_ranks = taccl.dimensions(fabric).num_ranks
     return min(
         taccl.synthesize_implicit(
@@ -123,7 +130,7 @@ def search(fabric: Any, size: int = SIZE) -> float:
 
 
 def effort() -> Iterator[Row]:
-    """The second part: seconds of CPU for 256 ranks send by send, and for implicit schedules."""
+    """Rows of the second part: CPU seconds for 256 ranks send by send, and for implicit schedules."""
     since = time.process_time()
     problem = taccl.make_problem(
         parse(f"multidim:{LISTED}"), "allreduce", size_bytes=SIZE, chunks_per_rank=CHUNKS
@@ -173,7 +180,7 @@ def fabric(name: str, problem: Problem, limit_s: float) -> Row:
         row |= {"lp_us": balanced.finish_us, "dimension_bound_us": balanced.dimension_bound.bound_us}
     except TacclError as error:
         row["why"] = error.message if isinstance(error, TopologyError) else str(error)
-    # The bound is of the chunks that the search chose; others are in chunks of their own.
+    # The bound is for the chunks that the search chose; the other schedules have their own chunks.
     if row["bound_us"] > row["general_us"] or row.get("dimension_bound_us", 0) > row.get("lp_us", 0):
         row["missed"] = ["a bound is beaten"]
     return row
@@ -192,7 +199,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def details(row: Row) -> str:
-    """What only some of the rows have."""
+    """Text on figures that only some rows have."""
     rates = [f"{row[f'{policy}_reached']:>7.1%}" for policy in ("greedy", "lp") if f"{policy}_reached" in row]
     if "gain" in row:
         rates.append(f"{row['gain']:.2f}x, {row['cpu_s']:.2f} s")
@@ -202,13 +209,13 @@ def details(row: Row) -> str:
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a row misses its figure."""
+    """Run, print the table, and write the results; return 1 if a row misses its figure."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds of each general search")
     options = parser.parse_args()
     warnings.simplefilter("ignore", taccl.NumericsWarning)
-    taccl.synthesize(  # compiles what is compiled once
+    taccl.synthesize(  # compiles kernels before timing
         taccl.make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1),
         backend="dimension-balanced",
     )

@@ -1,12 +1,15 @@
-"""Costs fitted to published logs, and how well they agree with them.
+"""Cost models fitted to published logs, with their errors.
 
+Every full sweep is fitted by itself, and logs of one machine together. Errors are relative, for out-of-place
+times. `left out` is the median error in 10-fold cross-validation: at each tenth of the sizes under a fit to
+the others. The protocol of each size is also fitted, with two more figures per series; so `left out` is the
+most significant error. Last, the prediction of the baseline `nccl` on a fitted profile is compared with the
+log.
+
+Examples
+--------
     python -m benchmarks.fit
     python -m benchmarks.fit --output benchmarks/results/fit.json
-
-Every full sweep is fitted by itself, and logs of one machine together. Errors are relative, of times out of
-place; `left out` is the median error at each tenth of the sizes under a fit to the others. Which protocol was
-taken at which sizes is fitted, too, two further figures for each series: `left out` says most. Last, what the
-baseline `nccl` predicts on a fitted profile is set beside the log.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from taccl.errors import NumericsWarning
 if TYPE_CHECKING:
     from benchmarks.report import Column
 
-#: Errors at most, and seconds of CPU a log.
+#: Max errors (relative), and max CPU seconds per log.
 WORST_MEDIAN, WORST_P90, WORST_MEAN, WORST_LEFT_OUT, MOST_SECONDS = 0.06, 0.20, 0.04, 0.08, 5.0
-#: Of two nodes predicted from one node and the network, at 1 GiB.
+#: Max error of the prediction for two nodes from one node and the network, at 1 GiB.
 WORST_PREDICTED = 0.15
 COLUMNS: tuple[Column, ...] = (
     ("log", "log", "<72"), ("median", "median", ">7.1%"), ("p90", "p90", ">7.1%"),
     ("largest", "largest", ">8.1%"), ("left out", "left_out", ">8.1%"), ("CPU s", "cpu_s", ">6.1f"),
 )  # fmt: skip
-#: Machine models whose constants are priors where there is none of the name that a log begins with.
+#: Machine models whose constants are the priors, for logs whose name begins with no machine model.
 SWEEPS = {
     "a100_p4de.24xlarge_x2_allreduce_aws": "dgx-a100", "b200_lambda_x2_allreduce": "dgx-h100",
     "h100_a3mega_gke_x2_allgather_full": "dgx-h100", "h100_a3mega_x2_allreduce_gcp": "dgx-h100",
@@ -47,17 +50,17 @@ TOGETHER = (
     ("h100_a3mega_x2_allreduce_gcp", "h100_a3mega_gke_x2_allgather_full"),
     ("mi355x_x1_allreduce_full", "mi355x_x1_alltoall_full"),
 )
-#: Logs beside which what NCCL would do is set: the median error at most.
+#: Logs with which predictions of the baseline `nccl` are compared, with a max median error.
 BESIDE = ("p5_x1_allreduce_aws_batch", "h100_a3mega_x2_allreduce_gcp", "mi300x_x1_allreduce_rccl")
 WORST_BESIDE = 0.15
-#: The rate of a 400 Gb/s NIC as perftest would print it: written by hand, for want of a published log.
+#: Rate of a 400 Gb/s NIC in perftest's format, written by hand, as there is no published log.
 STREAM = """ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
  8388608    5000             392.10             392.00               0.005841
 """
 
 
 def main() -> int:
-    """Fit, print the table, write the results; 1 if a figure is missed."""
+    """Fit, print the table, and write the results; return 1 if a figure is missed."""
     options = parser_of(__doc__).parse_args()
     folder = Path(os.environ.get("TACCL_TEST_DATA", "../shared/data")) / "nccl-tests"
     logs = [*((name,) for name in SWEEPS), *TOGETHER]
@@ -81,13 +84,13 @@ def main() -> int:
 
 
 def model_of(name: str) -> str:
-    """The machine model that a log begins with, or the nearest."""
+    """Machine model at the beginning of a log's name, or the nearest one."""
     own = name.partition("_")[0]
     return own if own in taccl.topologies.machine_names() else SWEEPS[name]
 
 
 def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
-    """One fit, and whether it meets its figures."""
+    """Row of one fit, with the verdict on its figures."""
     since = time.process_time()
     found = taccl.fit([str(folder / f"{name}.txt") for name in names], model).to_dict()
     seconds = time.process_time() - since
@@ -101,7 +104,7 @@ def row_of(folder: Path, names: tuple[str, ...], model: str) -> dict[str, Any]:
 
 
 def predicted_row(folder: Path) -> dict[str, Any]:
-    """Two nodes of MI300X, of which only one was measured, and what a NIC carries."""
+    """Row of a prediction for two nodes of MI300X, from logs of one node and of a NIC."""
     from tempfile import TemporaryDirectory
 
     from taccl.measure.logs import read_log
@@ -122,7 +125,7 @@ def predicted_row(folder: Path) -> dict[str, Any]:
 
 
 def baseline_row(folder: Path, name: str) -> dict[str, Any]:
-    """What NCCL would do at each size of a log, on the profile fitted to it: launch and finish."""
+    """Row of the baseline `nccl` at each size of a log, on the profile fitted to it: launch plus finish."""
     from tempfile import TemporaryDirectory
 
     warnings.simplefilter("error", NumericsWarning)

@@ -1,13 +1,15 @@
-"""Programs and runtime formats: does everything lower, run right and come back; what it takes.
+"""Programs and runtime formats: correctness of lowering, execution and round trips, and their times.
 
+Part ``cases`` has a row for every sketch of the quality benchmark with each of the four collectives. Part
+``figures`` has a row for each function of `FIGURES`, which returns the measured value, the required value,
+and the verdict.
+
+Examples
+--------
     python -m benchmarks.formats                                     # under five minutes
     python -m benchmarks.formats --backend auto --time-limit 60      # schedules of the full portfolio
     python -m benchmarks.formats --part cases --case NDv2            # a part, some rows
     python -m benchmarks.formats --output benchmarks/results/formats.json
-
-Part ``cases`` has a row for every sketch of the quality benchmark in each of the four collectives; part
-``figures`` has one for each function of `FIGURES`, which returns what was found, what is asked for, and
-whether that is met.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _FIGURES: tuple[Column, ...] = (
 
 
 class Figure(NamedTuple):
-    """What a figure is of, what was found, what is asked for, and whether that is met."""
+    """A figure: its name, the measured value, the required value, and True if it is met."""
 
     name: str
     found: str
@@ -63,7 +65,7 @@ class Figure(NamedTuple):
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a figure is missed."""
+    """Run, print the table, and write the results; return 1 if a figure is missed."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: both")
     parser.add_argument("--case", action="append", help="part of a case's name; default: all")
@@ -84,13 +86,13 @@ def main() -> int:
 
 
 def _sketches(parts: list[str] | None) -> list[Case]:
-    """Cases with a sketch and a topology of their own, whatever their collective."""
+    """Cases with distinct pairs of sketch and topology, one for each pair."""
     chosen = {(each.sketch, each.topology): each for each in reversed(CASES)}
     return [each for each in reversed(chosen.values()) if wanted(each.name, parts)]
 
 
 def run_case(case: Case, collective: str, backend: str, limit_s: float) -> Row:
-    """One row: everything that is done with one schedule, in seconds, and whether it was right."""
+    """Row of one schedule: seconds of each conversion, and True for each that is correct."""
     row: Row = {"case": f"{case.sketch} {case.topology}", "collective": collective}
     try:
         schedule = _schedule(case, collective, backend, limit_s)
@@ -145,14 +147,14 @@ def lower_256() -> Figure:
 
 
 def _lowering_s(schedule: Schedule | CompactSchedule) -> float:
-    """Seconds of one core, whatever else the machine is busy with."""
+    """CPU seconds to lower a schedule."""
     clock = time.process_time()
     lower(schedule)
     return time.process_time() - clock
 
 
 def deadlock() -> Figure:
-    """Whether a file that hangs is refused with its cycle, and how fast."""
+    """Rejection of a deadlocking file with its cycle, and the seconds for it."""
     path = data_folder().parent / "msccl-xml" / "allgather-16-deadlock.xml"
     clock = time.perf_counter()
     faults = interpret(load_msccl_xml(path)).faults
@@ -164,7 +166,7 @@ def deadlock() -> Figure:
 
 
 def sound_files() -> Figure:
-    """How many of the other files are accepted, with outputs that were looked at."""
+    """Number of the other files that are accepted, with outputs checked."""
     paths = sorted((data_folder().parent / "msccl-xml").glob("*.xml"))
     others = [path for path in paths if "deadlock" not in path.name]
     verdicts = [interpret(load_msccl_xml(path)) for path in others]
@@ -173,7 +175,7 @@ def sound_files() -> Figure:
 
 
 def seeded_faults() -> Figure:
-    """How many faults put into valid files are caught; the faults are those of the tests."""
+    """Number of seeded faults in valid files that are detected; the faults are those of the tests."""
     tests = Path(__file__).parent.parent / "tests"
     command = [sys.executable, "-m", "pytest", "-q", "-k", "test_faults_are_caught",
                str(tests / "formats" / "msccl" / "test_msccl_faults.py")]  # fmt: skip
@@ -187,7 +189,7 @@ def seeded_faults() -> Figure:
 
 
 def simulated_files() -> Figure:
-    """Seconds to read the other files and follow them on a topology; finishes are no less than the bound."""
+    """Seconds to read the other files and lift them on a topology; finishes must not be below the bound."""
     fabrics = {4: "fully-connected:4", 8: "ring:8", 32: "fully-connected:32"}
     clock, good = time.perf_counter(), 0
     for path in sorted((data_folder().parent / "msccl-xml").glob("*.xml")):
@@ -203,7 +205,7 @@ def simulated_files() -> Figure:
 
 
 def plan_dgx2() -> Figure:
-    """Seconds for a plan of two DGX-2 over all sizes, and whether its ranges follow one another."""
+    """Seconds for a plan of two DGX-2 over all sizes, and a check that its ranges have no gap or overlap."""
     clock = time.perf_counter()
     plan = taccl.plan(
         taccl.topologies.dgx2(nodes=2), "allgather", sketches=["dgx2/sk1", "dgx2/sk2"], sizes="1KB:1GB",

@@ -1,13 +1,15 @@
-"""Time limits on a busy machine: whether each verb ends within its limit and 2 s, with an answer.
+"""Time limits on a busy machine: each verb must end with an answer within its limit plus 2 s.
 
-What is synthesized must finish no later than the best baseline, which is made before, without a limit.
+A synthesized schedule must finish no later than the best baseline, which is computed before without a limit.
 
+Compute-bound processes run concurrently with each verb. Seconds are wall-clock seconds from the start of the
+process to its end. CPU seconds are those of the verb and of its solvers. Kernels are compiled before.
+
+Examples
+--------
     python -m benchmarks.limits                                # limits of 1, 2, 5 and 15 s beside 4 processes
     python -m benchmarks.limits --limit 5 --only plan
     python -m benchmarks.limits --output benchmarks/results/limits.json
-
-Processes that do nothing but compute run beside each verb. Seconds are those on the clock, from the start of
-the process to its end; CPU seconds are those of the verb and of its solvers. Kernels are compiled before.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Seconds that a verb may take beyond its limit; and the ratio of finishes that count as the same.
+#: Max seconds of a verb beyond its limit; then max ratio of finishes that count as equal.
 _SPARE_S, _SAME = 2.0, 1 + 1e-9
-#: Arguments of each verb, and the option that limits it; ``{folder}`` is a folder of the run's own.
+#: (arguments of a verb, option for its time limit); ``{folder}`` is a separate folder for each run.
 VERBS: tuple[tuple[str, str], ...] = (
     ("synthesize ndv2 --nodes 2 --collective allgather --size 1MB", "--time-limit"),
     ("synthesize dgx-h100 --nodes 4 --collective allreduce --size 64MB", "--time-limit"),
@@ -65,7 +67,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all verbs under all limits; 1 if one ends too late, or without an answer."""
+    """Run all verbs under all limits; return 1 if one ends too late, or without an answer."""
     parser = parser_of(__doc__)
     parser.add_argument("--limit", type=float, action="append", help="seconds; more than once for several")
     parser.add_argument("--busy", type=int, default=4, help="processes beside each verb")
@@ -86,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _schedule(folder: str) -> None:
-    """Write the schedule that a report is of."""
+    """Write the schedule for the report verb."""
     words = "synthesize ndv2 --nodes 2 --collective allgather --size 1MB --time-limit 5 -o"
     path = f"{folder}/schedule.json"
     subprocess.run(
@@ -95,7 +97,7 @@ def _schedule(folder: str) -> None:
 
 
 def _baseline_us(command: str) -> float | None:
-    """When the best baseline of what is synthesized finishes; None of other verbs."""
+    """Finish in us of the best baseline for a synthesis; None for other verbs."""
     verb, *words = shlex.split(command)
     if verb != "synthesize":
         return None
@@ -106,7 +108,7 @@ def _baseline_us(command: str) -> float | None:
 
 @contextmanager
 def _busy(count: int) -> Iterator[None]:
-    """Keep `count` processes busy meanwhile."""
+    """Context in which `count` compute-bound processes run."""
     processes = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(count)]
     try:
         yield
@@ -117,7 +119,7 @@ def _busy(count: int) -> Iterator[None]:
 
 
 def _row(command: str, limited_by: str, limit_s: float, folder: str, baseline_us: float | None) -> Row:
-    """One verb under one limit: wall and CPU seconds, whether it is late, and what it left in the folder."""
+    """Row of one verb under one limit: wall and CPU seconds, lateness, and the files in its folder."""
     words = shlex.split(command.format(folder=folder))
     extra = ["--overwrite"] if "-o" in words else []
     extra += [] if baseline_us is None else ["--json"]

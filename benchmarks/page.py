@@ -1,7 +1,9 @@
-"""Writes the stored results into docs/benchmarks.md, between its two markers.
+"""Write the stored results into docs/benchmarks.md, between its two markers.
 
-python -m benchmarks.page            # rewrite the page, and draw how time and memory grow
-python -m benchmarks.page --check    # exit 1 if the page is not what the results say
+Examples
+--------
+    python -m benchmarks.page            # rewrite the page, and draw the growth of time and memory
+    python -m benchmarks.page --check    # exit with 1 if the page differs from the results
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ _FIT = (
 
 
 def main() -> int:
-    """Rewrite the page, or compare it."""
+    """Rewrite the page, or compare it with the results; return 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only")
     options = parser.parse_args()
@@ -103,7 +105,7 @@ def _load(name: str) -> dict[str, Any]:
 
 
 def _quality(data: dict[str, Any], title: str) -> str:
-    # Figures to meet are of upstream's costs.
+    # Floors apply to upstream costs only.
     rows = [row if row["cost_model"] == "upstream" else row | {"floor": None} for row in data["rows"]]
     return _section(title, data, _QUALITY, rows)
 
@@ -178,7 +180,7 @@ def _fit(data: dict[str, Any]) -> str:
 def _section(
     title: str, data: dict[str, Any], columns: Sequence[Column], rows: Sequence[Row], said: str = ""
 ) -> str:
-    """A title, the command and the machine, what is said of the table, and the table."""
+    """Section of the page: title, command and machine, text, and table."""
     versions = ", ".join(f"{name} {version}" for name, version in data.get("versions", {}).items())
     origin = f"`{data['command']}`: {data['machine']}" + (f"; {versions}" if versions else "")
     lines = [[head for head, _, _ in columns]]

@@ -1,11 +1,11 @@
-"""Rank placement on simulated clouds: how much of what a good order gains is found by a probe of latencies.
+"""Rank placement on simulated clouds: share of the possible gain that a probe of latencies recovers.
 
-Hosts are in racks, whose uplinks carry a quarter of their hosts' traffic; two pods of racks have uplinks for
-half of that. A probe states latencies alone, with 10 % noise; hosts are numbered at random. The order found
-from the probe is timed on the true fabric, beside the best order of long searches there.
+Hosts are in racks with 4:1 oversubscribed uplinks. Two pods of racks have uplinks for half of that traffic. A
+probe states only latencies, with 10 % noise; hosts are numbered at random. The order found from the probe is
+timed on the true fabric, and compared with the best order of long searches there.
 
-``python -m benchmarks.placement`` prints the tables, writes ``benchmarks/results/placement.json``, and exits
-1 where a figure is missed.
+``python -m benchmarks.placement`` prints the tables and writes ``benchmarks/results/placement.json``. It
+exits with 1 if a figure is missed.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
 
-#: Least share of the best known gain that is recovered; seconds; and the ratio that exact search leaves.
+#: Min recovered share of the best known gain; max CPU seconds; max ratio of a search to the exact optimum.
 RECOVERED, LARGE_S, NEAR = 0.95, 30.0, 1.05
-#: So large that latency hardly counts.
+#: Size at which latency is negligible.
 SIZE = "1GB"
-#: GB/s of a host, us inside a rack, between racks and between pods.
+#: GB/s of a host; latencies in us inside a rack, between racks, and between pods.
 RATE, LATENCIES = 12.5, (10.0, 20.0, 30.0)
 CLOUDS = {
     "8 racks of 8": ((8,) * 8, 1),
@@ -41,12 +41,12 @@ CLOUDS = {
     "two pods": ((8,) * 8, 2),
 }
 STARTS = 20
-#: Number of cases whose best order is searched as well.
+#: Number of random starts per cloud for which long searches on the true fabric are run.
 LONG = 4
 
 
 def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[taccl.Topology, taccl.Probe]:
-    """The true fabric with hosts in random order, and a probe of it."""
+    """True fabric with hosts in random order, and a probe of it."""
     rng = np.random.default_rng(seed)
     rack = rng.permutation(np.repeat(np.arange(len(racks)), racks))
     pod = rack * pods // len(racks)
@@ -65,12 +65,12 @@ def cloud(racks: tuple[int, ...], pods: int, seed: int) -> tuple[taccl.Topology,
 
 
 def clouds() -> Iterator[Row]:
-    """A row for every cloud and algorithm."""
+    """Rows for every cloud and algorithm."""
     return itertools.starmap(recovered, itertools.product(CLOUDS, ("ring", "halving-doubling")))
 
 
 def recovered(name: str, algorithm: str) -> Row:
-    """Twenty random starts on one cloud; the best known is that of long searches, and of all starts."""
+    """Row of all random starts on one cloud; the best known order is from long searches or any start."""
     racks, pods = CLOUDS[name]
     found, before = [], []
     best = np.inf
@@ -78,11 +78,11 @@ def recovered(name: str, algorithm: str) -> Row:
         truth, probe = cloud(racks, pods, seed)
         case = Case(truth, "allreduce", algorithm, SIZE)
         placed = reorder(probe, algorithm=algorithm, size=SIZE, seed=seed)
-        # A lower bound, so that a simulation that is unkind to the random order promises nothing.
+        # A lower bound for the random order, so that inaccuracy of the simulation cannot inflate the gain.
         before.append(case.us(case.ticks(range(len(probe.hosts)), apart=True)))
         found.append(case.us(case.ticks(placed.order)))
         if seed < LONG:
-            # The fabric is known here, and each search starts where another has ended.
+            # Searches on the true fabric; each starts from the order of the one before.
             order = placed.order
             for further in range(4):
                 order, _ = case.search(order, further)
@@ -97,7 +97,7 @@ def recovered(name: str, algorithm: str) -> Row:
 
 
 def large() -> Iterator[Row]:
-    """256 hosts in 32 racks: seconds from a probe to an order, and what of the gain is found."""
+    """Rows for 256 hosts in 32 racks: seconds from a probe to an order, and finishes before and after."""
     for algorithm in ("ring", "halving-doubling"):
         truth, probe = cloud((8,) * 32, 1, 0)
         began, cpu_s = time.perf_counter(), time.process_time()
@@ -107,13 +107,13 @@ def large() -> Iterator[Row]:
         before, found = case.us(case.ticks(range(256), apart=True)), case.us(case.ticks(placed.order))
         yield {
             "algorithm": algorithm, "random_us": before, "found_us": found, "seconds": seconds,
-            # A machine that does other things besides takes longer; on one core this is the time.
+            # CPU time does not depend on other load of the machine; on one free core it is the elapsed time.
             "cpu_s": cpu_s, "met": cpu_s <= LARGE_S,
         }  # fmt: skip
 
 
 def small_fabric(seed: int) -> taccl.Topology:
-    """8 to 10 hosts in two or three racks, every pair with a latency and a bandwidth of its own."""
+    """Fabric of 8 to 10 hosts in two or three racks, with random latency and bandwidth for every pair."""
     rng = np.random.default_rng(seed)
     count = 8 + seed % 3
     rack = rng.integers(0, rng.integers(2, 4), count)
@@ -129,7 +129,7 @@ def small_fabric(seed: int) -> taccl.Topology:
 
 
 def exact() -> Iterator[Row]:
-    """The search alone beside the exact optimum, on 50 random fabrics."""
+    """Rows that compare the heuristic search with the exact optimum, on 50 random fabrics."""
     ratios, proven = [], 0
     for seed in range(50):
         topology, algorithm = small_fabric(seed), ("ring", "halving-doubling")[seed % 2]
@@ -142,7 +142,7 @@ def exact() -> Iterator[Row]:
 
 
 def ours() -> Iterator[Row]:
-    """Our own schedule for the same fabric, beside the reordered stock algorithm."""
+    """Rows that compare taccl's own schedule with the reordered stock algorithm, on the same fabric."""
     truth, _ = cloud((4,) * 4, 1, 0)
     placed = reorder(truth, algorithm="ring", size=SIZE)
     problem = taccl.make_problem(truth, "allreduce", size_bytes=1_000_000_000)
@@ -155,7 +155,7 @@ def ours() -> Iterator[Row]:
     }  # fmt: skip
 
 
-#: The rows of each part, and what is shown of them.
+#: {part: (function that yields its rows, columns to print)}.
 PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[Column, ...]]] = {
     "clouds": (clouds, (
         ("cloud", "cloud", "<14"), ("algorithm", "algorithm", "<18"), ("random us", "random_us", ">10.0f"),
@@ -178,7 +178,7 @@ PARTS: dict[str, tuple[Callable[[], Iterable[Row]], tuple[Column, ...]]] = {
 
 
 def main() -> int:
-    """Print the tables, keep them, and say whether every figure is met."""
+    """Print the tables and write them to a file; return 1 if a figure is missed."""
     parser = parser_of(__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="default: all; others are kept")
     parser.set_defaults(output=Path(__file__).parent / "results" / "placement.json")

@@ -1,12 +1,14 @@
-"""How good, how fast: a table of every case on one backend or more, against bounds and floors.
+"""Quality and speed of synthesis: a table of all cases on one or more backends, with bounds and floors.
 
+Every run is a separate command (``taccl synthesize``), so its seconds are those that a user waits.
+
+Examples
+--------
     python -m benchmarks.quality                                  # the portfolio, upstream costs
     python -m benchmarks.quality --cost-model physical
     python -m benchmarks.quality --backend highs --backend cpsat  # each backend alone
     python -m benchmarks.quality --plain                          # machines without a sketch
     python -m benchmarks.quality --output benchmarks/results/quality-upstream.json
-
-Every run is a command of its own (``taccl synthesize``), so that its seconds are what a person waits.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ BACKENDS = ("auto", "highs", "scip", "cbc", "gurobi", "cpsat", "greedy")
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a floor is missed by the portfolio."""
+    """Run, print the table, and write the results; return 1 if the portfolio misses a floor."""
     parser = parser_of(__doc__)
     parser.add_argument("--backend", action="append", choices=[*BACKENDS, "all"], help="default: auto")
     parser.add_argument("--cost-model", choices=["upstream", "physical"], default="upstream")
@@ -68,13 +70,13 @@ def main() -> int:
 
 
 def run_plain(names: list[str] | None, seed: int, output: Path | None) -> int:
-    """The portfolio on machines without a sketch, a case after the other; 1 if a figure is missed."""
+    """Run the portfolio on machines without a sketch, case by case; return 1 if a figure is missed."""
     rows = (run_plain_case(case, seed) for case in PLAIN_CASES if wanted(case.name, names))
     return summed_up(output, {"rows": shown(_PLAIN, rows)})
 
 
 def run_plain_case(case: PlainCase, seed: int) -> Row:
-    """One case on a machine without a sketch, and whether it meets its figures."""
+    """Row of one case on a machine without a sketch, with the verdict on its figures."""
     problem, began = case.problem(), time.monotonic()
     found = taccl.synthesize(problem, time_limit_s=case.seconds, seed=seed)
     finish, bound = found.schedule.finish_us, found.bound.bound_us
@@ -88,7 +90,7 @@ def run_plain_case(case: PlainCase, seed: int) -> Row:
 
 
 def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: float | None) -> Row:
-    """One run as a command: what it printed, its seconds, and whether it meets the case's floor."""
+    """Row of one run as a command: its output, its seconds, and the verdict on the case's floor."""
     sketch, topology = map(str, case.files)
     command = [sys.executable, "-m", "taccl", "synthesize", sketch, "--topology", topology, "--json"]
     command += ["--collective", case.collective, "--cost-model", cost_model]
@@ -100,7 +102,7 @@ def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: f
     seconds = time.monotonic() - began
     row: Row = {"case": case.name, "backend": backend, "cost_model": cost_model}
     row |= {"command_seconds": round(seconds, 2), "exit_code": done.returncode, "floor": case.floor}
-    # Notes name files; where they lie on this machine is nobody's business.
+    # Notes name files; remove the path of the data folder on this machine.
     stdout = done.stdout.replace(f"{data_folder().as_posix()}/", "")
     try:
         printed = json.loads(stdout)
@@ -108,14 +110,14 @@ def run_case(case: Case, backend: str, cost_model: str, *, seed: int, limit_s: f
         printed = {"error": done.stderr.strip().splitlines()[-1] if done.stderr else "printed nothing"}
     keep = ("finish_us", "bound_us", "gap", "verified", "stopped", "producer", "stages", "versions", "notes")
     row |= {key: printed[key] for key in (*keep, "error") if key in printed}
-    # A run of the portfolio on upstream's costs has figures to meet, others have none.
+    # Only runs of the portfolio under upstream costs have figures to meet.
     is_judged = backend == "auto" and cost_model == "upstream"
     reached = row.get("finish_us", float("inf")) <= case.floor + 1e-9 and seconds <= case.seconds
     return row | {"met": reached or not is_judged}
 
 
 def _details(row: Row) -> str:
-    """What went wrong, or how many seconds each stage took."""
+    """Error of a row, or the seconds of each stage."""
     if "finish_us" not in row:
         return f"{row.get('error', '')} (exit {row['exit_code']})"
     stages: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What drivers share: their options, tables that are printed row by row, and results in files."""
+"""Common parts of benchmark drivers: options, tables printed row by row, and results in files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     Row = dict[str, Any]
-    #: The head of a column, the key of its values (`value_of`), and their format, such as ``">9.1f"``.
+    #: (heading of a column, key of its values (`value_of`), their format such as ``">9.1f"``).
     Column = tuple[str, str, str]
 
 
 def parser_of(text: str | None) -> argparse.ArgumentParser:
-    """The options that all drivers have, below what a driver says of itself."""
+    """Parser with the options of all drivers; `text` describes the driver."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", type=Path, help="a JSON file for the results")
     return parser
 
 
 def wanted(name: str, parts: Sequence[str] | None) -> bool:
-    """Whether a name has one of these parts, in whatever case; any will do where none are given."""
+    """True if a name contains one of `parts`, ignoring case, or if no parts are given."""
     return not parts or any(part.lower() in name.lower() for part in parts)
 
 
@@ -38,9 +38,10 @@ def shown(
     said: Callable[[Row], str] = lambda row: "",
     head: str = "",
 ) -> list[Row]:
-    """Rows, each printed when it comes: its columns, what it misses, and what is said of it.
+    """Print each row as soon as it is ready, with its columns, its verdict and a remark; return all rows.
 
-    - `head`: What stands at the end of the line above the table.
+    - `said`: Function from a row to the remark.
+    - `head`: Text at the end of the heading line.
     """
     found = []
     print("\n" + " ".join(f"{name:{_width(form)}}" for name, _, form in columns), head, flush=True)
@@ -52,7 +53,7 @@ def shown(
 
 
 def value_of(row: Mapping[str, Any], key: str) -> Any:
-    """What a row says under a key, or, behind a dot, under a key of what is there."""
+    """Value of a row for a key; the key ``a.b`` is the value for ``b`` in the value for ``a``."""
     first, _, rest = key.partition(".")
     return value_of(row.get(first, {}), rest) if rest else row.get(first)
 
@@ -70,16 +71,16 @@ def _width(form: str) -> str:
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """What a row misses, if anything: it has a list of that, or says whether its figure is met."""
+    """Missed figures of a row as text, from its list ``missed`` or its flag ``met``; empty if all are met."""
     missed: Sequence[str] = row.get("missed", () if row.get("met", True) else ("MISSED",))
     return ", ".join(missed)
 
 
 def summed_up(output: Path | None, results: Mapping[str, Sequence[Row]], **facts: Any) -> int:
-    """Say how many rows miss their figure, and keep all of them; the exit code: 1 if any does.
+    """Print the number of rows that miss their figure, and write all rows; return 1 if any row does, else 0.
 
-    - `results`: Rows by the name of their table.
-    - `facts`: What else is kept.
+    - `results`: {name of a table: its rows}.
+    - `facts`: Further entries of the results file.
     """
     rows = [row for some in results.values() for row in some]
     misses = sum(bool(verdict(row)) for row in rows)
@@ -90,7 +91,7 @@ def summed_up(output: Path | None, results: Mapping[str, Sequence[Row]], **facts
 
 
 def keep(output: Path, contents: Mapping[str, Any]) -> None:
-    """Write results, with the command that they are of and the machine."""
+    """Write results to a JSON file, with the command and the machine."""
     command = " ".join([f"python -m benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     origin = {"command": command, "machine": machine()}
     output.write_text(json.dumps({**origin, **contents, **origin}, indent=1) + "\n")
@@ -98,7 +99,7 @@ def keep(output: Path, contents: Mapping[str, Any]) -> None:
 
 @contextmanager
 def picture(path: Path, *, width: float, height: float, parts: int = 1) -> Iterator[Any]:
-    """Axes of a new figure, which becomes an SVG file, the same each time."""
+    """Context with axes of a new figure, which is written as SVG with reproducible bytes."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -112,7 +113,7 @@ def picture(path: Path, *, width: float, height: float, parts: int = 1) -> Itera
 
 
 def on_logarithms(place: Any, ranks: Iterable[int], label: str) -> None:
-    """Ranks and what grows with them, both as logarithms, with a tick for every number of ranks."""
+    """Set logarithmic axes for a quantity over ranks, with a tick for every number of ranks."""
     place.set(xscale="log", yscale="log", xlabel="ranks", ylabel=label)
     ticks = sorted({int(tick) for tick in ranks})
     place.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -122,6 +123,6 @@ def on_logarithms(place: Any, ranks: Iterable[int], label: str) -> None:
 
 
 def machine() -> str:
-    """The cores this process may use, the kind of processor and system, and the version of Python."""
+    """Cores available to this process, kind of processor, operating system, and Python version, as text."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{cores} cores, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"

@@ -1,21 +1,22 @@
-"""How far greedy synthesis scales: seconds, memory and finish over bound, for fabrics no MILP reaches.
+"""Scaling of greedy synthesis: seconds, memory and finish over bound, for fabrics too large for a MILP.
 
+A search stops at a finish of the case's ratio times the bound. With ``--no-target`` it continues until it has
+tried everything, so that two versions are compared by their best schedules.
+
+Every case runs in a separate process, so its peak memory is measured alone. CPU seconds are those of one core
+after compilation, from the problem to the columns of the schedule. Building the topology and the problem,
+proving the bound and verifying the schedule are counted separately. (For implicit schedules they include
+everything except verification, which does not list transfers.) At the end it prints the growth of time and
+memory with the number of ranks, from the meshes.
+
+Examples
+--------
     python -m benchmarks.scale                                # every case but the large ones
     python -m benchmarks.scale --case mesh-32x32 --case dragonfly-9x8
     python -m benchmarks.scale --all                          # the large ones too
     python -m benchmarks.scale --output benchmarks/results/scale.json
-
     python -m benchmarks.scale --all --plot docs/images/scale-growth.svg                # and draw the growth
     python -m benchmarks.scale --case dgx2-x2 --seed 0 --seed 1 --no-target    # to compare two versions
-
-A search stops at a finish that is good enough, the case's ratio times the bound; with ``--no-target`` it goes
-on until it has tried all that it would try, so that two versions are compared by their best.
-
-Every case runs in a process of its own, so that its peak memory is its own. CPU seconds are those of one
-core after compilation, from the problem to the columns of the schedule; building the topology and the
-problem, proving the bound and verifying the schedule are counted apart. (Of implicit schedules they are those
-of all but verifying, which does not list them.) In the end it says how time and memory grow with the number
-of ranks, from the meshes.
 """
 
 from __future__ import annotations
@@ -61,28 +62,30 @@ BOUND_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A collective of 1 MB chunks, one a rank, and the figures to meet.
+    """A collective, by default with one 1 MB chunk per rank, and the figures to meet.
 
     Parameters
     ----------
-    topology : function of nothing to a topology, or str
-        A string is a fabric as `taccl.synthesize_implicit` takes it: the schedule is never listed.
+    topology : function without arguments that returns a topology, or str
+        A string is a fabric for `taccl.synthesize_implicit`, whose schedule is never listed.
     cpu_s : float
-        CPU seconds at most.
+        Max CPU seconds.
     ratio : float
-        Finish over bound at most.
+        Max ratio of finish to bound.
     sizes : function of a collective, optional
-        Bytes of every chunk, if not 1 MB.
+        Function that returns the size of each chunk in bytes; by default all have `chunk_bytes`.
     is_large : bool
-        Left out unless asked for.
+        True to run the case only with ``--all`` or by name.
     bound_us : float, optional
-        A bound counted by hand, where `taccl.lower_bound` takes too much memory.
+        A bound derived by hand, for cases in which `taccl.lower_bound` needs too much memory.
     chunks_per_rank, chunk_bytes : int
+        Number of chunks per rank, and size of a chunk in bytes.
     groups : function of a topology, optional
-        Ranks of process groups, each of which runs the collective; by default all ranks are one group.
+        Function that returns the ranks of process groups, each of which runs the collective. By default all
+        ranks are one group.
     fails : function of a topology, optional
-        What is left of it after a failure: what is measured then is `taccl.replan` of a schedule for the
-        whole topology.
+        Function that returns the topology after a failure. The case then measures `taccl.replan` of a
+        schedule for the whole topology.
     """
 
     name: str
@@ -110,7 +113,7 @@ CASES = (
     Case("mesh-32x32-failed-link", fabrics.mesh_with_failure, 0.3, 1.01),
     Case("torus-32x32", lambda: taccl.topologies.torus(32, 32), 0.2, 1.01),
     Case("mesh-64x64", _mesh(64, 64), 4, 1.00),
-    # A corner receives 9999 chunks over 2 links, in 5000 rounds of 20.5 us at least.
+    # A corner receives 9999 chunks over 2 links, so at least 5000 rounds of 20.5 us.
     Case("mesh-100x100", _mesh(100, 100), 60, 1.00, is_large=True, bound_us=102500),
     Case("mesh-32x32-tiered", _mesh(32, 32, bandwidth_gb_per_s=(75, 50)), 1, 1.01),
     Case("rail-rings-16x8", lambda: fabrics.rail_rings(16), 1, 1.05),
@@ -171,7 +174,7 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a figure is missed."""
+    """Run, print the table, and write the results; return 1 if a figure is missed."""
     parser = parser_of(__doc__)
     names = sorted({c.name for c in CASES})
     parser.add_argument("--case", action="append", choices=names, help="default: not large")
@@ -201,7 +204,7 @@ def main() -> int:
 
 
 def _runs(options: argparse.Namespace) -> Iterator[Row]:
-    """A row for every case that is asked for, each from a process of its own."""
+    """Rows of the requested cases, each from a separate process."""
     for case, seed in product(CASES, options.seed or [0]):
         wanted = case.name in options.case if options.case else options.all or not case.is_large
         if wanted and options.collective in (None, case.collective):
@@ -214,7 +217,7 @@ def _runs(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target: bool) -> Row:
-    """One case in this process; with a target, what meets the case's ratio is good enough."""
+    """Row of one case, run in this process; with a target, the search stops at the case's ratio."""
     warm_up(case)
     began = time.process_time()
     topology = make()
@@ -257,7 +260,7 @@ def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target:
 
 
 def judged(case: Case, cpu_s: float, verify_s: float, ratio: float, *, ok: bool) -> Row:
-    """What every row says of its case: what was reached, beside the figures to meet."""
+    """Common columns of a row: results of the case, and the figures to meet."""
     return {
         "case": case.name, "collective": case.collective, "verified": ok,
         "cpu_s": round(cpu_s, 3), "cpu_s_at_most": case.cpu_s, "verify_s": round(verify_s, 3),
@@ -267,7 +270,7 @@ def judged(case: Case, cpu_s: float, verify_s: float, ratio: float, *, ok: bool)
 
 
 def run_implicit(case: Case, fabric: str) -> Row:
-    """One case in this process, of a schedule that stays a pattern and a group."""
+    """Row of one case with an implicit schedule, run in this process."""
     verify_implicit(taccl.synthesize_implicit("torus:4x4", case.collective, chunk_size="1MB").schedule)
     memory, began = _peak_mb(), time.process_time()
     found = taccl.synthesize_implicit(fabric, case.collective, chunk_size="1MB")
@@ -303,9 +306,9 @@ def _problem(case: Case, topology: Topology) -> Problem:
 
 
 def growth_exponents(rows: list[Row]) -> dict[str, float]:
-    """The slopes of CPU seconds and of memory over the number of ranks, both as logarithms, by least squares.
+    """Growth exponents of CPU seconds and memory in the number of ranks, by least squares of logarithms.
 
-    Over square meshes; memory is what a case took beyond what the process had before.
+    They are from square meshes. Memory is the increase during the case.
     """
     meshes = _square_meshes(rows)
     found = {}
@@ -318,10 +321,10 @@ def growth_exponents(rows: list[Row]) -> dict[str, float]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """A plot of CPU seconds and of memory over ranks, of square meshes, with lines of the growth fitted."""
+    """Plot CPU seconds and memory over ranks of square meshes, with lines of the fitted growth."""
     meshes = sorted(_square_meshes(rows), key=lambda row: row["ranks"])
     growth = growth_exponents(rows)
-    # Colours that those who see few of them tell apart (Okabe and Ito), and another marker for each.
+    # Colours distinct under any colour vision (Okabe and Ito), each with another marker.
     looks = (
         ("time", "cpu_s", "CPU seconds", "#0072b2", "o"),
         ("memory", "grown_mb", "MB beyond the problem's own", "#d55e00", "s"),
@@ -345,7 +348,7 @@ def _square_meshes(rows: list[Row]) -> list[Row]:
 
 
 def warm_up(case: Case) -> None:
-    """Have the kernels compiled, or read from their cache."""
+    """Compile the kernels, or load them from their cache."""
     compile_improvement()
     for topology in (taccl.topologies.ring(4), taccl.topologies.dgx_h100(2, profile="nominal")):
         made = taccl.collectives.make(case.collective, topology.num_ranks)
@@ -360,7 +363,7 @@ def warm_up(case: Case) -> None:
 
 
 def prove(problem: Problem) -> tuple[Fraction, str, float]:
-    """The bound in us, what limits, and CPU seconds; by a process of its own, whose memory is not counted."""
+    """Bound in us, its bottleneck as text, and CPU seconds; computed in a separate, unmeasured process."""
     forked = multiprocessing.get_context("fork")
     receiver, sender = forked.Pipe(duplex=False)
 

@@ -1,4 +1,4 @@
-"""What is measured for scale beside taccl's own machines: fabrics, sizes of chunks, process groups."""
+"""Fabrics, chunk sizes and process groups of the scaling benchmark, besides taccl's own machines."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MB = 10**6
 
 
 def h100(nodes: int) -> Callable[[], Topology]:
-    """DGX-H100 at the rates of data sheets."""
+    """Function that returns DGX-H100 nodes at the rates of data sheets."""
     return lambda: taccl.topologies.dgx_h100(nodes, profile="nominal")
 
 
 def rail_rings(nodes: int) -> Topology:
-    """`nodes` full meshes of 8 ranks at 50 GB/s; ranks of one local rank form a ring at 12.5 GB/s."""
+    """Topology of `nodes` full meshes of 8 ranks at 50 GB/s, with a ring at 12.5 GB/s for each local rank."""
     builder = TopologyBuilder(f"rail-rings x{nodes}", [rank // 8 for rank in range(8 * nodes)])
     for node in range(nodes):
         for src, dst in itertools.permutations(range(8 * node, 8 * node + 8), 2):
@@ -45,9 +45,9 @@ def rail_rings(nodes: int) -> Topology:
 def dragonfly(
     groups: int = 9, ranks: int = 8, *, us_per_mb: int = 10, alpha_meaning: AlphaMeaning = "occupies"
 ) -> Topology:
-    """Groups of ranks joined fully, at 100 GB/s, and one link at 25 GB/s from every group to every other.
+    """Dragonfly: fully connected groups at 100 GB/s, and one link at 25 GB/s from every group to every other.
 
-    Where groups have fewer ranks than there are others, ranks have several of these links.
+    If there are more other groups than ranks in a group, ranks have several of these links.
     """
     nodes = [group for group in range(groups) for _ in range(ranks)]
     builder = TopologyBuilder(f"dragonfly {groups}x{ranks}", nodes, alpha_meaning=alpha_meaning)
@@ -63,12 +63,12 @@ def dragonfly(
 
 
 def random_regular(num_ranks: int, degree: int, seed: int = 0) -> Topology:
-    """A random graph in which every rank has `degree` neighbours, joined both ways at 50 GB/s."""
+    """Random graph in which every rank has `degree` neighbours, with links in both directions at 50 GB/s."""
     rng = random.Random(seed)
     ends = [rank for rank in range(num_ranks) for _ in range(degree)]
     edges: set[tuple[int, int]] = set()
     while len(edges) * 2 < num_ranks * degree:
-        # Pair ends at random; what makes a loop or a double edge goes back, with some of the others.
+        # Pair ends at random; pairs that form a loop or a double edge are returned, with some others.
         used = {rank: 0 for rank in range(num_ranks)}
         for edge in list(edges):
             if rng.random() < 0.1:
@@ -89,10 +89,10 @@ def random_regular(num_ranks: int, degree: int, seed: int = 0) -> Topology:
 
 
 def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 32) -> Topology:
-    """DGX-H100 on rails whose leaves share a spine, two to one oversubscribed.
+    """DGX-H100 on rails whose leaf switches share a spine with 2:1 oversubscription.
 
-    A leaf joins one rail of `nodes_per_leaf` nodes. What leaves it for another leaf goes over an uplink, and
-    enters over a downlink, each as fast as a port, and each shared by two nodes.
+    A leaf joins one rail of `nodes_per_leaf` nodes. Traffic to another leaf uses an uplink and a downlink,
+    each as fast as a port and shared by two nodes.
     """
     topology = taccl.topologies.dgx_h100(nodes, profile="nominal")
     resources, holds = list(topology.resources), list(topology.holds)
@@ -111,15 +111,15 @@ def oversubscribed(nodes: int = 64, nodes_per_leaf: int = 32) -> Topology:
 
 
 def mesh_with_failure() -> Topology:
-    """A mesh of 32 x 32 ranks that lost one link in its middle."""
+    """Mesh of 32 x 32 ranks without one link in its middle."""
     mesh = taccl.topologies.mesh(32, 32)
     return without(mesh, links=[(16 * 32 + 15, 16 * 32 + 16)])
 
 
 def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: int = 0) -> list[int]:
-    """Bytes of an alltoall's chunks: a rank's to all others are Zipf with exponent 0.8, 1 MB on average.
+    """Chunk sizes in bytes of an alltoall: per rank Zipf with exponent 0.8, 1 MB on average.
 
-    Which destination a rank sends the most to is random, or (`by_destination`) the same for all.
+    - `by_destination`: True if all ranks send most to the same destinations; else their order is random.
     """
     rng = np.random.default_rng(seed)
     num_ranks = collective.num_ranks
@@ -134,23 +134,23 @@ def zipf_sizes(collective: Collective, *, by_destination: bool = False, seed: in
 
 
 def hot_sizes(collective: Collective) -> list[int]:
-    """`zipf_sizes` in which the same destinations are popular with all."""
+    """Chunk sizes of `zipf_sizes` in which all ranks send most to the same destinations."""
     return zipf_sizes(collective, by_destination=True)
 
 
 def strided_groups(topology: Topology) -> list[list[int]]:
-    """16 groups of as many ranks, each of every 16th rank: one local rank of every second node."""
+    """16 equal groups, each of every 16th rank: one local rank of every second node."""
     return [list(range(first, topology.num_ranks, 16)) for first in range(16)]
 
 
 def neighbouring_groups(topology: Topology) -> list[list[int]]:
-    """16 groups of as many ranks, each of nodes next to one another."""
+    """16 equal groups, each of consecutive nodes."""
     size = topology.num_ranks // 16
     return [list(range(first, first + size)) for first in range(0, topology.num_ranks, size)]
 
 
 def paired_groups(topology: Topology) -> list[list[int]]:
-    """Groups of two ranks of each of 16 nodes next to one another, on nodes of 8 ranks."""
+    """Groups of two ranks from each of 16 consecutive nodes, on nodes of 8 ranks."""
     return [
         [8 * node + 2 * pair + i for node in range(first, first + 16) for i in range(2)]
         for first in range(0, topology.num_nodes, 16)
@@ -159,7 +159,7 @@ def paired_groups(topology: Topology) -> list[list[int]]:
 
 
 def random_groups(topology: Topology, count: int = 16, seed: int = 0) -> list[list[int]]:
-    """16 groups of as many ranks, drawn at random."""
+    """`count` equal groups of random ranks."""
     ranks = list(range(topology.num_ranks))
     random.Random(seed).shuffle(ranks)
     size = len(ranks) // count
@@ -167,10 +167,10 @@ def random_groups(topology: Topology, count: int = 16, seed: int = 0) -> list[li
 
 
 def random_quarters(topology: Topology) -> list[list[int]]:
-    """Four such groups."""
+    """4 equal groups of random ranks."""
     return random_groups(topology, 4, seed=1)
 
 
 def without_nic(topology: Topology) -> Topology:
-    """What is left once NIC 0 of node 0 is lost."""
+    """The topology without NIC 0 of node 0."""
     return without(topology, resources=["NIC 0 of node 0 egress", "NIC 0 of node 0 ingress"])

@@ -1,4 +1,4 @@
-"""The baselines that a schedule is set beside, or what those too large to be made take at least."""
+"""Baselines to compare a schedule with, or lower bounds on those that are too large to construct."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from taccl.errors import CollectiveError, TopologyError
 if TYPE_CHECKING:
     from taccl.problem import Problem
 
-#: Baselines are schedules of Python objects. All of them are set beside up to so many arrivals of chunks;
-#: up to the second number ring and pairwise are; beyond, what these take at least.
+#: Max arrivals of chunks for which all baselines are constructed, and for which ring and pairwise are. Above,
+#: lower bounds of these two are used, because baselines are slow to construct.
 FEW_ARRIVALS, MOST_ARRIVALS = 6_000, 300_000
 
 
 @dataclass(frozen=True, slots=True)
 class Rivals:
-    """What a schedule was set beside.
+    """Baselines that a schedule was compared with.
 
     Parameters
     ----------
     beside : str
-        The baselines, ``"bound met"`` where none can be better, or ``"none applies"``.
+        Names of the baselines. ``"bound met"`` if the schedule is at its bound, so that no baseline is
+        needed; ``"none applies"`` or ``"nothing: too many arrivals"`` if there are none.
     first : str
-        The baseline that finishes first, or whose least finish is least.
+        The baseline with the earliest finish, or with the least lower bound on it.
     finish : Fraction, optional
-        When it finishes, or does so at the earliest, in microseconds.
+        Its finish, or the lower bound on it, in microseconds.
     """
 
     beside: str
@@ -43,9 +44,12 @@ class Rivals:
 
 
 def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
-    """The baselines of a problem that are worked out in some seconds, and the first of them to finish.
+    """Baselines of a problem that can be constructed in a few seconds, and the one with the earliest finish.
 
-    Of more arrivals than any baseline is made for, it is shown that none finishes before `finish`, in us.
+    With too many arrivals, lower bounds of ring and pairwise are used instead, counted only until they exceed
+    `finish`. For reductions and chunks with several origins these are not available, so nothing is compared.
+
+    - `finish`: Finish in us of the schedule to compare.
     """
     arrivals = sum(max(len(c.origins), len(c.destinations)) for c in problem.collective.chunks)
     if arrivals > MOST_ARRIVALS:
@@ -56,7 +60,7 @@ def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
         return Rivals("ring, pairwise (at least)", first, floors[first])
     names = list(BASELINES) if arrivals <= FEW_ARRIVALS else ["ring", "pairwise"]
     finishes: dict[str, Fraction] = {}
-    gc.disable()  # its search of millions of lists, none of them garbage, takes half of the time
+    gc.disable()  # garbage collection scans millions of live lists, which takes half of the time
     for name in names:
         try:
             finishes[name] = BASELINES[name](problem, cut=False).finish
@@ -68,9 +72,9 @@ def find_rivals(problem: Problem, finish: Fraction) -> Rivals:
 
 
 def ring_floor(problem: Problem) -> Fraction:
-    """Microseconds that a ring takes at least: hops one after another, for a chunk that goes half its way.
+    """Lower bound in us on a ring algorithm: successive hops of a chunk that travels half the ring.
 
-    Nothing where a step of a ring is relayed, as what passes a rank early goes on from there.
+    0 if a step of some ring is relayed, as relayed chunks may take shortcuts.
     """
     costs, routes = problem.costs, ShortestRoutes.of(problem)
     for order in find_rings(problem.topology, routes.ticks):
@@ -82,9 +86,9 @@ def ring_floor(problem: Problem) -> Fraction:
 
 
 def pairwise_floor(problem: Problem, enough: Fraction) -> Fraction:
-    """Microseconds that pairwise sends over one link into one rank take; no more are counted than enough.
+    """Lower bound in us on pairwise exchange: load of the busiest link into one rank with the fewest links.
 
-    The rank is one with the fewest links in. What starts at the nearest others is counted first.
+    Sends from the nearest rank numbers are counted first; the count stops once it exceeds `enough`.
     """
     costs, topology, routes = problem.costs, problem.topology, ShortestRoutes.of(problem)
     into = np.bincount([link.dst for link in topology.links], minlength=topology.num_ranks)

@@ -1,20 +1,23 @@
-"""Automatic sketches against the shipped ones, and against physical bounds.
-
-    python -m benchmarks.suggest
-    python -m benchmarks.suggest --case "DGX-2 x2" --time-limit 30
-    python -m benchmarks.suggest --output benchmarks/results/suggest.json
+"""Automatic sketches, compared with the shipped ones and with physical bounds.
 
 Two tables. The first has every case of `benchmarks.cases` twice:
 
-- *physical*: the machine, the collective and the size in bytes of the case. The shipped sketch keeps its own
+- *physical*: the machine, the collective and the size in bytes of the case. The shipped sketch has its own
   number of chunks per rank; the automatic one chooses it, as for any size.
-- *upstream*: the links, ports and shares of NICs that the published tool makes of the case's two files, and
-  the case's chunks, whose costs are for that chunk size only. The shipped sketch's clauses are set aside.
+- *upstream*: the links, ports and shares of NICs that the published tool derives from the case's two files.
+  Chunks are those of the case, as its costs are for this chunk size only. The automatic side ignores the
+  shipped sketch's clauses.
 
-Either way both sides are searched in this process, one after the other, with the same limit and threads; the
-automatic side's time includes suggesting. The second table has larger machines, for which no sketch is
-shipped, against the bound of the physical problem for data that may be cut at will, without reduction inside
-switches.
+In both, the two sides are searched in this process, one after the other, with the same limit and threads. The
+time of the automatic side includes the suggestion. The second table has larger machines without a shipped
+sketch. Their schedules are compared with the bound of the physical problem for divisible data, without
+in-network reduction.
+
+Examples
+--------
+    python -m benchmarks.suggest
+    python -m benchmarks.suggest --case "DGX-2 x2" --time-limit 30
+    python -m benchmarks.suggest --output benchmarks/results/suggest.json
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from benchmarks.report import Column, Row
     from taccl.problem import Problem
 
-#: The automatic finish over that of the shipped sketch, at most.
+#: Max ratio of the automatic sketch's finish to the shipped sketch's.
 WORST_RATIO = 1.02
-#: The gap to the physical bound, at most, and the seconds in which it is to be reached.
+#: Max gap to the physical bound, and max seconds to reach it.
 WORST_GAP, MOST_SECONDS = 0.10, 60.0
 LARGER = tuple(product(("dgx-a100", "dgx-h100"), ("allgather", "allreduce", "alltoall")))
 LARGER_NODES, LARGER_SIZE = 4, "64MB"
@@ -52,7 +55,7 @@ BOUNDED: tuple[Column, ...] = (
 
 
 def main() -> int:
-    """Run, print the tables, write the results; 1 if a figure is missed."""
+    """Run, print the tables, and write the results; return 1 if a figure is missed."""
     parser = parser_of(__doc__)
     parser.add_argument("--case", action="append", help="part of a case's or a machine's name; default: all")
     parser.add_argument("--cost-model", choices=["upstream", "physical", "both"], default="both")
@@ -77,7 +80,7 @@ def main() -> int:
 
 
 def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -> Row:
-    """One case with the shipped sketch, and with the one that is suggested."""
+    """Row of one case, with the shipped and with the suggested sketch."""
     shipped = case.problem(cost_model=cost_model)
     by_hand = _synthesized(shipped, limit_s, seed, sketch="none")
     since = time.monotonic()
@@ -104,7 +107,7 @@ def against_shipped(case: Case, cost_model: str, *, limit_s: float, seed: int) -
 
 
 def against_bound(name: str, collective: str, *, limit_s: float, seed: int) -> Row:
-    """One larger machine, against the bound of its physical problem."""
+    """Row of one larger machine, with the bound of its physical problem."""
     topology = taccl.topologies.parse(name, nodes=LARGER_NODES, profile="nominal")
     size_bytes = 64 * 10**6
     since = time.monotonic()
@@ -130,7 +133,7 @@ def against_bound(name: str, collective: str, *, limit_s: float, seed: int) -> R
 
 
 def _suggested(problem: Problem, collective: str, limit_s: float, seed: int) -> taccl.Result:
-    """What a person gets who gives a topology, a collective and a size, and no more."""
+    """Result for a user who gives only a topology, a collective and a size."""
     since = time.monotonic()
     proposals = taccl.suggest_sketches(
         problem.topology, collective, problem.size_bytes, time_limit_s=0.3 * limit_s, seed=seed, most=1

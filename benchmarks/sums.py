@@ -1,12 +1,14 @@
-"""Sums of every size: well-known ways to add, ours, and bounds for one chunk per rank and over all chunkings.
+"""Allreduce of all sizes: baselines, synthesis, and bounds for 1 chunk per rank and over all chunkings.
 
+An allreduce of 8 B to 1 GB runs on machines with 1 us per hop inside a node and 3 us between nodes. "ours" is
+the schedule of `taccl.synthesize`; the rivals are baselines on the same problem. A row misses its figure if a
+rival finishes earlier, or if any finish lies below its bound.
+
+Examples
+--------
     python -m benchmarks.sums
     python -m benchmarks.sums --machine dgx2 --time-limit 10
     python -m benchmarks.sums --output benchmarks/results/sums.json
-
-An allreduce of 8 B to 1 GB on machines with 1 us per hop inside a node and 3 us between nodes. Ours is the
-schedule of `taccl.synthesize`; the rivals are baselines on the same problem. A row misses its figure if a
-rival finishes before ours, or if any finish lies below its bound.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ COLUMNS: tuple[Column, ...] = (
     ("all chunkings", "bound_of_every_cut_us", ">11.4g"), ("gap", "gap", ">8.2%"),
     ("producer", "producer", "<22"),
 )  # fmt: skip
-#: Microseconds a hop.
+#: Latency per hop in us, inside a node and between nodes.
 INSIDE_US, BETWEEN_US = 1, 3
 
 
 def topology_of(name: str) -> Topology:
-    """A machine with the latencies of this table."""
+    """Machine by name, with the latencies of this benchmark."""
     if ":" in name:
         return taccl.topologies.parse(name)
     kind, nodes = name.split(" x")
@@ -53,14 +55,14 @@ def topology_of(name: str) -> Topology:
 
 
 def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, Any]:
-    """One row: finishes in microseconds, and what is missed."""
+    """Row of one machine and size: finishes in us, and missed figures."""
     topology = topology_of(name)
     problem = taccl.make_problem(topology, "allreduce", size_bytes=size, chunks_per_rank=1)
     rivals: dict[str, float] = {}
     for rival in RIVALS:
         try:
             schedule = taccl.baselines.baseline(rival, problem, cut=False)
-        except InputError:  # which it cannot do here
+        except InputError:  # the baseline does not apply here
             continue
         taccl.verify(schedule).raise_if_failed()
         rivals[rival] = schedule.finish_us
@@ -88,7 +90,7 @@ def measured(name: str, size: int, *, limit_s: float, seed: int) -> dict[str, An
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a row misses its figure."""
+    """Run, print the table, and write the results; return 1 if a row misses its figure."""
     parser = parser_of(__doc__)
     parser.add_argument("--machine", action="append", help="part of a machine's name; default: all")
     parser.add_argument("--time-limit", type=float, default=5.0, help="seconds of each search")

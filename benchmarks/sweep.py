@@ -1,13 +1,15 @@
-"""A sweep of a hundred runs: how much two workers help over one, and how long a cached re-run takes.
+"""Sweep of a hundred runs: speedup of two workers over one, and time of a cached re-run.
 
+Every run is a synthesis on one solver thread that ends before its time limit, so the work does not depend on
+the number of concurrent runs. Each sweep is a separate process, timed from its start to the whole table,
+including the start of Python and of the workers. Each of the two sweeps has its own cache, empty at first;
+the re-run uses that of the second. The load average states other load of the machine.
+
+Examples
+--------
     python -m benchmarks.sweep                                # about three minutes
     python -m benchmarks.sweep --runs 20
     python -m benchmarks.sweep --output benchmarks/results/sweep.json
-
-Every run is synthesis on one solver thread, which ends by itself and not by its time limit, so that the work
-is the same however many runs share the machine. Each sweep is a process of its own, from its start to the
-whole table: starting Python and the workers counts. The two sweeps have a cache of their own each, empty at
-first; the re-run has that of the second. What else the machine was busy with is said by its load average.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ SIZES = ("10KB", "100KB", "1MB", "10MB", "100MB")
 
 
 def main() -> int:
-    """Measure, or be one of the processes that are measured."""
+    """Measure the sweeps, or run one as a measured process."""
     parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=100, help="a multiple of 10 (default 100)")
     parser.add_argument("--workers", type=int, help=argparse.SUPPRESS)
@@ -66,7 +68,7 @@ def main() -> int:
 
 
 def timed(runs: int, workers: int, cache: str) -> dict[str, Any]:
-    """One sweep in a process of its own: its seconds on the wall, and what it says of its rows."""
+    """Run one sweep in a separate process; return its wall-clock seconds and the counts of its rows."""
     command = [sys.executable, "-m", "benchmarks.sweep", f"--runs={runs}", f"--workers={workers}"]
     began = time.perf_counter()
     said = subprocess.run([*command, f"--cache={cache}"], check=True, capture_output=True, text=True).stdout
@@ -76,7 +78,7 @@ def timed(runs: int, workers: int, cache: str) -> dict[str, Any]:
 
 
 def one_sweep(runs: int, workers: int, cache: str) -> dict[str, Any]:
-    """Run the sweep; how many of its rows are verified, came from the cache, and met their time limit."""
+    """Run a sweep; return the numbers of rows that are verified, cached, and ended by their time limit."""
     table = taccl.sweep(
         taccl.topologies.ndv2(nodes=2),
         "alltoall",

@@ -1,16 +1,18 @@
-"""Computation and communication together: in sequence, overlapped by a hand rule, ours, and the bound.
+"""Computation and communication: in sequence, overlapped by a simple rule, synthesized, and the bound.
 
+The steps are those of models with public shapes, on processors at the peak rates of their data sheets. In
+sequence, each operation begins when the one before has ended at all ranks. The rule "hand" overlaps the
+program's operations in four tiles, in program order, over rings (alltoall: pairwise). "ours" is the step of
+`taccl.workload.autotransform`; its bound is for the same tiles. A row misses its figure if ours is invalid,
+more than 5 % above its bound, or slower than one of the others. It also misses if a rank keeps more than 1/n
+of the sliced state. Two rows have equal times of computation and communication, in 16 and 64 tiles. They must
+finish within 1.10 and 1.04 of that time.
+
+Examples
+--------
     python -m benchmarks.workload
     python -m benchmarks.workload --machine a100 --case adam
     python -m benchmarks.workload --output benchmarks/results/workload.json
-
-Steps of models with public shapes, on processors at the peaks of their data sheets. In sequence each
-operation begins when the one before has ended everywhere. The hand rule overlaps four tiles of what the
-program has in any case, in the program's order, over rings (alltoall: pairwise). Ours is what
-`taccl.workload.autotransform` finds; its bound is that of the same tiles. A row misses its figure where ours
-is not verified, more than 5 % above its bound, or slower than one of the others, or where a rank keeps more
-than 1/n of the state that was sliced. Two rows have as much to compute as to send, in 16 and 64 tiles: they
-are to finish within 1.10 and 1.04 of either.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ MACHINES: dict[str, Callable[[], Topology]] = {
     "dgx-a100 x2": lambda: taccl.topologies.dgx_a100(2),
     "dgx-h100 x4": lambda: taccl.topologies.dgx_h100(4),
 }
-#: How far above the bound ours may be; and above what there is to compute, by tiles.
+#: Max ratio of finish to bound; {tiles: max ratio of finish to the communication time, in equal rows}.
 MOST, EVEN = 1.05, {16: 1.10, 64: 1.04}
 COLUMNS: tuple[Column, ...] = (
     ("case", "case", "<20"), ("machine", "machine", "<12"), ("in sequence", "sequence_us", ">11.1f"),
@@ -49,12 +51,12 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def mlp(n: int) -> Workload:
-    """The second half of a layer of GPT-3 175B, of 2048 tokens (Brown et al. 2020, table 2.1)."""
+    """Second half of the MLP of a GPT-3 175B layer, 2048 tokens (Brown et al. 2020, table 2.1)."""
     return _block(Workload("tensor-parallel MLP", n), n, 4 * 12288)
 
 
 def attention(n: int) -> Workload:
-    """The output projection of its attention: 96 heads of 128."""
+    """Output projection of the attention of a GPT-3 175B layer: 96 heads of 128."""
     return _block(Workload("attention output", n), n, 96 * 128)
 
 
@@ -80,7 +82,7 @@ def adam(n: int) -> Workload:
 
 
 def lamb(n: int) -> Workload:
-    """LAMB (You et al. 2020): the same, and norms of parameters and of their change."""
+    """LAMB (You et al. 2020): as `adam`, with norms of the parameters and of their updates."""
     step = _moments(Workload("LAMB", n), n)
     step = step.then("decay", "scale", "p", value=0.01).then("update", "add", "direction", "decay")
     step = (
@@ -108,7 +110,7 @@ def _moments(step: Workload, n: int) -> Workload:
 
 
 def pipeline(n: int) -> Workload:
-    """Two stages of GPT-3's width, 1024 tokens a rank: what one computes goes on to the next."""
+    """Two pipeline stages of GPT-3's width, 1024 tokens per rank; one sends its results to the next."""
     tokens, model, dtype = 1024 * n, 12288, "bfloat16"
     step = Workload("pipeline boundary", n).input("x", (tokens, model), dtype=dtype, layout="sliced(0)")
     step = step.input("w1", (model, model), dtype=dtype).input("w2", (model, model), dtype=dtype)
@@ -117,7 +119,7 @@ def pipeline(n: int) -> Workload:
 
 
 def experts(n: int) -> Workload:
-    """An expert a rank of Mixtral 8x7B's size (Jiang et al. 2024), 4096 tokens a rank to two experts each."""
+    """Mixture of experts: one of Mixtral 8x7B's (Jiang et al. 2024) per rank, 4096 tokens per rank, top 2."""
     each, model, inner, dtype = 4096 * 2 // n, 4096, 14336, "bfloat16"
     step = Workload("MoE", n).input("x", (n, n * each, model), dtype=dtype, layout="sliced(1)")
     step = step.input("w1", (n, model, inner), dtype=dtype, layout="sliced(0)")
@@ -127,7 +129,7 @@ def experts(n: int) -> Workload:
 
 
 def resnet(n: int) -> Workload:
-    """DeAR's order of ResNet-50 (He et al. 2016, table 1), by residual blocks, 64 pictures a rank."""
+    """ResNet-50 in DeAR's order (He et al. 2016, table 1), by residual blocks, 64 images per rank."""
     layers = [(64 * 3 * 49, 112**2)]
     into = 64
     for blocks, width, side in ((3, 64, 56), (4, 128, 28), (6, 256, 14), (3, 512, 7)):
@@ -140,14 +142,14 @@ def resnet(n: int) -> Workload:
 
 
 def bert(n: int) -> Workload:
-    """The same of BERT-large, 32 sequences of 128 tokens a rank."""
+    """BERT-large in DeAR's order, 32 sequences of 128 tokens per rank."""
     return _dear(Workload("DeAR, BERT-large", n), n, [(_EMBEDDING, 0), *[(_LAYER, 1)] * 24], 32 * 128)
 
 
 def _dear(step: Workload, n: int, layers: list[tuple[int, int]], batch: int) -> Workload:
-    """Reduce-scatter behind a layer's gradients, allgather before its next use (DeAR, Zhang et al. 2023).
+    """Add reduce-scatter after a layer's gradients, allgather before its next use (DeAR, Zhang et al. 2023).
 
-    Layers are parameters and how often each is used for one of the batch.
+    - `layers`: (number of parameters, number of uses of each per sample) of each layer.
     """
     before: tuple[str, ...] = ()
     for i in reversed(range(len(layers))):
@@ -182,13 +184,13 @@ CASES = {
 
 
 def by_hand(workload: Workload, topology: Topology) -> Step:
-    """Four tiles of what follows each other in the program, in its order, over rings."""
+    """Step of the rule "hand": dependent operations overlap in four tiles, in program order, over rings."""
     tiled = overlapped(workload, 4, 1 if workload.name == "MoE" else 0)
     return schedule_workload(tiled or workload, topology, order="program", algorithm="stock")
 
 
 def measured(case: str, where: str, *, limit_s: float) -> Row:
-    """One row: times in microseconds, and what is missed."""
+    """Row of one case: finishes in us, and missed figures."""
     topology, began = MACHINES[where](), time.process_time()
     workload = CASES[case](topology.num_ranks)
     ours = autotransform(workload, topology, time_limit_s=limit_s)
@@ -206,7 +208,7 @@ def measured(case: str, where: str, *, limit_s: float) -> Row:
 
 
 def beside_others(workload: Workload, ours: Step, where: str) -> Row:
-    """What all rows say of ours: times in microseconds, in sequence and by hand, too, and what is missed."""
+    """Common columns of a row: finishes in us in sequence, by hand and of ours, and missed figures."""
     sequence = schedule_workload(workload, ours.topology, order="in-sequence")
     hand = by_hand(workload, ours.topology)
     missed = [
@@ -224,7 +226,7 @@ def beside_others(workload: Workload, ours: Step, where: str) -> Row:
 
 
 def even(where: str) -> Iterator[Row]:
-    """As much to compute as to send: partial sums, 17 MB for every rank, and their allreduce, in tiles."""
+    """Rows with equal computation and communication: 17 MB of partial sums per rank, and their allreduce."""
     topology = MACHINES[where]()
     shape = (128 * topology.num_ranks, 65536)
 
@@ -244,7 +246,7 @@ def even(where: str) -> Iterator[Row]:
 
 
 def main() -> int:
-    """Run, print the table, write the results; 1 if a row misses its figure."""
+    """Run, print the table, and write the results; return 1 if a row misses its figure."""
     parser = parser_of(__doc__)
     parser.add_argument("--machine", action="append", help="part of a machine's name; default: all")
     parser.add_argument("--case", action="append", choices=[*CASES, "even"], help="default: all")

@@ -1,6 +1,6 @@
-"""Draw the pictures of the pages anew: ``python docs/make_pictures.py``.
+"""Draw all pictures of the documentation: ``python docs/make_pictures.py``.
 
-One on the first page is of a published log, in the folder that the environment says in TACCL_TEST_DATA.
+One of them needs a published log, in the folder that the environment variable TACCL_TEST_DATA names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def main() -> None:
-    """Write every picture; the search takes half a minute."""
+    """Write all pictures; the search needs half a minute."""
     topology = taccl.topologies.ndv2(nodes=2)
     collective = taccl.collectives.allgather(topology.num_ranks)
     problem = taccl.load_sketch("ndv2/sk1").apply(topology, collective, size="16MB")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measured() -> dict[str, Axes]:
-    """Fits of a published log and of that of `real-machines.md`, and a baseline beside the latter."""
+    """Pictures of fits: a published log, the log of `real-machines.md`, and a baseline with the latter."""
     published = Path(os.environ["TACCL_TEST_DATA"]) / "nccl-tests" / "p5_x1_allreduce_aws_batch.txt"
     pages = IMAGES.parent / "real-machines.md"
     text = re.search(r'title="allreduce.log"\n(.*?)```', pages.read_text(), re.DOTALL)
@@ -71,7 +71,7 @@ def measured() -> dict[str, Axes]:
 
 
 def dimensions() -> Axes:
-    """One order of dimensions for all chunks above orders of their own, 1 GB over 16 x 64 ranks."""
+    """Picture of a fixed order of dimensions (above) and balanced orders (below), 1 GB over 16 x 64 ranks."""
     from matplotlib.figure import Figure
 
     dims = taccl.dimensions("multidim:switch16@100,switch64@100")
@@ -87,7 +87,7 @@ def dimensions() -> Axes:
 
 
 def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:
-    """What a send of 1 MB over a link keeps busy: counted from its start, or up to its end."""
+    """Picture of the resources that a send of 1 MB over a link holds, and the intervals of each."""
     (link,) = topology.links_between(src, dst)
     end_us = float(topology.links[link].alpha_us + topology.links[link].beta_us_per_mb)
     ax = figure(height=2.6)
@@ -107,7 +107,7 @@ def holds(topology: taccl.Topology, src: int, dst: int) -> Axes:
 
 
 def slots() -> Axes:
-    """What a switch that adds lets pass, over its slots: of schedules, and packet by packet."""
+    """Picture of the rate of in-network reduction over the switch's slots, by schedules and by packets."""
     ax = figure(height=3.4)
     counts = (16, 32, 64, 96, 112, 122, 128, 192, 256, 512)
     adding = []

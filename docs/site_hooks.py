@@ -1,6 +1,6 @@
-"""What the site shows beside the pages in this folder: the list of shipped sketches, and their JSON Schema.
+"""MkDocs hooks that add pages from other folders: the list of shipped sketches, and their JSON Schema.
 
-MkDocs calls these functions while it builds (`hooks` in mkdocs.yml).
+MkDocs calls these functions during a build (`hooks` in mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 SKETCHES = Path(__file__).resolve().parents[1] / "sketches"
-#: Where a link out of this folder leads in the site.
+#: {file outside this folder: its page in the site}.
 PAGES = {"README.md": "shipped-sketches.md", "sketch.schema.json": "sketch.schema.json"}
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add what lies beside the folder of the pages."""
+    """Add the files from outside this folder to the site."""
     for name, page in PAGES.items():
         files.append(File.generated(config, page, content=(SKETCHES / name).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links to those files to where they are in the site."""
+    """Rewrite links to these files so that they lead to their pages in the site."""
     for name, page in PAGES.items():
         markdown = markdown.replace(f"](../sketches/{name})", f"]({page})")
     return markdown
