@@ -138,7 +138,7 @@ def _line(
     length = float(np.linalg.norm(end - start)) or 1.0
     along = (end - start) / length
     by = 0.018
-    if what == "between nodes":  # from edge to edge
+    if what == "between nodes":  # from circle to circle
         margin = 0.0 if places.by_node else 1.17 * places.radius
         start, end, by = start + margin * along, end - margin * along, 0.06
     elif places.grid and length > 1.5:  # wraps around: a stub at its source, away from its destination

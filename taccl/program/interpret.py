@@ -40,11 +40,11 @@ _MOST_FAULTS, _MOST_NAMED = 100, 4
 #: Every kind of fault that `interpret` reports.
 FAULT_KINDS = (
     "step",  # a step that no rank can run: a slot past its buffer, a missing peer, an unknown dependency
-    "queue",  # two threadblocks at one end of a queue, or not as much received, in all or at once, as sent
-    "deadlock",  # steps that wait for each other, or for what never comes
-    "race",  # two accesses to one slot, one of them a write, that nothing orders
-    "output",  # an output slot without what the collective asks for
-    "input",  # a slot of the user's input that the program overwrote, though it is not its output
+    "queue",  # two threadblocks at one end of a queue, or different numbers of chunks sent and received
+    "deadlock",  # steps that wait for each other, or for a message or room that never comes
+    "race",  # two unordered accesses to one slot, one of them a write
+    "output",  # an output slot without the content that the collective requires
+    "input",  # a slot of the user's input that the program overwrote out of place
 )
 
 

@@ -29,7 +29,7 @@ def choose_instances(program: Program, *, gb_per_s: float, chunk_bytes: int) -> 
     needed = 2 ** ceil(log2(max(gb_per_s / CHANNEL_GB_PER_S, 1)))
     threadblocks = [tb for rank in program.ranks for tb in rank.threadblocks]
     lengths = [[_length(tb) for tb in rank.threadblocks] for rank in program.ranks]
-    pieces = ceil(max(map(max, filter(None, lengths)), default=1) / MAX_STEPS)  # of the longest, when split
+    pieces = ceil(max(map(max, filter(None, lengths)), default=1) / MAX_STEPS)  # of the longest when split
     elements = max(sum(own) + len(own) for own in lengths)
     depended = max((t for tb in threadblocks for step in tb.steps for t, _ in step.depends), default=0)
     limits = {

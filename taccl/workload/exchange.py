@@ -1,4 +1,4 @@
-"""The collectives of a step as one problem, with own chunks for each tile of each collective."""
+"""The collectives of a step as one problem: a process group for each piece of each tile."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
         name = stock if algorithm == "stock" else algorithm
         found: Schedule | CompactSchedule = baseline(name, problem, cut=False)
     else:
-        from taccl.synthesis.synthesize import synthesize  # ranks that run a step need none of it
+        from taccl.synthesis.synthesize import synthesize  # not needed by ranks that run a step
 
         found = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
     return found if isinstance(found, Schedule) else found.expand()

@@ -64,8 +64,8 @@ def reorder(workload: Workload, collective: str, *operations: str) -> Workload:
 
     Each operation reads the collective or an operation earlier in the list. If no operation is named, all
     that can move do. The collective remains if other operations read it, and is removed otherwise. If an
-    operation also reads results of other collectives of the same kind, it is moved before those as well. A
-    sum of squares moved to slices is followed by an allreduce of one number.
+    operation also reads results of other collectives of the same kind, it is moved before those as well, if
+    layouts permit. A sum of squares moved to slices is followed by an allreduce of one number.
 
     Parameters
     ----------

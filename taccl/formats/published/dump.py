@@ -350,7 +350,7 @@ def _always_lost(problem: Problem) -> Iterable[str]:
 
 
 def _second_half(schedule: Schedule) -> Iterable[str]:
-    """Note if a reader takes the copies for a second phase that is stated too early."""
+    """Yield a note if readers interpret the copies as a second phase that is stated too early."""
     if shift_of_second_half(schedule.start, schedule.end, schedule.reduce):
         yield (
             "copies that start before the last reduction ends: readers take them for a half that was written "
