@@ -31,10 +31,10 @@ from taccl.topology.recognise import dimensions
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
-#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; any other takes 3.
+#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; any other takes 1.
 _BUILD_S = {
-    "one-shot": 0.5, "pairwise": 1.5, "hierarchical": 1.5, "swing": 2.5, "tree": 2.5, "multiplying": 4.0,
-    "bine": 4.5, "recursive": 4.5, "ring": 5.0,
+    "one-shot": 0.2, "swing": 0.5, "bine": 0.8, "recursive": 0.8, "pairwise": 1.1, "hierarchical": 1.0,
+    "tree": 1.5, "ring": 3.5, "multiplying": 4.5,
 }  # fmt: skip
 #: Finishes first, as a rule.
 _BEST = "multiplying"
@@ -72,8 +72,10 @@ def offer_first(search: Search) -> None:
     has a larger share. Each is broken off once its time is up.
     """
     portfolio, left_s = search.parameters.portfolio, search.deadline.left_s
+    least_s = min(portfolio.most_first_share * left_s, portfolio.least_first_s * busy_factor())
     until, until_best = (
-        search.deadline.sooner(share * left_s) for share in (portfolio.first_share, portfolio.best_share)
+        search.deadline.sooner(max(share * left_s, least_s))
+        for share in (portfolio.first_share, portfolio.best_share)
     )
     _offer_quickest(search, until, until_best)
 
@@ -94,7 +96,7 @@ def offer_rest(search: Search, found: Schedule | CompactSchedule) -> None:
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
     """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
 
-    Those that may gain most come first, and those that cannot finish sooner are left out.
+    Those that are quick to build come first, and of equally quick ones those that may gain most.
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """
@@ -103,13 +105,13 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
     few = (
-        (soonest_cut_us(whole), name)
+        (_BUILD_S.get(name, 1.0), soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
         if whole.num_transfers <= search.parameters.portfolio.cut_transfers and name not in tried
     )
-    for soonest_us, name in sorted(few):
-        if until.has_passed or soonest_us >= finish_us:
-            continue
+    for *_, name in sorted(few):
+        if until.has_passed:
+            break
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, problem)
             tried.add(name)
@@ -141,15 +143,14 @@ def _offer_quickest(
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
     order = sorted(builds_s.keys() - {*_made(problem), *apart}, key=lambda name: (builds_s[name], name))
-    if _BEST in order[1:]:
-        order.remove(_BEST)
-        order.insert(1, _BEST)
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
-    for name in order:
-        limit = until_best if name == _BEST else until
+    while order:
         is_known = search.best is not None
-        if is_known and builds_s[name] > limit.left_s:
+        name = _BEST if is_known and _BEST in order else order[0]
+        order.remove(name)
+        limit = until_best if name == _BEST else until
+        if is_known and builds_s[name] * busy_factor() > limit.left_s:
             continue
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
@@ -185,7 +186,7 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
         if name not in _APART
     }
     found = {
-        name: per_link_s + _BUILD_S.get(name, 3.0) * count / 10_000
+        name: per_link_s + _BUILD_S.get(name, 1.0) * count / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }

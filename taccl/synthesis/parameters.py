@@ -120,6 +120,9 @@ class PortfolioParameters(_Group):
     # transfers of each.
     first_share: float = 0.2
     best_share: float = 0.4
+    # They have this many seconds of work in any case, but at most this share of the time.
+    least_first_s: float = 1.0
+    most_first_share: float = 0.6
     # Where the number of chunks is open, for those of so few transfers in finer chunks.
     cut_share: float = 0.25
     cut_transfers: int = 2_000
