@@ -1,8 +1,8 @@
-"""When to stop, and how far things are: one object, handed down to whatever takes long.
+"""Deadlines of long tasks, their cancellation and their progress.
 
-A `Deadline` is a time on the clock and a `Cancellation`, which all deadlines of one task share. Python code
-asks it as it goes on; compiled kernels look at a signal that it sets; and `Deadline.run` keeps the caller's
-thread free for Ctrl-C while they work. What is under way is told in scopes, from the whole task down.
+A `Deadline` is a time on the clock and a `Cancellation`. All deadlines of one task share the cancellation.
+Python code checks the deadline. Compiled kernels poll a signal that it sets. `Deadline.run` keeps the
+caller's thread free for Ctrl-C while kernels run. Nested scopes report the progress of a task.
 """
 
 from __future__ import annotations

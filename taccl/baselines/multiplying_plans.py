@@ -1,4 +1,4 @@
-"""Plans of recursive multiplying: among which ranks each of its steps is, and of which parts of the chunks.
+"""Plans of recursive multiplying: the groups of ranks in each step, and the parts of chunks they exchange.
 
 The place of a rank in its node, and its node, are numbers in digits of mixed bases. In a step, ranks that
 differ in one digit exchange all they hold: with base 2, recursive doubling. Or they exchange along the digits

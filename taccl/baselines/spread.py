@@ -1,10 +1,11 @@
-"""What all baselines share: chunks spread step by step, and reductions are that with time turned round.
+"""Schedules from the steps of a baseline: broadcast trees, and reductions as time-reversed broadcasts.
 
-A baseline says who passes which chunks to whom in every step. Here steps become transfers: over the direct
-link, or over a shortest route of relays; never to a rank that holds the chunk already, so that each chunk
-takes a tree; never to a rank that neither needs the chunk nor passes it on. A tree that spreads a chunk from
-its root over reversed links, run backwards, reduces it to the root (`taccl.schedule.combine`), so a
-baseline describes its spreading half only. Chunks are cut smaller for as long as that pays.
+A baseline lists the chunks that each rank sends to each other rank in every step. A step becomes transfers
+over the direct link, or over a shortest path of relays. No transfer goes to a rank that holds the chunk
+already, so that each chunk takes a tree. None goes to a rank that neither needs the chunk nor forwards it.
+A broadcast tree over reversed links, reversed in time, reduces a chunk to its root
+(`taccl.schedule.combine`), so a baseline lists its broadcast half only. Chunks are cut smaller for as long
+as that pays.
 """
 
 from __future__ import annotations

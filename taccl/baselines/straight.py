@@ -1,4 +1,4 @@
-"""Everything straight to where it is wanted: pairwise exchange, and one-shot sums.
+"""Direct sends from each source to each destination: pairwise exchange, and one-shot sums.
 
 What one-shot sends is named (`Schedule.carries`): a rank keeps what arrives apart, as a runtime with scratch
 space does, so that its own contribution may still go out alone once others have come in.
