@@ -58,7 +58,7 @@ _FIRST_SHARE = 0.5
 #: Share of the time for counting, before the first linear programs.
 _COUNTING_SHARE = 0.5
 #: Seconds for the first linear programs, and for all arguments of small problems, even after the limit: about
-#: ten times their usual need, so that bounds of little work do not depend on the clock.
+#: ten times their usual need, so that bounds of little work hold on a busy machine, too.
 _FIRST_S, _SMALL_S = 1.0, 1.5
 #: Min seconds for later linear programs, before the limit; also for the bound of one release date.
 _LEAST_S = 1.0
