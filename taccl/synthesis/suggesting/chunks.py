@@ -9,7 +9,7 @@ scheduler does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -84,7 +84,7 @@ def choose_with_sketches(
         return whole, []
     most = (problem.size_bytes or 0) // problem.collective.size_chunks  # no chunks of less than a byte
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
-    best, best_us = _soonest(problems, options, until, give_up)
+    best, best_us, untried = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
     late = effort(problem) * suggesting.suggest_s_per_hop > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
@@ -99,7 +99,7 @@ def choose_with_sketches(
             sketches = [each for each in found if each.problem.collective == best.collective]
     if all(best is not each for each in problems.values()):  # chunks merge, and did not for these sketches
         sketches = []
-    return _told(best), sketches
+    return _cut_short(_told(best), untried), sketches
 
 
 def cut(problem: Problem, parts: int) -> Problem:
@@ -120,8 +120,10 @@ def _by_default(problem: Problem) -> Problem:
 
 def _soonest(
     problems: Mapping[int, Problem], options: Options, until: Deadline, give_up: Deadline
-) -> tuple[Problem, float]:
+) -> tuple[Problem, float, list[int]]:
     """The one that a list scheduler finishes first, and when; of two alike that with fewer chunks.
+
+    And the numbers of chunks that time was too short to try.
 
     A ring that is sooner than all of these needs no more than one chunk per rank; nor do steps of several
     ranks, which merge chunks.
@@ -134,6 +136,7 @@ def _soonest(
     if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
+    untried: list[int] = []
     merging, merging_us = merged(best), math.inf
     if merging is not None:
         merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
@@ -152,6 +155,8 @@ def _soonest(
                 found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:
+            if until.has_passed and not until.cancellation.why:
+                untried = [each for each in problems if each >= count]
             break
         if finish_us < best_us:
             best, best_us = problem, finish_us
@@ -161,8 +166,8 @@ def _soonest(
     if ring_us < best_us:
         best, best_us = problems[1], ring_us
     if merging is not None and merging_us < suggesting.merging_pays * best_us:
-        return merging, merging_us
-    return best, best_us
+        best, best_us = merging, merging_us
+    return best, best_us, untried
 
 
 def merged(problem: Problem) -> Problem | None:
@@ -179,6 +184,15 @@ def merged(problem: Problem) -> Problem | None:
     notes = (*problem.notes, f"{note}; a sketch says otherwise (merging.links)")
     together = problem.with_clauses(merging=merging, max_merge=max(6, collective.num_chunks))
     return replace(together, notes=notes)
+
+
+def _cut_short(problem: Problem, untried: Sequence[int]) -> Problem:
+    """The problem, with a note on the numbers of chunks that time was too short to try."""
+    if not untried:
+        return problem
+    numbers = ", ".join(map(str, untried))
+    note = f"time was too short to try {numbers} chunks per rank; give a longer limit (--time-limit)"
+    return replace(problem, notes=(*problem.notes, note))
 
 
 def _told(problem: Problem) -> Problem:

@@ -9,8 +9,11 @@ import pytest
 
 import taccl
 from taccl.collectives import COLLECTIVES
+from taccl.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
+from taccl.synthesis.search import Options
+from taccl.synthesis.suggesting import chunks
 from taccl.synthesis.suggesting.chunks import merged
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 
@@ -243,6 +246,21 @@ def test_the_number_of_chunks_does_not_hang_on_the_time():
     }
     assert len(found) == 1
     assert found != {1}
+
+
+def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
+    """Where time is up after two numbers of chunks, a note names the others."""
+    tried = []
+    quick = chunks.quick_schedule
+
+    def slow(problem, options, until):
+        tried.append(problem)
+        return None if len(tried) > 2 else quick(problem, options, NEVER)
+
+    monkeypatch.setattr(chunks, "quick_schedule", slow)
+    problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes="64MB")
+    chosen, _ = chunks.choose_with_sketches(problem, Options(), Deadline.after(0), give_up=NEVER)
+    assert any("too short to try 3, 4, 6, 8, 16 chunks per rank" in note for note in chosen.notes)
 
 
 @pytest.mark.slow
