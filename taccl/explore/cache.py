@@ -34,6 +34,7 @@ from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
+from taccl.synthesis.proposers import registered
 from taccl.units import format_count, format_size
 
 _SCHEMA = 1
@@ -197,9 +198,12 @@ def cache_folder() -> Path:
 
 
 def key_of(problem_digest: str, **options: str | int | float | None) -> str:
-    """The key of a run: a hash of its problem, its options, and the versions of what solves."""
-    content = {"schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions()}
-    return _digest(content)
+    """The key of a run: a hash of its problem, its options, the versions of what solves, and proposers."""
+    content: dict[str, Any] = {
+        "schema": _SCHEMA, "problem": problem_digest, "options": options, "versions": _versions(),
+    }  # fmt: skip
+    proposers = sorted(each.name for each in registered())
+    return _digest(content | {"proposers": proposers} if proposers else content)
 
 
 def entry_document(

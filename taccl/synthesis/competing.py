@@ -121,15 +121,13 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             found = replace(found, problem=finer)
             if verify(found).ok:
                 best, finish_us, producer = (
-                    Search(finer, search.options, search.deadline),
+                    Search(finer, search.options, search.deadline, stages=search.stages),
                     found.finish_us,
                     found.producer,
                 )
                 best.offer_whole(found, producer=producer, verified=True)
-    if best is not search:
-        best.stages = search.stages
-        message = f"in finer chunks: {producer}"
-        best.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    message = f"in finer chunks: {producer or 'none better'}"
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
     return best
 
 
@@ -162,9 +160,8 @@ def _offer_quickest(
             if is_better and verify(other).ok:
                 search.offer_whole(other, producer=other.producer, verified=True)
                 best = name
-    if best:
-        message = f"{'last' if apart else 'first'}: {best}"
-        search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+    message = f"{'last' if apart else 'first'}: {best or 'none better'}"
+    search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
 
 
 def quickest_first(problem: Problem) -> list[str]:

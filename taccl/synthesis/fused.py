@@ -144,9 +144,7 @@ def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline
         return
     since, (whole, parts), options = time.monotonic(), found, search.options
     limit = search.deadline.sooner(search.parameters.portfolio.fused_share * search.deadline.left_s)
-    ways: list[Callable[[], Any]] = [
-        lambda: synthesize(whole, replace(options, progress=None), limit).schedule
-    ]
+    ways: list[Callable[[], Any]] = [lambda: synthesize(whole, options.unobserved, limit).schedule]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
         # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
         ways.insert(

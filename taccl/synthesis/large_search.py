@@ -116,7 +116,7 @@ def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> b
 
     def tell(past_s: float, *_: object) -> None:
         if past_s >= large.told_after_s:
-            options.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
+            options.observer.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
 
     if not are_kept(problem) and deadline.left_s < least_s:
         return False

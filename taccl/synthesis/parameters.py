@@ -137,6 +137,7 @@ class PortfolioParameters(_Group):
     exchange_share: float = 0.1
     # Share of the time for a search in one chunk per rank, where all chunks may travel together.
     fused_share: float = 0.4
+    registered_share: float = 0.3  # of the time left, for each proposer that a user registered
     exchanged: int = 4  # schedules of which this is tried, the earliest first
     # Most hops for which unreduced contributions are searched too, in a share of the time.
     apart_hops: int = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taccl import html
 from taccl.analysis.certificates.certificate import Certificate
@@ -21,6 +21,9 @@ from taccl.names import note_lines, table
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.units import format_count, format_us
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: The heads of a table with a row per stage.
 STAGE_COLUMNS = ("stage", "solver", "status", "seconds", "finish", "its bound", "")
@@ -71,6 +74,7 @@ class Stage:
     bound_us: float | None = None
     message: str = ""  # for a person: why it was skipped or failed
     model: ModelRun | None = None  # of stages that solved a linear model
+    began_s: float = 0.0  # after the synthesis began
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -112,8 +116,8 @@ class Result:
         Of the whole synthesis.
     versions : mapping of package to version
     stopped : str
-        Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"`` or
-        ``"interrupted"`` (Ctrl-C).
+        Why the search ended: ``"bound met"``, ``"nothing better found"``, ``"time limit"``,
+        ``"stopping rule"`` (the caller's) or ``"interrupted"`` (Ctrl-C).
     notes : tuple of str
         What a person should know: fallbacks, narrowed symmetry, padding.
     trace : tuple of TraceEntry
@@ -259,6 +263,19 @@ class Result:
             ("backend", f"{self.backend}: {self.choice}" if self.choice else self.backend),
             *([("model", proviso)] if (proviso := schedule.problem.topology.proviso) else []),
         ]
+
+    def stage_table(self) -> pd.DataFrame:
+        """A table with a row per stage: its seconds, and the finish and the bound it led to, in microseconds.
+
+        A stage's seconds are those that no stage within it has, so that rows add up to the time of the
+        search.
+        """
+        import pandas as pd
+
+        names = ("name", "solver", "status", "began_s", "seconds", "finish_us", "bound_us", "message")
+        return pd.DataFrame(
+            [[getattr(stage, name) for name in names] for stage in self.stages], columns=list(names)
+        )
 
     def lines(self) -> list[str]:
         """Lines below a title: the facts, a row per stage, and notes."""

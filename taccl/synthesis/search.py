@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -31,6 +31,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.greedy import ListSchedule, expand
+from taccl.synthesis.observing import Observer
 from taccl.synthesis.paper.quotient import Quotient, take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a search: backend, limits, seed, progress, what is kept of the schedule, all constants."""
+    """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants."""
 
     backend: str = "auto"
     sketch: str | SketchProposal = "auto"
@@ -54,7 +55,7 @@ class Options:
     seed: int = 0
     memory_limit_mb: int | None = None
     log: bool = False
-    progress: Callable[[str, float | None, float | None], None] | None = None
+    observer: Observer = field(default_factory=Observer)
     keep: str = "schedule"
     spill_dir: Path | None = None
     to_file: bool = False
@@ -67,10 +68,10 @@ class Options:
         """True if the sends of a schedule are kept in memory."""
         return self.spill_dir is None and self.keep != "summary"
 
-    def report(self, doing: str, finish_us: float | None, bound_us: float | None = None) -> None:
-        """Tell the caller what is going on."""
-        if self.progress is not None:
-            self.progress(doing, finish_us, bound_us)
+    @property
+    def unobserved(self) -> Options:
+        """The same for a search of another problem, whose figures are none of this one's."""
+        return replace(self, observer=Observer())
 
     @property
     def of_solvers(self) -> dict[str, Any]:
@@ -227,6 +228,8 @@ class Search:
             self.last_improved = time.monotonic()
             if not self.serves_above or self.above is None:
                 self.trace.append(self._entry(whole.finish_us))
+                if self.above is None:
+                    self.options.observer.incumbent(whole)
             elif self.problem is self.above.problem:
                 self.above.offer_whole(whole, producer=whole.producer, verified=self.is_verified)
             else:
@@ -274,15 +277,23 @@ class Search:
 
         The finish of one half, and a bound under a sketch, are none of the problem's.
         """
-        self.options.report(self.prefix + doing, self.top.best_us, self.top.bound_us)
+        self.options.observer.report(self.prefix + doing, self.top.best_us, self.top.bound_us)
 
     def record(
         self, name: str, solver: str, status: str, since: float, *, ticks: int | None = None, **found: Any
     ) -> None:
-        """Add a stage that began at `since`, and what it found: fields of `Stage`, and a bound in ticks."""
+        """Add a stage that began at `since`, and what it found: fields of `Stage`, and a bound in ticks.
+
+        Its seconds are those that no stage within it has.
+        """
         if ticks is not None:
             found["bound_us"] = float(self.problem.costs.us(ticks))
-        self.stages.append(Stage(self.prefix + name, solver, status, time.monotonic() - since, **found))
+        began_s = since - self.options.began_s
+        within_s = sum(each.seconds for each in self.stages if each.began_s >= began_s)
+        seconds = time.monotonic() - since - within_s
+        stage = Stage(self.prefix + name, solver, status, seconds, began_s=began_s, **found)
+        self.stages.append(stage)
+        self.options.observer.stage(stage)
 
     def look_for_bound(self) -> None:
         """A lower bound in the part of the time that is meant for it, unless there is one."""
@@ -295,6 +306,8 @@ class Search:
         """Keep a bound that was found since then, and log it."""
         self.bound = bound
         self.record("bound", "taccl", "done", since, bound_us=bound.bound_us, message=bound.kind)
+        if self.above is None:
+            self.options.observer.bound(bound)
         if not self.serves_above:
             self.trace.append(self._entry(None if self.best is None else self.best.finish_us))
 
@@ -302,13 +315,19 @@ class Search:
         """The incumbent, verified if it is not yet, with its bound and the log."""
         assert self.best is not None, "there is a schedule"
         if not self.is_verified:
+            since = time.monotonic()
             verify(self.best).raise_if_failed()
+            self.record("verification", "taccl", "done", since)
+        since = time.monotonic()
         bound, faults = self._sound_bound()
+        self.record("bound over all chunkings", "taccl", "done", since, bound_us=bound.bound_us)
         stopped = "nothing better found"
         if self.interrupted:
             stopped = "interrupted"
         elif self.best.finish <= bound.bound:
             stopped = "bound met"
+        elif self.deadline.cancellation.why:
+            stopped = self.deadline.cancellation.why
         elif self.ran_out or self.deadline.has_passed:
             stopped = "time limit"
         options, (schedule, kept) = self.options, self._kept()

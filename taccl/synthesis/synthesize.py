@@ -55,9 +55,11 @@ from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
 from taccl.synthesis.large import effort, suits, why_not
 from taccl.synthesis.large_search import compile_telling, search_large
 from taccl.synthesis.memory import check_memory
+from taccl.synthesis.observing import Observer, SearchState
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.result import Result, TraceEntry
+from taccl.synthesis.proposers import Step, offer_registered, take_steps
+from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -79,6 +81,10 @@ def synthesize(
     memory_limit_mb: Megabytes | None = None,
     log: bool = False,
     progress: Callable[[str, float | None, float | None], None] | None = None,
+    on_incumbent: Callable[[Schedule | CompactSchedule], None] | None = None,
+    on_bound: Callable[[Certificate], None] | None = None,
+    on_stage: Callable[[Stage], None] | None = None,
+    stop_when: Callable[[SearchState], bool] | None = None,
     sketch: str | SketchProposal = "auto",
     keep: Literal["schedule", "summary"] = "schedule",
     spill_dir: str | os.PathLike[str] | None = None,
@@ -117,6 +123,16 @@ def synthesize(
         Whether solvers write their logs to stderr.
     progress : callable, optional
         Called with (what is being done, best finish in us or None, bound in us or None).
+    on_incumbent : callable, optional
+        Called with each schedule that finishes before all earlier ones. It may have another number of chunks
+        than the result, and be verified later.
+    on_bound : callable, optional
+        Called with each bound that is higher than all earlier ones; ``bound.scope`` says of what it is.
+    on_stage : callable, optional
+        Called with each `Stage` when it ends.
+    stop_when : callable, optional
+        A stopping rule: called with the `SearchState` after each of these; the search ends once it returns
+        true, such as ``lambda state: state.gap < 0.05``.
     sketch : str or SketchProposal
         For a problem that has none, and the portfolio: ``"auto"`` also searches under the best sketch that is
         suggested for the problem's chunks; ``"none"`` does not; a proposal takes the place of the best.
@@ -150,11 +166,16 @@ def synthesize(
         If nothing was found in time, or when Ctrl-C came.
     """
     known_word(in_network, get_args(InNetworkUse), "in_network")
+    began = Deadline.after(time_limit_s)
+    observer = Observer(
+        progress=progress, on_incumbent=on_incumbent, on_bound=on_bound, on_stage=on_stage,
+        stop_when=stop_when, cancellation=began.cancellation,
+    )  # fmt: skip
     options = Options(
-        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, _never_back(progress), keep,
+        backend, sketch, threads or _cores(), seed, memory_limit_mb, log, observer, keep,
         None if spill_dir is None else Path(spill_dir), to_file, parameters, policy,
     )  # fmt: skip
-    limit = Deadline(options.began_s + time_limit_s)
+    limit = replace(began, at_s=options.began_s + time_limit_s)
     if not (problem.release_us or problem.due_us):
         found = _search_anything(problem, in_network, options, limit)
         return found.over_all_chunkings() if problem.chunks_open else found
@@ -297,9 +318,8 @@ def _search_in_chunks(
     kept_s = reserve_s(problem, limit.left_s, budget)
     search = Search(problem, options, limit.later(-kept_s).at_least(budget.least_s), best=apart)
     search.stages = first.stages
-    if is_open:
-        chosen = format_count(asked.collective.chunks_per_rank, "chunk")
-        search.record("chunks", "taccl", "done", since, message=f"{chosen} per rank")
+    chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
+    search.record("chunks" if is_open else "choice", "taccl", "done", since, message=chosen)
     if apart is not None:
         search.look_for_bound()
         return search.result(f"{apart.producer}: no rank can make a sum for all")
@@ -348,9 +368,9 @@ def _at_own_roots(asked: Problem, found: Result, bound: Certificate) -> Result:
 def _search_and_improve(
     search: Search, left_s: float, is_large: bool, proposals: Sequence[SketchProposal]
 ) -> None:
-    """Baselines, the search itself, and what improves schedules once they are found, each in its time."""
+    """The proposers that suit the problem, in turn: baselines, the search itself, and improvement."""
     problem, options, parameters = search.problem, search.options, search.parameters
-    backend, budget, share = options.backend, parameters.budget, parameters.portfolio.baseline_share
+    backend, budget, portfolio = options.backend, parameters.budget, parameters.portfolio
     # Sketch suggestions and improvement run only with backend "auto" and keep="schedule".
     is_free, is_long = backend == "auto" and options.keeps_sends, left_s >= parameters.choice.compiling_s
     may_suggest = is_free and options.sketch == "auto" and (is_long or not is_large)
@@ -360,29 +380,43 @@ def _search_and_improve(
         improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
     competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
     most_s = budget.improve_share * search.deadline.left_s
-    moment_s = competing_s(problem, most_s, parameters) if competes else 0.0
+    moment_s = min(competing_s(problem, most_s, parameters), most_s) if competes else 0.0
     exchanging_s = exchange_s(problem, search.deadline.left_s, parameters) if backend == "auto" else 0.0
-    search.most_earliest = parameters.portfolio.exchanged if exchanging_s else 0
+    search.most_earliest = portfolio.exchanged if exchanging_s else 0
+
+    steps: list[Step] = []
     if competes and options.keeps_sends and problem.collective.chunks_per_rank > 1:
         first = Search(problem, options, search.deadline)
-        offer_fused(search, partial(_search_in_chunks, first=first, whole=problem))
+        steps.append(Step(offer_fused, partial(_search_in_chunks, first=first, whole=problem)))
     if competes and comes_first:
-        offer_baselines(search, share)
-    with search.keeping(exchanging_s):
-        with search.keeping(max(improving_s, min(moment_s, most_s))):
-            if backend == BALANCED:
-                search_balanced(search, policy=options.policy)
-                search.look_for_bound()
-            elif is_guided:
-                search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
-            else:
-                _search_plain(search, backend, is_large=is_large)
-        if competes and not comes_first:
-            offer_baselines(search, share if improving_s else 1.0)
-        if improving_s:
-            stages.ruin_and_recreate(search)
+        steps.append(Step(offer_baselines, portfolio.baseline_share))
+    if is_free:
+        steps.append(Step(offer_registered, portfolio.registered_share))
+    if backend == BALANCED:
+        steps.append(Step(_search_balanced))
+    elif is_guided:
+        steps.append(Step(_search_guided, is_large, proposals))
+    else:
+        steps.append(Step(_search_plain, backend, is_large))
+    if competes and not comes_first:
+        share = portfolio.baseline_share if improving_s else 1.0
+        steps.append(Step(offer_baselines, share, reserve_s=max(0.0, moment_s - improving_s)))
+    if improving_s:
+        steps.append(Step(stages.ruin_and_recreate, reserve_s=improving_s))
     if exchanging_s:
-        offer_exchanged(search)
+        steps.append(Step(offer_exchanged, reserve_s=exchanging_s))
+    take_steps(search, steps)
+
+
+def _search_balanced(search: Search) -> None:
+    """The schedule along dimensions, and the bound."""
+    search_balanced(search, policy=search.options.policy)
+    search.look_for_bound()
+
+
+def _search_guided(search: Search, is_large: bool, proposals: Sequence[SketchProposal]) -> None:
+    """The search under suggested sketches, and without."""
+    search_guided(search, _search_plain, is_large=is_large, proposals=proposals)
 
 
 def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
@@ -517,7 +551,7 @@ def _infeasible(problem: Problem, time_limit_s: float) -> InfeasibleError | None
     return InfeasibleError(f"{found.reason}; {found.change}", conflict=found.conflict)
 
 
-def _search_plain(search: Search, backend: str, *, is_large: bool | None = None) -> None:
+def _search_plain(search: Search, backend: str, is_large: bool | None = None) -> None:
     """The compiled search; or the stages of a backend, on each half of a reduction.
 
     - `is_large`: Which of the two; by default as `choose` says in the time that is left.
@@ -559,27 +593,6 @@ def _search_spreading(search: Search, *, backend: str) -> None:
             bound_us=search.bound_us,
         )
     search.ran_out = search.deadline.has_passed and not search.is_met
-
-
-def _never_back(
-    progress: Callable[[str, float | None, float | None], None] | None,
-) -> Callable[[str, float | None, float | None], None] | None:
-    """The same, told the best finish and the highest bound so far.
-
-    Searches in other chunks, and under sketches, begin with figures of their own.
-    """
-    if progress is None:
-        return None
-    known: dict[str, float] = {}
-
-    def tell(doing: str, finish_us: float | None, bound_us: float | None) -> None:
-        if finish_us is not None:
-            known["finish"] = min(finish_us, known.get("finish", finish_us))
-        if bound_us is not None:
-            known["bound"] = max(bound_us, known.get("bound", bound_us))
-        progress(doing, known.get("finish"), known.get("bound"))
-
-    return tell
 
 
 def _cores() -> int:

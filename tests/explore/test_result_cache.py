@@ -19,6 +19,7 @@ from taccl.explore import cache as cache_module
 from taccl.explore.cache import Cache, cache_folder, entry_document, key_of
 from taccl.explore.rows import new_row
 from taccl.schedule.schedule import Schedule
+from taccl.synthesis import register, unregister
 from tests.hardships import without_privileges
 
 KEY = "0" * 64
@@ -121,6 +122,22 @@ def test_keys_tell_runs_apart(monkeypatch):
     monkeypatch.setattr(cache_module, "_versions", lambda: {"taccl": "99"})
     others.append(key_of("a", **options))
     assert len({key, *others}) == 7
+
+
+def test_a_registered_proposer_changes_the_key():
+    """A run with a user's proposer is not the run without it."""
+
+    class Mine:
+        name = "mine"
+        supports = estimate_s = propose = staticmethod(lambda _: None)
+
+    without = key_of("a", seed=0)
+    register(Mine())
+    try:
+        assert key_of("a", seed=0) != without
+    finally:
+        unregister("mine")
+    assert key_of("a", seed=0) == without
 
 
 @pytest.mark.parametrize(

@@ -129,15 +129,6 @@ def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
     assert competing.obeying("ring", other).problem is other
 
 
-def test_progress_never_goes_back():
-    """The finish that is told only falls, and the bound only rises."""
-    told = []
-    tell = synthesizing._never_back(lambda *news: told.append(news))
-    for news in (("a", 5.0, 1.0), ("b", 7.0, 3.0), ("c", None, 2.0), ("d", 4.0, None)):
-        tell(*news)
-    assert told == [("a", 5.0, 1.0), ("b", 5.0, 3.0), ("c", 5.0, 3.0), ("d", 4.0, 3.0)]
-
-
 @pytest.mark.slow
 def test_the_time_before_the_search_has_rows_of_its_own():
     """Baselines and the choice of chunks are stages, so that stages add up to the whole."""

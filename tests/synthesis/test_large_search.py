@@ -28,6 +28,7 @@ from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.synthesis import competing, large_search
 from taccl.synthesis.heuristic import queues, router, spreading
 from taccl.synthesis.large import schedule_large
+from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
 from tests.effort import AMPLE_S
@@ -294,7 +295,7 @@ class TestLimits:
     def test_progress_is_told(self, monkeypatch):
         """A run that takes long says how far it is and when it will be done."""
         told = []
-        options = Options(progress=lambda *what: told.append(what[0]))
+        options = Options(observer=Observer(progress=lambda *what: told.append(what[0])))
         runs = large_search._Runs(Search(MESH, options, Deadline()))
         runs._tell(Deadline(30.0), 0.0, 10.0, "queueing sends", 0.25)
         assert told == ["greedy (compiled), queueing sends, 25% done, about 30 s left (time limit in 20 s)"]
@@ -322,7 +323,8 @@ def test_compiling_is_told(monkeypatch):
         heard.set()
 
     options = Options(
-        progress=progress, parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}})
+        observer=Observer(progress=progress),
+        parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}}),
     )
     assert large_search.compile_telling(MESH, options, Deadline())
     assert heard.is_set()

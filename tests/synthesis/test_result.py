@@ -201,7 +201,17 @@ class TestToDict:
         stages = result.to_dict()["stages"]
         assert [stage["name"] for stage in stages] == [stage.name for stage in result.stages]
         for stage in stages:
-            known = {"name", "solver", "status", "seconds", "finish_us", "bound", "message", "model"}
+            known = {
+                "name",
+                "solver",
+                "status",
+                "seconds",
+                "finish_us",
+                "bound",
+                "message",
+                "model",
+                "began_s",
+            }
             assert set(stage) == known
             assert 0 <= stage["seconds"] <= result.seconds
 

@@ -56,8 +56,16 @@ def large():
     return problem_of(ring(12), collectives.alltoall(12))
 
 
+#: Stages that every search has around its own.
+AROUND = ("baselines", "choice", "chunks", "verification", "bound over all chunkings")
+
+
+def own_stages(result):
+    return [stage for stage in result.stages if stage.name not in AROUND]
+
+
 def stage_names(result):
-    return [stage.name for stage in result.stages]
+    return [stage.name for stage in own_stages(result)]
 
 
 def stage(result, name):
@@ -196,7 +204,7 @@ class TestBackends:
         """And that is said."""
         compile_improvement()
         slow = replace(BRIEF, ruin=replace(BRIEF.ruin, s_per_transfer=AMPLE_S))
-        last = brief_synthesis(small(), parameters=slow).stages[-1]
+        last = own_stages(brief_synthesis(small(), parameters=slow))[-1]
         assert (last.name, last.status) == ("ruin and recreate", "no-solution")
         assert last.message.startswith("too little time to read ")
 
@@ -779,7 +787,7 @@ def test_how_many_modules_a_synthesis_goes_through(monkeypatch):
         sys.setprofile(None)
         threading.setprofile(None)
     own = {name for name in entered if name.startswith("taccl.synthesis.")}
-    assert len(own) <= 15
+    assert len(own) <= 17
 
 
 @pytest.mark.parametrize("collective", ["allgather", "allreduce"])

@@ -190,7 +190,8 @@ def improve_schedule(
         if finish < best.finish_ticks:
             best, idle = search.schedule(), 0
             trees = read_trees(best)
-    return best, f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
+    told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
+    return best, told if better or best is schedule else f"{told} by other starts along the same trees"
 
 
 @cache

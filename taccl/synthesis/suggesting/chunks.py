@@ -23,6 +23,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import baseline_us
 from taccl.synthesis.large import effort, suits
+from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting.proposals import SketchProposal
@@ -58,7 +59,7 @@ def choose_chunks(
         ``parameters.suggesting.counts`` are the numbers that are tried; ``partitions``, where sketches are.
     """
     until = Deadline.after(time_limit_s)
-    options = Options(seed=seed, progress=progress, parameters=parameters)
+    options = Options(seed=seed, observer=Observer(progress=progress), parameters=parameters)
     chosen, _ = choose_with_sketches(problem, options, until, give_up=until)
     if until.cancellation.why:
         raise KeyboardInterrupt
@@ -146,7 +147,7 @@ def _soonest(
             suppress(InfeasibleError, InputError, NoSolutionError),
             until.interruptible(),
         ):  # out of time, too
-            options.report(
+            options.observer.report(
                 f"{format_count(count, 'chunk')} per rank", best_us if best_us < math.inf else None
             )
             if compiles:

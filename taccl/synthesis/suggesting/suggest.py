@@ -30,6 +30,7 @@ from taccl.synthesis import stages
 from taccl.synthesis.balanced import balanced_schedule
 from taccl.synthesis.halves import search_halves
 from taccl.synthesis.large import are_kept, effort, schedule_large, suits
+from taccl.synthesis.observing import Observer
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
@@ -113,7 +114,7 @@ def suggest_sketches(
             made = make(made, topology.num_ranks, root=root, roots=roots)
         least = made.size_chunks
         counts = [first, *(each for each in others if each * least <= size_bytes)]
-    options = Options(seed=seed, progress=progress)
+    options = Options(seed=seed, observer=Observer(progress=progress))
     return suggest_for(counts, cut, options, most=most, time_limit_s=time_limit_s, along=True)
 
 
@@ -212,7 +213,7 @@ class _Trials:
         # The first may take the time of the bounds, too.
         until = NEVER if is_late else self.deadline if self.found else self.give_up
         best_us = min((each.schedule.finish_us for each in self.found), default=None)
-        self.options.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
+        self.options.observer.report(f"sketch {plan.name}, {per_rank} a rank", best_us)
         try:
             until.check()
             if plan.name not in self.fitting:
@@ -264,7 +265,7 @@ def quick_schedule(
     suggesting = options.parameters.suggesting
     if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
         return compiled_schedule(problem, options, give_up)
-    search = Search(problem, replace(options, progress=None), give_up, gives_up=give_up is not NEVER)
+    search = Search(problem, options.unobserved, give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
     search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
     return search.best
