@@ -52,8 +52,12 @@ def brief_synthesis(problem: taccl.Problem, **options: Any) -> taccl.Result:
 def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) -> taccl.Plan:
     """Plan of searches that end by the work of their stages, whatever the clock says."""
 
-    def synthesis(problem: taccl.Problem, *, time_limit_s: float, **given: Any) -> taccl.Result:
-        return brief_synthesis(problem, **given)
+    def synthesis(
+        problem: taccl.Problem, *, time_limit_s: float, parameters: taccl.SearchParameters, **given: Any
+    ) -> taccl.Result:
+        brief, asked = BRIEF.to_dict(), parameters.to_dict()
+        merged = {name: {**brief.get(name, {}), **asked.get(name, {})} for name in {*brief, *asked}}
+        return brief_synthesis(problem, parameters=taccl.SearchParameters.from_dict(merged), **given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taccl.explore.plan.synthesize", synthesis)

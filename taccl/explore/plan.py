@@ -24,12 +24,13 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.baselines import BASELINES
+from taccl.collective import Collective
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
 from taccl.explore.plan_ranges import Plan, PlanRange
-from taccl.explore.plan_runtimes import check_collective, under_protocols_of
+from taccl.explore.plan_runtimes import check_collective, serving_counts, under_protocols_of
 from taccl.formats.runtimes import (
     IN_BOTH_PLACES,
     RUNTIMES,
@@ -44,6 +45,7 @@ from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
 from taccl.synthesis.competing import quickest_first
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import no_bound
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
@@ -148,12 +150,17 @@ def plan(
     check_collective(runtimes[0], collective_of)
     topologies = under_protocols_of(runtimes[0], fabric, collective_of, protocol, lowering or {})
     search = PlanSearch(grid, progress or (lambda _: None), topologies, runtimes[0])
+    parameters = DEFAULTS
+    if all(problem.chunks_open for _, problems in cases for problem in problems):
+        parameters = search.keep_to_powers_of_two(collective_of)
     finishing_s = min(_FINISHING_SHARE * time_limit_s, _MOST_FINISHING_S)
     searching = limit.later(-finishing_s)
     try:
         if baselines:
             search.add_baselines(cases, searching.sooner(_BASELINES_SHARE * time_limit_s))
-        search.synthesize(cases, searching, backend=backend, threads=threads, seed=seed)
+        search.synthesize(
+            cases, searching, backend=backend, threads=threads, seed=seed, parameters=parameters
+        )
     except OutOfTime:
         search.stopped = "time limit"
     except KeyboardInterrupt:
@@ -302,6 +309,30 @@ class PlanSearch:
         self.notes: list[str] = [f"model: {each.proviso}" for each in topologies[:1] if each.assumed]
         self.stopped = "done"
         self.failure: Exception | None = None
+
+    def keep_to_powers_of_two(self, collective: Collective) -> SearchParameters:
+        """Cut data into numbers of chunks alone whose files serve powers of two; the search's parameters.
+
+        A runtime uses a file only if its chunks divide the elements of a call, which mostly are powers of
+        two times a few. Nothing changes where no number of chunks does.
+        """
+        suggesting = DEFAULTS.suggesting
+        counts, partitions = (
+            serving_counts(self.runtime, collective, each)
+            for each in (suggesting.counts, suggesting.partitions)
+        )
+        if counts == list(suggesting.counts):
+            return DEFAULTS
+        chosen = replace(
+            suggesting, counts=tuple(counts), partitions=tuple(partitions), counts_only=1,
+            first_partition=max(each for each in partitions if each <= suggesting.first_partition),
+        )  # fmt: skip
+        numbers = ", ".join(map(str, counts))
+        self.notes.append(
+            f"data are cut into {numbers} chunks per rank alone, so that files serve powers of two; a sketch "
+            "with chunks.per_rank gives another number"
+        )
+        return replace(DEFAULTS, suggesting=chosen)
 
     def add(self, schedule: Schedule, source: str) -> None:
         """Add a schedule as a candidate under every protocol, unless it is one already."""

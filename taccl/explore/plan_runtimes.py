@@ -96,7 +96,8 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
         chunks = sorted({each.num_chunks for each in files} - {1})
         if chunks:
             multiples += f", multiples of {' or '.join(map(str, chunks))} elements"
-            if any(not _divides_powers_of_two(each, plan) for each in chunks):
+            of_plan = plan.collective, plan.topology.num_ranks
+            if any(not serves_powers_of_two(each, *of_plan) for each in chunks):
                 multiples += " (which leaves out powers of two)"
         parts.append(f"{sizes} in {format_count(len(files), 'file')}, {place}{multiples}")
         gaps = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _gaps(plan, files))
@@ -111,10 +112,21 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
     return f"{runtime.name}: {said}"
 
 
-def _divides_powers_of_two(num_chunks: int, plan: Plan) -> bool:
-    """True if chunks divide calls whose number of elements (of each rank, for some collectives) is one."""
-    ranks = plan.topology.num_ranks if plan.collective in _COUNTED_BY_RANK else 1
+def serves_powers_of_two(num_chunks: int, collective: str, num_ranks: int) -> bool:
+    """True if chunks divide calls of 2 ** n elements (of each rank, for some collectives), for large n."""
+    ranks = num_ranks if collective in _COUNTED_BY_RANK else 1
     return (num_chunks // gcd(num_chunks, ranks)).bit_count() == 1
+
+
+def serving_counts(runtime: Runtime, collective: Collective, counts: Sequence[int]) -> list[int]:
+    """The numbers to cut each chunk into whose files runtimes use for powers of two; all if none is so.
+
+    - `collective`: Where the number of chunks is open; in one chunk per rank.
+    """
+    name, num_ranks = collective.name, collective.num_ranks
+    whole = collective.size_chunks
+    serving = [each for each in counts if serves_powers_of_two(whole * each, name, num_ranks)]
+    return serving if runtime.reads_xml and serving else list(counts)
 
 
 def _root(plan: Plan) -> int | None:

@@ -103,6 +103,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     if search.best is None:
         return search
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
+    suggesting = search.parameters.suggesting
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
     few = (
         (_BUILD_S.get(name, 1.0), soonest_cut_us(whole), name)
@@ -115,7 +116,10 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, problem)
             tried.add(name)
-            finer = cut(problem, found.problem.collective.chunks_per_rank // parts)
+            count = found.problem.collective.chunks_per_rank // parts
+            if suggesting.counts_only and count not in suggesting.counts:
+                continue
+            finer = cut(problem, count)
             if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
                 continue
             found = replace(found, problem=finer)

@@ -225,6 +225,7 @@ class SuggestingParameters(_Group):
     # Those that are tried where their number is open and no sketch suits; and the part of the time for that.
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 16)
     chunks_share: float = 0.3
+    counts_only: int = 0  # 1: baselines cut data into these numbers of chunks, too, and no others
     merging_pays: float = 0.97  # chunks merge in nodes, too, where that takes this share of the time or less
     most_merged: int = 6  # chunks in one send between nodes
     # For the bound of the best proposal, and of each other; and of the time for all of them at most.

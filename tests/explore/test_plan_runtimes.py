@@ -13,10 +13,12 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.explore.plan_files import save_plan
-from taccl.explore.plan_runtimes import ServedSizes, coverage_text
+from taccl.explore.plan_runtimes import ServedSizes, coverage_text, serving_counts
 from taccl.formats.mscclpp.executor import verify_plan
 from taccl.formats.mscclpp.registration import unit_bytes
 from taccl.formats.runtimes import RUNTIMES, runtime_named, usual_runtimes
+from taccl.synthesis.parameters import DEFAULTS
+from taccl.topology.registry import parse
 from tests.effort import brief_plan
 from tests.formats.msccl import rccl
 
@@ -227,6 +229,39 @@ def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
     text = coverage_text(RUNTIMES["rccl"], plan_of("ring:4", "allreduce"), files)
     told = "" if served else " (which leaves out powers of two)"
     assert text == f"rccl: 4KB to 64MB in 1 file, in place, multiples of {num_chunks} elements{told}"
+
+
+@pytest.mark.parametrize(
+    ("topology", "collective", "runtime", "counts"),
+    [
+        ("ring:4", "allreduce", "rccl", (1, 2, 4, 8, 16)),
+        ("ring:4", "allreduce", "mscclpp", DEFAULTS.suggesting.counts),  # it asks for multiples of bytes
+        ("ring:6", "allgather", "msccl", (1, 2, 4, 8, 16)),  # elements of each rank count
+        ("ring:6", "allreduce", "msccl", DEFAULTS.suggesting.counts),  # six chunks at least
+        ("ring:6", "broadcast", "msccl", (1, 2, 4, 8, 16)),
+    ],
+)
+def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, runtime, counts):
+    """3, 6 or 12 chunks are not tried where files of these are skipped for 2 ** 20 elements."""
+    fabric = parse(topology)
+    whole = taccl.make_problem(fabric, collective, size_bytes=10**6).collective
+    assert tuple(serving_counts(RUNTIMES[runtime], whole, DEFAULTS.suggesting.counts)) == counts
+
+
+@pytest.mark.slow
+def test_a_plan_serves_powers_of_two():
+    """On a DGX-1, whose best allreduce has 6 chunks per rank, the plan has a power of two, and says so."""
+    plan = brief_plan("dgx1", "allreduce", sizes=["64MB"], runtime="msccl")
+    assert plan.ranges[0].program.size_chunks.bit_count() == 1
+    assert any("so that files serve powers of two" in note for note in plan.notes)
+
+
+@pytest.mark.slow
+def test_a_number_of_chunks_of_a_sketch_holds():
+    """A sketch of six chunks per rank has them, and the line of coverage says what that leaves out."""
+    sketch = taccl.Sketch.from_dict({"schema": 1, "name": "six", "chunks": {"per_rank": 6}})
+    plan = brief_plan("ring:4", "broadcast", sketches=[sketch], sizes=["1MB"], baselines=False)
+    assert plan.ranges[0].program.size_chunks % 6 == 0
 
 
 def test_chunks_of_each_rank_count_for_collectives_by_rank():
