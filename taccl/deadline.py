@@ -50,6 +50,7 @@ _APART = ("importlib.", "numba.", "llvmlite.", "subprocess")
 #: And functions of modules that are interrupted elsewhere.
 _APART_IN = {
     "taccl.deadline": frozenset({"begin", "end", "_start"}),
+    "taccl.kernels": frozenset({"_prepare"}),
     "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
 }
 

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from numba.core import caching
 
 import taccl
-from taccl import kernels
+from taccl import kernel_cache, kernels
 from taccl.errors import CacheWarning
 from tests.fuzzing import MANY
 from tests.hardships import without_privileges
@@ -49,7 +50,7 @@ for warning in said:
 def _no_cache_named(monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr("numba.config.CACHE_DIR", "")
-    kernels._warn.cache_clear()
+    kernel_cache._warn.cache_clear()
 
 
 @pytest.fixture
@@ -98,6 +99,49 @@ def test_what_is_compiled_is_known_before_it_is_loaded(small):
     assert not kernels.is_compiled(small().shifted)
     small.path.write_text(SOURCE.replace("2 * x", "3 * x  # more"))
     assert not kernels.is_compiled(small().scaled)
+
+
+@pytest.mark.slow
+def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
+    """Neither a module of kernels nor the question whether they are compiled imports it."""
+    (tmp_path / "small.py").write_text(SOURCE)
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from small import scaled\n"
+        "from taccl.kernels import is_compiled\n"
+        "print(is_compiled(scaled), 'numba' in sys.modules, scaled(2), 'numba' in sys.modules)\n"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert outputs == ["False False 4 True\n", "True False 4 True\n"]
+
+
+def test_a_kernel_is_pickled_by_its_name(monkeypatch, small):
+    """Another process imports it, and compiles or loads it itself."""
+    monkeypatch.setitem(sys.modules, "small", small())
+    scaled = sys.modules["small"].scaled
+    assert pickle.loads(pickle.dumps(scaled)) is scaled
+
+
+@pytest.mark.slow
+def test_threads_share_one_dispatcher(small):
+    """Threads that call a kernel for the first time at once wait for one of them to prepare it."""
+    scaled, together = small().scaled, threading.Barrier(4)
+    found = []
+
+    def work():
+        together.wait()
+        found.append((scaled(20), id(scaled._dispatcher)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [(40, id(scaled._dispatcher))] * 4
 
 
 @pytest.mark.slow
@@ -158,10 +202,10 @@ def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
     """Neither a folder of another user nor a link to one holds kernels."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"taccl-kernels-{os.geteuid()}").symlink_to(tmp_path)
-    assert kernels._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+    assert kernel_cache._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
     (tmp_path / "taccl-kernels-12345").mkdir(mode=0o700)
     monkeypatch.setattr("os.geteuid", lambda: 12345)
-    assert kernels._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+    assert kernel_cache._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
 
 
 def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_path):
@@ -175,7 +219,7 @@ def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_p
 def test_an_inner_function_has_nothing_that_python_could_call(monkeypatch):
     """Which is half of what compiling it would take; kernels call it all the same."""
     monkeypatch.setattr(
-        kernels, "_Cache", lambda _: caching.NullCache()
+        kernel_cache, "KernelCache", lambda *_: caching.NullCache()
     )  # of what is read nothing can be seen
 
     @kernels.inner
@@ -249,17 +293,17 @@ def test_a_full_disk_costs_one_warning(small, monkeypatch):
 TIMED = """
 import sys, time, traceback
 import taccl
-from taccl import kernels
+from taccl import kernel_cache
 
 late = []
-save = kernels._Cache.save_overload
+save = kernel_cache.KernelCache.save_overload
 
 def noted(self, sig, data):
     if not any(frame.name.startswith("compile_") for frame in traceback.extract_stack()):
         late.append(self._function.__qualname__)
     return save(self, sig, data)
 
-kernels._Cache.save_overload = noted
+kernel_cache.KernelCache.save_overload = noted
 problem = taccl.make_problem(taccl.topologies.dgx2(2), getattr(taccl.collectives, sys.argv[1])(32), size_bytes=2**24)
 result = taccl.synthesize(problem, time_limit_s=8)
 print(result.finish_us, time.process_time(), *late)
