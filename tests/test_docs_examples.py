@@ -7,7 +7,7 @@ On a page, blocks run in their order and share one folder and one set of names:
 - in a block of console, each line that starts with ``taccl`` is run. It must exit with 0, or with the code
   that a comment ``# exits with N`` at its end promises.
 
-Time limits are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
+Time limits and bounds are cut short here, and rows of sizes. Commands that name files of the published tool are run apart, beside copies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ import joblib
 import pytest
 
 import taccl
+from taccl.analysis.certificates import bounds
 from taccl.cli import main
 from taccl.plot import sizes
 from taccl.topology.machines import SHAPES
+from tests.effort import PATIENT
 from tests.foreign import OURS, REAL
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-#: Longest time limit of a documented call here: enough for a schedule, and most often for the best.
-MOST_SECONDS = 0.3
-#: The same of a problem of so many transfers: there the first schedule takes that long.
-MOST_SECONDS_LARGE, LARGE = 3.0, 100_000
+#: Time limit of every documented call, in seconds; a first schedule that takes longer is waited for.
+MOST_SECONDS = 0.1
+#: Parameters of every documented search: it waits for a schedule, and not for the bound over all chunkings.
+SHORT = taccl.SearchParameters.from_dict(
+    {"budget": {**PATIENT.to_dict()["budget"], "least_every_s": 0, "most_every_s": 0}}
+)
+#: Seconds for the bounds of a small problem, which by default have 1.5 s even after the limit.
+BOUND_SECONDS = 0.02
 
 _FENCE = re.compile(
     r"^```(?P<language>\w+)?(?P<info>[^\n]*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -76,29 +82,29 @@ def commands_of(block: Block) -> list[str]:
 
 @pytest.fixture
 def short_searches(monkeypatch):
-    """Cut every time limit short, as pages promise calls that work and exit codes, not finishes.
+    """Cut searches, bounds and pictures short, as pages promise calls that work and exit codes, not finishes.
 
-    And start no processes for comparisons, which load all libraries anew: tests of those do.
+    Comparisons start no processes, which load all libraries anew: tests of those do.
     """
+    bandwidths = taccl.plot.bandwidths
 
-    def cut(whole):
-        def short(*words, **options):
-            most_s = MOST_SECONDS
-            if words and isinstance(words[0], taccl.Problem):
-                transfers = words[0].collective.num_chunks * words[0].topology.num_ranks
-                most_s = MOST_SECONDS_LARGE if transfers >= LARGE else most_s
-            limit_s = options.pop("time_limit_s", most_s)
-            return whole(*words, **options, time_limit_s=min(limit_s, most_s))
+    def cut(whole, **further):
+        return lambda *words, **options: whole(*words, **options | further)
 
-        return short
+    def two_sizes(schedule, *, sizes=None, **options):
+        return bandwidths(schedule, sizes=sizes and list(sizes)[::3], **options)
 
-    for name in ("synthesize", "compare", "plan", "suggest_sketches"):
-        monkeypatch.setattr(taccl, name, cut(getattr(taccl, name)))
-    monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])  # of pictures over sizes
-    report = taccl.report
-    monkeypatch.setattr(
-        taccl, "report", lambda *words, **options: report(*words, **options | {"budget_s": MOST_SECONDS})
-    )
+    limit, budget = {"time_limit_s": MOST_SECONDS}, {"budget_s": MOST_SECONDS}
+    monkeypatch.setattr(taccl, "synthesize", cut(taccl.synthesize, parameters=SHORT, **limit))
+    for name in ("compare", "plan", "reorder", "suggest_sketches"):
+        monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **limit))
+    for name in ("report", "lower_bound"):
+        monkeypatch.setattr(taccl, name, cut(getattr(taccl, name), **budget))
+    for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
+        monkeypatch.setattr(bounds, name, BOUND_SECONDS)
+    monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
+    for module in (sizes, taccl.plot):
+        monkeypatch.setattr(module, "bandwidths", two_sizes)
     with joblib.parallel_config(backend="sequential"):
         yield
 
