@@ -45,6 +45,11 @@ def by_turns(*kinds: Iterable[Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+def thinned(values: Iterable[Any], every: int = 3) -> list[Any]:
+    """Each `every`-th value, or all with ``TACCL_MANY=1``."""
+    return list(values)[:: 1 if MANY else every]
+
+
 def cases(name: str, *, few: int, many: int, first: int = 0) -> Iterator[int]:
     """Seeds from `first` on, `some` of them; each counts once the loop comes back for the next."""
     for seed in range(first, first + some(few, many)):

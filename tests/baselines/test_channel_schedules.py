@@ -12,14 +12,14 @@ from taccl.baselines.nccl import model_gap
 from taccl.topology import fabrics, machines
 from taccl.topology.registry import machine_names, parse
 from tests.foreign import REAL, foreign_files
-from tests.fuzzing import MANY
+from tests.fuzzing import MANY, thinned
 
 COLLECTIVES = ("allreduce", "allgather", "reduce-scatter", "broadcast", "alltoall", "reduce")
-#: Rings on a whole rack have too many transfers for a test.
+#: Machines alone and in clusters, by turns; rings on a whole rack have too many transfers for a test.
 _NODES = [
     pytest.param(name, nodes, id=f"{name}-x{nodes}")
-    for name in machine_names()
-    for nodes in ((1, 2, 4) if MANY else (1, 2))
+    for turn, name in enumerate(machine_names())
+    for nodes in ((1, 2, 4) if MANY else (1 + turn % 2,))
     if name != "gb200-nvl72" or (nodes == 1 and MANY)
 ]
 
@@ -46,7 +46,9 @@ def test_the_schedule_takes_what_the_model_says(name, nodes, collective):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ring", "tree"])
-@pytest.mark.parametrize(("name", "nodes"), [("mi300x", 2), ("dgx1", 2), ("dgx2", 1), ("dgx-h100", 2)])
+@pytest.mark.parametrize(
+    ("name", "nodes"), thinned([("dgx1", 2), ("mi300x", 2), ("dgx2", 1), ("dgx-h100", 2)], every=2)
+)
 def test_rings_and_trees_take_what_the_model_says(name, nodes, algorithm):
     """Whichever of them is chosen."""
     problem = problem_of(parse(name, nodes=nodes), "allreduce")
@@ -66,7 +68,7 @@ def test_rings_whose_hops_are_late_hold_up_no_others():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allreduce", "allgather", "broadcast"] if MANY else ["allreduce"])
 @pytest.mark.parametrize(
-    "path", (foreign_files("nvidia-smi/*.txt") + foreign_files("nccl-topo/*.xml"))[:: 1 if MANY else 2]
+    "path", thinned(foreign_files("nvidia-smi/*.txt") + foreign_files("nccl-topo/*.xml"), every=4)
 )
 def test_imported_servers_take_what_the_model_says(path, collective):
     """PCIe that ranks share, NVLinks between some, or both.
@@ -107,16 +109,19 @@ def test_further_pieces_follow_at_the_rate_of_the_first(monkeypatch):
     assert predict(problem, "ring", problem.topology).time_us == pytest.approx(whole, rel=0.1)
 
 
+#: Every reported file, alone or in pairs by turns.
+_REPORTED = [
+    pytest.param(path, nodes, id=f"{path.stem}-{nodes}")
+    for folder in ("", "smi", "xml")
+    for turn, path in enumerate(
+        sorted((REAL / "reported" / folder).glob("*.txt" if folder != "xml" else "*.xml"))
+    )
+    for nodes in ((1, 2) if MANY else (1 + turn % 2,))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem)
-        for folder in ("", "smi", "xml")
-        for path in sorted((REAL / "reported" / folder).glob("*.txt" if folder != "xml" else "*.xml"))
-    ],
-)
+@pytest.mark.parametrize(("path", "nodes"), thinned(_REPORTED, every=2))
 def test_reported_servers_take_what_the_model_says(path, nodes):
     """Servers as people pasted them, alone and, where they have cards, in pairs."""
     assert agrees(problem_of(loaded(path, nodes), "allreduce"))

@@ -40,7 +40,7 @@ def probed(seed, *, racks=1, passes=0, directed=True):
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_noise_between_equal_hosts_is_no_gain(passes):
     """Whatever the noise, the order given is kept, and said to be."""
-    for seed in cases("placement: noise is no gain", few=2, many=60):
+    for seed in cases("placement: noise is no gain", few=1, many=60):
         found = taccl.reorder(probed(seed, passes=passes), **SMALL)
         assert found.order == GIVEN
         assert found.gain == 1
@@ -51,7 +51,7 @@ def test_noise_between_equal_hosts_is_no_gain(passes):
 @pytest.mark.parametrize("passes", [4, 0], ids=["passes", "two directions"])
 def test_racks_are_a_gain_in_the_same_noise(passes):
     """For two racks in random order the gain is confirmed, with its figures."""
-    for seed in cases("placement: racks are a gain in noise", few=2, many=20):
+    for seed in cases("placement: racks are a gain in noise", few=1, many=20):
         found = taccl.reorder(probed(seed, racks=2, passes=passes), time_limit_s=3600)
         assert found.order != GIVEN
         assert found.judgement.verdict == "confirmed"
@@ -77,7 +77,7 @@ def test_the_slowest_of_many_equal_pairs_is_no_gain():
     rack = np.random.default_rng(1).permutation(GIVEN) % 2
     truth = taccl.reorder(Probe(NAMES, np.where(rack[:, None] == rack, 10.0, 20.0)), **SMALL)
     assert truth.gain == 1
-    for seed in cases("placement: noise of crossings is no gain", few=2, many=20):
+    for seed in cases("placement: noise of crossings is no gain", few=1, many=20):
         found = taccl.reorder(probed(seed, racks=2, passes=4), **SMALL)
         assert found.judgement is None or found.judgement.verdict == "within noise"
 

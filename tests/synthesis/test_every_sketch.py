@@ -8,7 +8,7 @@ import taccl
 from taccl.sketch.upstream import load_problem
 from tests.effort import PATIENT
 from tests.foreign import OURS
-from tests.fuzzing import MANY, by_turns
+from tests.fuzzing import MANY, by_turns, thinned
 
 COLLECTIVES = ("allgather", "alltoall", "allreduce")
 #: File stems of the published tool's sketches; each fits every topology file of its machine.
@@ -34,12 +34,12 @@ def assert_sound(result):
     assert result.stages
 
 
-# Sketches take turns, as each run takes seconds.
+# Sketches take turns, as each run takes seconds; an alltoall of 64 ranks is searched under one sketch of two.
 SHIPPED = [
     (name, collective)
     for i, name in enumerate(taccl.shipped_sketches())
     for j, collective in enumerate(COLLECTIVES)
-    if MANY or (i + j) % len(COLLECTIVES) == 0
+    if MANY or ((i + j) % len(COLLECTIVES) == 0 and (name, collective) != ("dgx2/sk1-n4", "alltoall"))
 ]
 
 
@@ -51,7 +51,7 @@ def test_shipped_sketch(name, collective):
     topology = sketch.topology()
     chunks = taccl.collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
     # The first run of the compiled list scheduler, which has an alltoall of 64 ranks, must end in time.
-    limit_s = 15 if collective == "alltoall" and topology.num_ranks == 64 else 0.5
+    limit_s = 15 if collective == "alltoall" and topology.num_ranks == 64 else 0.1
     result = taccl.synthesize(sketch.apply(topology, chunks), time_limit_s=limit_s, parameters=PATIENT)
     assert_sound(result)
     assert result.schedule.problem.collective == chunks
@@ -114,7 +114,7 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cost_model", "sketch", "topology", "collective"), CASES)
+@pytest.mark.parametrize(("cost_model", "sketch", "topology", "collective"), thinned(CASES, every=2))
 def test_upstream_pair(shared_data, sketch, topology, collective, cost_model):
     """Files of the published tool: each sketch on every topology of its machine, and for every collective."""
     folder = shared_data / "upstream-taccl"
