@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain, repeat, zip_longest
 
 from taccl.analysis.certificates.check_facts import NEVER, Facts, shortest_ways
@@ -67,7 +68,11 @@ class _Port:
 
 
 def bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
-    """True if every schedule that ends by `ticks`, for any chunking, leaves a (byte, rank) pair unserved."""
+    """True if every schedule that ends before `ticks`, for any chunking, leaves a (byte, rank) pair unserved.
+
+    Ports are counted just before `ticks`. If they can then serve exactly as much as is needed, but less the
+    sooner it is, they cannot before.
+    """
     if not facts.divisible or facts.multi or facts.made_at or facts.in_network:
         return False
     inside, pairs, total, most_added, most_wanted = witness.ranks, 0, 0, 0, 0
@@ -88,22 +93,37 @@ def bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
     soonest = _soonest(_weightless(facts, backwards=True), facts.allowed, outside, most, backwards=True)
     within = [e for e in facts.allowed if {facts.src[e], facts.dst[e]} <= inside]
     latest = _soonest(_weightless(facts), within, inside, most_wanted)
-    served: Fraction | int = 0
-    if not facts.sums:
-        before = 0
+    served = [Fraction(0), Fraction(0)]
+    if facts.sums:
+
+        def passing(spans: dict[int, int], time: Fraction) -> Fraction:
+            lengths = (time - after - start for start, after in spans.items())
+            return sum((port.passed(length) for length in lengths for port in ports), Fraction(0))
+
+        for gain, spans in spans_of(soonest, latest):
+            widest = {min(spans): min(spans.values())}
+            some = [_just_before(ticks, partial(passing, each)) for each in (spans, widest)]
+            served = [sum_ + gain * more for sum_, more in zip(served, min(some), strict=True)]
+    else:
+        most_of_one, before = max(of_rank.values()), 0
+
+        def fed(after: int, time: Fraction) -> Fraction:
+            counts = (port.fed(time - after, soonest, most_of_one, pairs) for port in ports)
+            return sum(counts, Fraction(0))
+
         for k, after in latest.items():
-            fed = (port.fed(ticks - after, soonest, max(of_rank.values()), pairs) for port in ports)
-            served += (k - before) * sum(fed)
+            more = _just_before(ticks, partial(fed, after))
+            served = [sum_ + (k - before) * each for sum_, each in zip(served, more, strict=True)]
             before = k
-        return served < pairs
+    return served < [Fraction(pairs), Fraction(0)]
 
-    def passing(start: int, end: Fraction) -> Fraction:
-        return sum((port.passed(end - start) for port in ports), Fraction(0))
 
-    for gain, spans in spans_of(soonest, latest, ticks):
-        one_by_one = sum(passing(start, end) for start, end in spans.items())
-        served += gain * min(one_by_one, passing(min(spans), max(spans.values())))
-    return served < pairs
+def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tuple[Fraction, Fraction]:
+    """(limit from below, negated rate there) of a count that is linear between whole ticks."""
+    start = Fraction(math.ceil(ticks) - 1)
+    first, middle = counted(start), counted(start + Fraction(1, 2))
+    rate = 2 * (middle - first)
+    return first + rate * (ticks - start), -rate
 
 
 def _ports(facts: Facts, witness: ByteCounting, total: int) -> list[_Port] | None:

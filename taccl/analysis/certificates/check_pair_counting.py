@@ -8,15 +8,12 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
 from itertools import chain, repeat
-from typing import TypeVar
 
 from taccl.analysis.certificates.check_facts import NEVER, Facts
 from taccl.analysis.certificates.check_gates import passages, passages_of
 from taccl.analysis.certificates.check_spread_tail import fastest, reached
 from taccl.analysis.certificates.witnesses import PairCounting
 from taccl.schedule.combine import reduction_half
-
-Time = TypeVar("Time", int, Fraction)
 
 #: Max steps to which numbers of contributions, and of ranks, are rounded up.
 _STEPS = 12
@@ -53,25 +50,25 @@ def pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
 
     # A send that can serve this many pairs or more starts late enough for n, and ends early enough for k.
     served = 0
-    for gain, spans in spans_of(soonest, latest, last):
-        one_by_one = sum(passing(start, end) for start, end in spans.items())
-        served += gain * min(one_by_one, passing(min(spans), max(spans.values())))
+    for gain, spans in spans_of(soonest, latest):
+        one_by_one = sum(passing(start, last - after) for start, after in spans.items())
+        served += gain * min(one_by_one, passing(min(spans), last - min(spans.values())))
     return served < number
 
 
-def spans_of(
-    soonest: Mapping[int, int], latest: Mapping[int, int], last: Time
-) -> Iterator[tuple[int, dict[int, Time]]]:
-    """(gain, {start: end}): spans in which a send can serve `gain` pairs more than at the level before."""
+def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
+    """(gain, {start: tail}): spans in which a send can serve `gain` pairs more than at the level before.
+
+    A send in a span starts at `start` or later, and ends at least `tail` ticks before the finish.
+    """
     below = 0
     for pairs in sorted({n * k for n in soonest for k in latest}):
-        spans: dict[int, Time] = {}
+        spans: dict[int, int] = {}
         for n, start in soonest.items():
-            ends = [last - after for k, after in latest.items() if n * k >= pairs]
-            if ends and max(ends) >= start and max(ends) > max(spans.values(), default=-1):
-                spans[start] = max(ends)
-        if spans:
-            yield pairs - below, spans
+            after = min((after for k, after in latest.items() if n * k >= pairs), default=NEVER)
+            if after < min(spans.values(), default=NEVER):
+                spans[start] = after
+        yield pairs - below, spans
         below = pairs
 
 

@@ -109,9 +109,11 @@ def steps_of(
     return steps
 
 
-def windows_of(
-    collected: list[tuple[int, int]], spread: list[tuple[int, int]]
-) -> list[tuple[int, list[tuple[int, int]]]]:
+#: (gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
+Windows = list[tuple[int, list[tuple[int, int]]]]
+
+
+def windows_of(collected: list[tuple[int, int]], spread: list[tuple[int, int]]) -> Windows:
     """(gain, [(since, tail), ...]) by ascending number of pairs that a send can serve.
 
     A send serves at most `gain` more pairs than at the level before, and only if it lies in a window. It must
