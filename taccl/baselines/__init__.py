@@ -1,15 +1,16 @@
 """Well-known algorithms of libraries as schedules, for comparison with results.
 
-Each takes a `Problem` and returns a `Schedule`; all leave the sketch aside, but for merging. As libraries do,
-they cut chunks into smaller ones for as long as that pays; with ``cut=False`` the chunks are the problem's.
+Each takes a `Problem` and returns a `Schedule`. Of the sketch, only its merging clauses apply. As libraries
+do, they cut chunks into smaller ones while that pays; with ``cut=False`` the chunks are the problem's.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import math
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked, known_name
+from taccl.arguments import Seconds, checked, known_name
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
@@ -20,6 +21,7 @@ from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.tree import tree
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -53,44 +55,69 @@ BASELINES: dict[str, Callable[..., Schedule]] = {
 
 @checked
 def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
-    """The schedule of the baseline of that name, however it is spelt; `InputError` if it cannot be had.
+    """The schedule of the baseline of that name; `InputError` if it does not support the problem.
 
     Parameters
     ----------
     name : str
-        One of `BASELINES`, ``"best"`` of them, or ``"nccl"``: what that library would choose, under a
-        protocol that it also chooses.
+        One of `BASELINES`, ``"best"`` of them, or ``"nccl"``: the choice of that library, with its
+        protocol. Case and separators do not matter.
     problem : Problem
-        What is to be done.
+        The problem to solve.
     cut : bool
-        Whether chunks may be cut, for as long as that pays.
+        True if chunks may be cut, while that pays.
     """
     known = {**BASELINES, "best": best, "nccl": nccl}
     return known[known_name(name, known, "baseline")](problem, cut=cut)
 
 
-#: Schedules of fewer transfers are cut in any case (about 0.5 s).
+#: Baselines that take longest to build, in this order; `best` makes the others first.
+_SLOW = ("multiplying", "one-shot")
+#: Schedules with fewer transfers are cut in any case (about 0.2 s).
 _CUT_ANYWAY = 2_000
 
 
 @checked
-def best(problem: Problem, *, cut: bool = True) -> Schedule:
-    """The schedule that finishes first, of all baselines that can do the collective on the topology."""
+def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = None) -> Schedule:
+    """The schedule that finishes first, of all baselines that can do the collective on the topology.
+
+    Baselines that are quick to build come first. Once the time limit has passed, the best so far is returned.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem to solve.
+    cut : bool
+        True if chunks may be cut, while that pays.
+    time_limit_s : float, optional
+        Seconds after which no further baseline is tried. The first baseline is always completed.
+
+    Raises
+    ------
+    CollectiveError
+        If no baseline can do the collective.
+    """
+    deadline = Deadline.after(math.inf if time_limit_s is None else time_limit_s)
     made: dict[str, Schedule] = {}
-    for name, function in sorted(BASELINES.items(), key=lambda item: item[1] is one_shot):
-        finishes_us = [schedule.finish_us for schedule in made.values()]
-        if function is one_shot and finishes_us and least_one_shot_us(problem) > min(finishes_us):
-            continue  # it lists by far the most transfers
-        with suppress(CollectiveError):
-            made[name] = function(problem, cut=False)
+
+    def attempt(name: str, *, cut: bool) -> Schedule | None:
+        with suppress(CollectiveError, OutOfTime), deadline.enforced() if made else nullcontext():
+            return BASELINES[name](problem, cut=cut)
+        return None
+
+    for name in sorted(BASELINES, key=lambda name: _SLOW.index(name) if name in _SLOW else -1):
+        least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
+        if BASELINES[name] is one_shot and least_one_shot_us(problem) > least_us:
+            continue
+        if (found := attempt(name, cut=False)) is not None:
+            made[name] = found
     if not made:
         raise CollectiveError(f"no baseline can do {problem.title}; synthesize it", where="baseline")
-    found = sorted(
-        ((made[name], function) for name, function in BASELINES.items() if name in made),
-        key=lambda each: each[0].finish,
-    )
-    fastest = found[0][0]
-    for whole, function in found if cut else ():
+    ranked = sorted((name for name in BASELINES if name in made), key=lambda name: made[name].finish)
+    fastest = made[ranked[0]]
+    for name in ranked if cut else ():
+        whole = made[name]
         if whole.num_transfers <= _CUT_ANYWAY or soonest_cut_us(whole) < fastest.finish_us:
-            fastest = min(fastest, function(problem, cut=True), key=lambda schedule: schedule.finish)
+            finer = attempt(name, cut=True)
+            fastest = fastest if finer is None or finer.finish >= fastest.finish else finer
     return fastest

@@ -16,18 +16,10 @@ import numpy as np
 
 from taccl.baselines.channels import chain_channels, ring_channels
 from taccl.baselines.lanes import Lanes, is_allreduce
-from taccl.baselines.ring import pass_round
+from taccl.baselines.moves import Moves, check_number, routed
+from taccl.baselines.ring import around
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    Steps,
-    check_number,
-    chunks_of_starts,
-    cut_chunks,
-    fastest,
-    require_everywhere,
-    run,
-    without_sketch,
-)
+from taccl.baselines.spread import cut_chunks, fastest, require_everywhere, run, starts_of, without_sketch
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -35,6 +27,7 @@ if TYPE_CHECKING:
 
     from taccl.baselines.channels import Channels
     from taccl.baselines.lanes import Algorithm, Floats, Ints
+    from taccl.baselines.moves import Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -126,8 +119,9 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     roots = lanes.roots(problem.collective.num_chunks) if is_allreduce(problem) else None
     name = _name(lanes, algorithm)
     if lanes.relayed:
-        spread = partial(_round if lanes.goes_round else _down, lanes=lanes, name=name)
-        return run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
+        spread = partial(_round if lanes.goes_round else _down, lanes=lanes)
+        sends = run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
+        return sends.schedule(problem, producer=name)
     columns = (
         _rounds(problem, lanes, roots) if lanes.goes_round else _pieces(problem.collective.num_chunks, lanes)
     )
@@ -291,35 +285,32 @@ def _pieces(num_chunks: int, lanes: Lanes) -> _Columns:
     )
 
 
-def _round(problem: Problem, *, lanes: Lanes, name: str, backwards: bool = False) -> Schedule:
-    """Each rank's chunks are dealt out to the rings, and go round them by way of relays."""
-    spread = Steps(problem)
-    rings = [[src for src, _ in (hops[::-1] if backwards else hops)] for hops in lanes.hops]
-    place = [{rank: i for i, rank in enumerate(order)} for order in rings]
-    dealt: list[list[list[int]]] = [[[] for _ in order] for order in rings]
-    for rank, chunks in enumerate(chunks_of_starts(problem)):
-        for number, c in enumerate(chunks):
-            ring = number % len(rings)
-            dealt[ring][place[ring][rank]].append(c)
-    pass_round(spread, list(zip(rings, dealt, strict=True)), 1)
-    return spread.schedule(producer=name)
+def _round(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
+    """Sends of chunks that are dealt out to the rings, rank by rank, and go round them by way of relays."""
+    starts, num = starts_of(problem), len(lanes.hops)
+    chunks = np.argsort(starts, kind="stable")
+    number = np.arange(len(starts)) - np.searchsorted(starts[chunks], starts[chunks])
+    moves: list[Row] = []
+    for ring, hops in enumerate(lanes.hops):
+        order = [src for src, _ in (hops[::-1] if backwards else hops)]
+        here = chunks[number % num == ring]
+        place = np.argsort(order)[starts[here]]
+        by_place = np.argsort(place, kind="stable")
+        moves += around(order, here[by_place], place[by_place])
+    return routed(problem, Moves.of(moves))
 
 
-def _down(problem: Problem, *, lanes: Lanes, name: str, backwards: bool = False) -> Schedule:
-    """Chunks follow one another down each lane by way of relays.
-
-    The last goes first in what is then reversed.
-    """
-    spread, num = Steps(problem), len(lanes.hops)
-    depths = [_depths(hops) for hops in lanes.hops]
-    moves: dict[int, list[tuple[list[int], int, int]]] = {}
-    chunks = range(problem.collective.num_chunks)
-    for place, c in enumerate(reversed(chunks) if backwards else chunks):
-        for depth, (src, dst) in zip(depths[c % num], lanes.hops[c % num], strict=True):
-            moves.setdefault(place // num + depth, []).append(([c], src, dst))
-    for step in sorted(moves):
-        spread.step(moves[step])
-    return spread.schedule(producer=name)
+def _down(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
+    """Sends of chunks that follow one another down each lane by way of relays, perhaps the last first."""
+    chunks = np.arange(problem.collective.num_chunks)
+    chunks = chunks[::-1] if backwards else chunks
+    num = len(lanes.hops)
+    moves: list[Row] = []
+    for place, c in enumerate(chunks.tolist()):
+        hops = lanes.hops[c % num]
+        src, dst = np.array(hops, np.int64).reshape(-1, 2).T
+        moves.append((place // num + np.array(_depths(hops), np.int64), c, src, dst, False))
+    return routed(problem, Moves.of(moves))
 
 
 def _depths(hops: Sequence[tuple[int, int]]) -> list[int]:

@@ -10,16 +10,18 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
+from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.ring import find_rings, pass_round
+from taccl.baselines.ring import around, find_rings
+from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
-    Steps,
-    chunks_of_starts,
     cut_chunks,
     cut_while_it_pays,
     fastest,
+    fastest_form,
     require_no_derivations,
     run,
+    starts_of,
 )
 from taccl.collectives import make
 from taccl.errors import CollectiveError, TopologyError
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.arguments import Count, Size
+    from taccl.baselines.moves import Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
@@ -196,32 +199,46 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
         )
 
     def made(problem: Problem) -> Schedule:
-        return fastest(run(problem, partial(_two_levels, inside=each)) for each in ("ring", "direct"))
+        return fastest_form(
+            problem,
+            (
+                (f"hierarchical ({each} inside nodes)", run(problem, partial(_two_levels, inside=each)))
+                for each in ("ring", "direct")
+            ),
+        )
 
     return cut_while_it_pays(problem, made, name="two levels", cut=cut)
 
 
-def _two_levels(problem: Problem, *, inside: str) -> Schedule:
-    topology, spread = problem.topology, Steps(problem)
-    nodes, size = topology.ranks_of_node, len(topology.ranks_of_node[0])
-    starts = chunks_of_starts(problem)
-    columns = [[ranks[local] for ranks in nodes] for local in range(size)]
-    pass_round(spread, [(column, [starts[rank] for rank in column]) for column in columns], 1)
-    # A rank now holds what started at any rank of its local rank; what it held longest goes first.
-    held: list[list[int]] = [[] for _ in starts]
-    for column in columns:
-        for place, rank in enumerate(column):
-            for distance in range(len(column)):
-                held[rank] += starts[column[place - distance]]
-    path = [topology.local_rank[rank] for rank in find_rings(topology, spread.routes.ticks)[0][:size]]
+def _two_levels(problem: Problem, *, inside: str) -> Sends:
+    """Chunks go round rings of the ranks of one place in all nodes, and then through each node."""
+    topology, starts = problem.topology, starts_of(problem)
+    nodes = np.array(topology.ranks_of_node)
+    num_nodes, size = nodes.shape
+    first_node, local = (np.array(each)[starts] for each in (topology.node_of_rank, topology.local_rank))
+    moves: list[Row] = []
+    for place, column in enumerate(nodes.T):
+        chunks = np.flatnonzero(local == place)
+        chunks = chunks[np.argsort(first_node[chunks], kind="stable")]
+        moves += around(column, chunks, first_node[chunks])
+    # A rank now holds the chunks that started at its place of any node; those held longest go first.
+    walk = np.arange(size)
     if inside == "ring":
-        walks = [[ranks[local] for local in path] for ranks in nodes]
-        pass_round(spread, [(walk, [held[rank] for rank in walk]) for walk in walks], 2)
+        ring = find_rings(topology, ShortestRoutes.of(problem).ticks)[0]
+        walk = np.array(topology.local_rank)[ring[:size]]
+    chunk, node = (each.ravel() for each in np.indices((len(starts), num_nodes)))
+    place = np.argsort(walk)[local[chunk]]
+    order = np.lexsort((chunk, (node - first_node[chunk]) % num_nodes, node, place))
+    chunk, node, place = chunk[order], node[order], place[order]
+    if inside == "ring":
+        for number, ranks in enumerate(nodes):
+            here = node == number
+            moves += around(ranks[walk], chunk[here], place[here], ways=2, first=num_nodes - 1)
     else:
         for shift in range(1, size):
-            pairs = [(ranks[a], ranks[(a + shift) % size]) for a in range(size) for ranks in nodes]
-            spread.step([(held[src], src, dst) for src, dst in pairs])
-    return spread.schedule(producer=f"hierarchical ({inside} inside nodes)")
+            there = nodes[node, (place + shift) % size]
+            moves.append((num_nodes - 2 + shift, chunk, nodes[node, place], there, False))
+    return routed(problem, Moves.of(moves))
 
 
 def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl.arguments import checked
+from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_plans import (
     BEHIND,
     BY_NODE,
@@ -22,17 +23,9 @@ from taccl.baselines.multiplying_plans import (
     all_plans,
     straight_digit,
 )
-from taccl.baselines.recursive import exchange
+from taccl.baselines.recursive import after_exchange, exchange
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    Steps,
-    after_exchange,
-    chunks_of_starts,
-    cut_while_it_pays,
-    fastest,
-    require_no_derivations,
-    run,
-)
+from taccl.baselines.spread import cut_while_it_pays, fastest, require_no_derivations, run, starts_of
 from taccl.caching import cached
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
@@ -43,6 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -116,7 +110,7 @@ def _fastest_plan(problem: Problem) -> Schedule:
             is_late = best is not None and steps.ticks(plan) > _LATE * best.finish_ticks
             if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
                 break
-            found = steps.schedule(plan, pieces)
+            found = steps.sends(plan, pieces).schedule(problem, producer=steps.producer(plan))
             made += found.num_transfers
             with suppress(ValueError):  # ranks that exchange sums may wait for each other
                 found = fastest((found, listed(found, longest_first=True)))
@@ -147,6 +141,10 @@ class _Steps:
         self.to_one = all(len(ranks) == 1 for ranks in ends)
         self.straight = straight_digit(*self.grid.shape)
         self.most_pieces = problem.collective.num_chunks if self.sums else 1
+
+    def producer(self, plan: StepPlan) -> str:
+        """The name of a plan's schedule."""
+        return f"multiplying ({str(plan).replace('scatter', 'scatter' if self.sums else 'gather')})"
 
     def plans(self) -> Iterator[StepPlan]:
         """All plans whose steps are of no more sends than may be."""
@@ -292,19 +290,20 @@ class _Steps:
             turns.append(self.grid[tuple(there.T)].tolist())
         return turns
 
-    def _numbers_in(self, digits: tuple[Digit, ...], step: int, keeps: bool) -> list[int] | None:
-        """What ranks read in the digits of all steps so far, as chunks of one destination each go by it.
+    def _bound(self, digits: tuple[Digit, ...], step: int, chunk: Ints, rank: Ints, keeps: bool) -> Flags:
+        """True for each chunk whose destination has the rank's digits of all steps so far.
 
-        Straight only what is for the rank itself goes; it keeps what is for its node.
+        Straight, only what is for the rank itself goes; the rank keeps what is for its node.
         """
-        if self.sums or not self.to_one:
-            return None
         done = digits[: step + 1]
         if not done[0].weight:
             done = (Digit(True, len(self.grid), 1), *done[1:])
             if not (step or keeps):
                 done = (*done, Digit(False, self.grid.shape[1], 1))
-        return self.numbers(done)
+        number, ends = np.array(self.numbers(done)), self.problem.collective.destination_sets
+        target = np.array([ranks[0] for ranks in ends.sets])[ends.of_chunk]
+        same: Flags = number[target[chunk]] == number[rank]
+        return same
 
     @cached
     def numbers(self, digits: tuple[Digit, ...]) -> list[int]:
@@ -333,51 +332,69 @@ class _Steps:
             chunks[number[target] if self.to_one else i % bases].append(c)
         return chunks
 
-    def schedule(self, plan: StepPlan, pieces: int) -> Schedule:
-        """All steps of a plan; of sums each message in so many pieces, all first ones first."""
-        digits, verb = plan.parts[0].scattered[::-1], "scatter" if self.sums else "gather"
-        producer = f"multiplying ({str(plan).replace('scatter', verb)})"
+    def sends(self, plan: StepPlan, pieces: int) -> Sends:
+        """Sends of all steps of a plan; messages of sums are cut into pieces, the first of each go first."""
+        digits = plan.parts[0].scattered[::-1]
         if plan.how == BY_NODE:
-            return run(self.problem, partial(self._node_by_node, plan, producer=producer))
+            return run(self.problem, partial(self._node_by_node, plan))
         if not self.sums or self.straight in digits:
             turns = [self.turns(digit) for digit in digits]
-            numbers = partial(self._numbers_in, digits)
-            return exchange(self.problem, [turns], producer=producer, numbers=numbers)
-        steps, num_parts = Steps(self.problem), len(plan.parts)
-        summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in range(len(self.place))]] * num_parts
+            by_digits = self.to_one and not self.sums
+            return exchange(self.problem, [turns], bound=partial(self._bound, digits) if by_digits else None)
+        ranks, num_parts = np.arange(len(self.place)), len(plan.parts)
+        summed: list[list[tuple[int, ...]]] = [[(rank,) for rank in ranks.tolist()]] * num_parts
         done: list[tuple[Digit, ...]] = [()] * num_parts
-        for verb, digit, parts in self._timeline(plan)[1]:
+        sums: dict[tuple[int, ...], int] = {}
+        moves: list[Row] = []
+        carries = [np.zeros(0, np.int64)]
+        for step, (verb, digit, parts) in enumerate(self._timeline(plan)[1]):
             for part in parts if verb == "scatter" else ():
                 done[part] = (*done[part], digit)
-            chunks = [
-                (self.numbers(done[k]), self.chunks_of(done[k], k, num_parts, plan.block)) for k in parts
-            ]
-            steps.step(
-                (
-                    ([c for number, some in chunks for c in some[number[at]]][piece::pieces], src, dst)
-                    for piece in range(pieces)
-                    for turn in self.turns(digit)
-                    for src, dst in enumerate(turn)
-                    for at in (dst if verb == "scatter" else src,)
-                ),
-                lambda rank, c: summed[c // plan.block % num_parts][rank],
-            )
+            holder, chunk = self._holders(plan, parts, done)
+            number = np.array([[sums.setdefault(each, len(sums)) for each in some] for some in summed])
+            position = np.arange(len(holder)) - np.searchsorted(holder, holder)
+            for piece in range(pieces):
+                at, some = holder[position % pieces == piece], chunk[position % pieces == piece]
+                for turn in self.turns(digit):
+                    # A rank that scatters sends what its partner keeps.
+                    src = np.argsort(turn)[at] if verb == "scatter" else at
+                    order = np.argsort(src, kind="stable")
+                    src, sent = src[order], some[order]
+                    moves.append((step, sent, src, np.array(turn)[src], True))
+                    carries.append(number[sent // plan.block % num_parts, src])
             for part in parts:
                 if verb == "gather":
                     done[part] = done[part][:-1]
                 else:
                     summed[part] = after_exchange(summed[part], self.turns(digit))
-        return steps.schedule(producer=producer)
+        return routed(self.problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
 
-    def _node_by_node(self, plan: StepPlan, problem: Problem, *, producer: str) -> Schedule:
+    def _holders(
+        self, plan: StepPlan, parts: Sequence[int], done: Sequence[tuple[Digit, ...]]
+    ) -> tuple[Ints, Ints]:
+        """Ranks, rising, and the chunks of some parts that each sums once the parts are scattered."""
+        rows = []
+        for part in parts:
+            some = self.chunks_of(done[part], part, len(plan.parts), plan.block)
+            numbers = enumerate(self.numbers(done[part]))
+            rows += [(rank, chunk) for rank, number in numbers for chunk in some[number]]
+        holder, chunk = np.array(rows, np.int64).reshape(-1, 2).T
+        order = np.argsort(holder, kind="stable")
+        return holder[order], chunk[order]
+
+    def _node_by_node(self, plan: StepPlan, problem: Problem) -> Sends:
         """Gather data of a node there while it crosses, and elsewhere while more crosses."""
-        steps, starts = Steps(problem), chunks_of_starts(problem)
-        held = [starts] * len(plan.parts)
-        for verb, digit, (part,) in self._timeline(plan)[1]:
-            had, turns = held[part], self.turns(digit)
-            steps.step((had[src], src, dst) for turn in turns for src, dst in enumerate(turn))
-            held[part] = [[] if verb == "sum" else [*chunks] for chunks in had]
-            for turn in turns:
-                for src, dst in enumerate(turn):
-                    held[part][dst] += had[src]
-        return steps.schedule(producer=producer)
+        starts = starts_of(problem)
+        chunks = np.argsort(starts, kind="stable")
+        held = [(starts[chunks], chunks)] * len(plan.parts)
+        moves: list[Row] = []
+        for step, (verb, digit, (part,)) in enumerate(self._timeline(plan)[1]):
+            holder, chunk = held[part]
+            rows = [(np.array(turn)[holder], chunk) for turn in self.turns(digit)]
+            moves += [(step, chunk, holder, there, False) for there, _ in rows]
+            # What crosses between nodes is not held longer: it is gathered there at once.
+            rows = rows if verb == "sum" else [(holder, chunk), *rows]
+            there, chunk = (np.concatenate(each) for each in zip(*rows, strict=True))
+            order = np.argsort(there, kind="stable")
+            held[part] = there[order], chunk[order]
+        return routed(problem, Moves.of(moves))

@@ -14,29 +14,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taccl.arguments import checked
-from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    Steps,
-    after_exchange,
-    chunks_of_starts,
-    cut_while_it_pays,
-    fastest,
-    require_no_derivations,
-    run,
-)
+from taccl.baselines.moves import Moves, routed
+from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_no_derivations, run, starts_of
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
-#: Step by step, in turns: the partner of every rank.
-Partners = list[list[list[int]]]
-
-#: A number of every rank in a step, by whether chunks go or are kept: to a rank only those go, and it keeps
-#: only those, whose destination has its number; None for all.
-Numbers = Callable[[int, bool], Sequence[int] | None]
+#: Partner of each rank, in every turn of a step.
+Turns = list[list[int]]
+#: The same, step by step.
+Partners = list[Turns]
+#: From a step, chunks, as many ranks, and True if these keep the chunks (False if they get them): True for
+#: each chunk that goes by way of its rank.
+Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 
 @checked
@@ -105,10 +101,10 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
     parts = _parts(problem.topology)
 
     def swung(problem: Problem) -> Schedule:
-        schedules = [exchange(problem, [steps[::-1] for steps in parts], producer="swing")]
-        if _sums_everywhere(problem) and _doubling_us(problem, parts[0]) < schedules[0].finish_us:
-            schedules.append(doubling(problem, parts[0], producer="swing doubling"))
-        return fastest(schedules)
+        forms = [("swing", exchange(problem, [steps[::-1] for steps in parts]))]
+        if _sums_everywhere(problem):
+            forms.append(("swing doubling", doubling(problem, parts[0])))
+        return fastest_form(problem, forms)
 
     return cut_while_it_pays(problem, swung, name="swing", cut=cut)
 
@@ -142,32 +138,33 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
     return cut_while_it_pays(problem, partial(_both_orders, steps=steps, name="bine"), name="bine", cut=cut)
 
 
-def exchange(
-    problem: Problem, parts: Sequence[Partners], *, producer: str, numbers: Numbers = lambda *_: None
-) -> Schedule:
-    """Any problem by exchanges of all that partners hold; each part of the chunks has steps of its own."""
-    return run(problem, partial(_spread, parts=parts, producer=producer, numbers=numbers))
+def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None = None) -> Sends:
+    """Sends of any problem by exchanges of all that partners hold, in steps for each part of the chunks."""
+    return run(problem, partial(_spread, parts=parts, bound=bound))
 
 
-def doubling(problem: Problem, steps: Partners, *, producer: str) -> Schedule:
-    """An allreduce in which partners exchange all of what they summed so far."""
-    sums, chunks = Steps(problem), range(problem.collective.num_chunks)
-    summed: list[tuple[int, ...]] = [(rank,) for rank in range(problem.topology.num_ranks)]
-    for turns in steps:
-        moves = [(chunks, *ends) for partners in turns for ends in enumerate(partners)]
-        sums.step(moves, lambda rank, _: summed[rank])
+def doubling(problem: Problem, steps: Partners) -> Sends:
+    """Sends of an allreduce in which partners exchange the whole sums that they have so far."""
+    ranks, chunks = np.arange(problem.topology.num_ranks), np.arange(problem.collective.num_chunks)
+    summed: list[tuple[int, ...]] = [(rank,) for rank in ranks.tolist()]
+    carries = [np.zeros(0, np.int64)]
+    sums: dict[tuple[int, ...], int] = {}
+    moves: list[Row] = []
+    for step, turns in enumerate(steps):
+        number = np.array([sums.setdefault(each, len(sums)) for each in summed])
+        for partners in turns:
+            moves.append((step, chunks, ranks[:, None], np.array(partners)[:, None], True))
+            carries.append(np.repeat(number, len(chunks)))
         summed = after_exchange(summed, turns)
-    return sums.schedule(producer=producer)
+    return routed(problem, Moves.of(moves), sums=list(sums), carries=np.concatenate(carries))
 
 
-def _doubling_us(problem: Problem, steps: Partners) -> float:
-    """Time for which the bytes of `doubling` keep the busiest resource busy."""
-    routes, held = ShortestRoutes.of(problem), problem.topology.holds_of_link
-    us_per_mb = np.zeros(len(problem.topology.resources))
-    for ends in (ends for turns in steps for partners in turns for ends in enumerate(partners)):
-        for hold in (hold for link in routes.route(*ends) for hold in held[link]):
-            us_per_mb[hold.resource] += float(hold.beta_us_per_mb)
-    return float(us_per_mb.max(initial=0)) * sum(problem.chunk_bytes) / 1e6
+def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tuple[int, ...]]:
+    """Ranks whose contributions each rank has added up once it has the sums of another rank of every turn."""
+    return [
+        tuple(sorted((*ranks, *(more for turn in turns for more in summed[turn[rank]]))))
+        for rank, ranks in enumerate(summed)
+    ]
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
@@ -188,14 +185,12 @@ def _require_power_of_two(problem: Problem, *, baseline: str) -> None:
 
 
 def _both_orders(problem: Problem, *, steps: Partners, name: str) -> Schedule:
-    """The fastest of exchanges with near or far partners first; of an allreduce, doublings beside them."""
+    """The fastest of exchanges with near or far partners first, and of doublings for an allreduce."""
     orders = {"near partners first": steps, "far partners first": steps[::-1]}
-    schedules = [exchange(problem, [each], producer=f"{name} ({order})") for order, each in orders.items()]
-    if _sums_everywhere(problem) and _doubling_us(problem, steps) < fastest(schedules).finish_us:
-        schedules += [
-            doubling(problem, each, producer=f"{name} doubling ({order})") for order, each in orders.items()
-        ]
-    return fastest(schedules)
+    forms = [(f"{name} ({text})", exchange(problem, [each])) for text, each in orders.items()]
+    if _sums_everywhere(problem):
+        forms += [(f"{name} doubling ({text})", doubling(problem, each)) for text, each in orders.items()]
+    return fastest_form(problem, forms)
 
 
 def _sums_everywhere(problem: Problem) -> bool:
@@ -206,34 +201,35 @@ def _sums_everywhere(problem: Problem) -> bool:
     )
 
 
-def _spread(problem: Problem, *, parts: Sequence[Partners], producer: str, numbers: Numbers) -> Schedule:
-    spread, ends = Steps(problem), [chunk.destinations for chunk in problem.collective.chunks]
-    starts = chunks_of_starts(problem)
-    held = [[chunks[part :: len(parts)] for chunks in starts] for part in range(len(parts))]
-    for place, step in enumerate(zip(*parts, strict=True)):
-        of_rank = {keeps: numbers(place, keeps) for keeps in (False, True)}
+def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None) -> Sends:
+    starts = starts_of(problem)
+    chunks = np.argsort(starts, kind="stable")
+    place = np.arange(len(starts)) - np.searchsorted(starts[chunks], starts[chunks])
+    moves: list[Row] = []
+    for part, steps in enumerate(parts):
+        here = chunks[place % len(parts) == part]
+        moves += swaps(starts[here], here, steps, bound)
+    return routed(problem, Moves.of(moves))
 
-        def bound(chunks: list[int], rank: int, of: Sequence[int] | None) -> list[int]:
-            return chunks if of is None else [c for c in chunks if of[ends[c][0]] == of[rank]]
 
-        spread.step(
-            (bound(chunks, partners[rank], of_rank[False]), rank, partners[rank])
-            for turns, of_part in zip(step, held, strict=True)
-            for partners in turns
-            for rank, chunks in enumerate(of_part)
-        )
-        # What a rank held longest goes first in the next step.
-        held = [
-            [
-                [
-                    *bound(chunks, rank, of_rank[True]),
-                    *(c for partners in turns for c in bound(of_part[partners[rank]], rank, of_rank[False])),
-                ]
-                for rank, chunks in enumerate(of_part)
-            ]
-            for turns, of_part in zip(step, held, strict=True)
-        ]
-    return spread.schedule(producer=producer)
+def swaps(holder: Ints, chunk: Ints, steps: Partners, bound: Bound | None = None) -> Iterator[Row]:
+    """Moves of exchanges: in each step every rank passes on all chunks that it holds, the longest held first.
+
+    - `holder`, `chunk`, (num_held,): Chunks at the start, and their ranks, which rise.
+    """
+    for step, turns in enumerate(steps):
+        held = [(holder, chunk)]
+        for partners in turns:
+            there = np.array(partners)[holder]
+            goes = np.full(len(chunk), True) if bound is None else bound(step, chunk, there, False)
+            yield step, chunk[goes], holder[goes], there[goes], False
+            held.append((there[goes], chunk[goes]))
+        if bound is not None:
+            keeps = bound(step, chunk, holder, True)
+            held[0] = holder[keeps], chunk[keeps]
+        holder, chunk = (np.concatenate(each) for each in zip(*held, strict=True))
+        order = np.argsort(holder, kind="stable")
+        holder, chunk = holder[order], chunk[order]
 
 
 def _parts(topology: Topology) -> list[Partners]:

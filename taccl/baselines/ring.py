@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
+from heapq import heapify, heapreplace
 from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl.arguments import checked
+from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    Steps,
-    chunks_of_starts,
-    cut_while_it_pays,
-    fastest,
-    require_everywhere,
-    run,
-)
+from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_everywhere, run, starts_of
 from taccl.caching import cached
 from taccl.topology.clusters import nested_order
 
@@ -26,14 +21,14 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import ArrayLike
+
+    from taccl.baselines.moves import Ints, Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
     Nodes = Sequence[Sequence[int]]
-
-    #: A ring of ranks, and the chunks at each place of it.
-    LoadedRing = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
 #: How many partial orders one search looks at before it gives up.
@@ -82,55 +77,71 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _fastest_rings(problem: Problem, *, num_rings: int) -> Schedule:
-    """The fastest form; where every rank has a chunk for each ring, one ring alone is not tried."""
+    """The fastest form; one ring alone is not tried if every rank has a chunk for each ring."""
     own = Counter(
         chunk.root if chunk.root is not None else chunk.origins[0] for chunk in problem.collective.chunks
     )
     are_full = min(own[rank] for rank in range(problem.topology.num_ranks)) >= num_rings
-    numbers = (None,) if are_full else (1, None)
-    return fastest(run(problem, partial(_go_round, max_rings=n, ways=way)) for n in numbers for way in (1, 2))
+    forms = []
+    for most in (num_rings,) if are_full else (1, num_rings):
+        rings = "1 ring" if most == 1 else f"{most} rings"
+        for ways, text in ((1, "one way"), (2, "both ways")):
+            spread = partial(_go_round, max_rings=most, ways=ways)
+            forms.append((f"ring ({rings}, {text})", run(problem, spread)))
+    return fastest_form(problem, forms)
 
 
-def pass_round(spread: Steps, rings: Sequence[LoadedRing], ways: int) -> None:
-    """Pass chunks round rings, all rings at once: one way, or (`ways` 2) half the ring each way."""
-    longest = max((len(order) for order, _ in rings), default=0)
-    for step in range(longest - 1):
-        moves = []
-        for order, chunks_of_place in rings:
-            size = len(order)
-            forward = size // 2 if ways == 2 else size - 1
-            for way, hops in ((1, forward), (-1, size - 1 - forward)):
-                if step >= hops:
-                    continue
-                for place, chunks in enumerate(chunks_of_place):
-                    src, dst = (place + way * step) % size, (place + way * (step + 1)) % size
-                    moves.append((chunks, order[src], order[dst]))
-        spread.step(moves)
+def around(
+    order: ArrayLike, chunk: ArrayLike, place: ArrayLike, *, ways: int = 1, first: int = 0, adds: bool = False
+) -> Iterator[Row]:
+    """Moves of chunks round a ring: a gather of each from its place on, or (`adds`) a sum that ends there.
+
+    - `order`, (..., size) array: Ranks of the ring in order, or of several rings.
+    - `chunk`, `place`: Chunks, and the place of each on its ring; arrays that broadcast together.
+    - `ways`: 2 if each chunk goes half of the ring each way.
+    - `first`: Step of the first moves.
+    """
+    order = np.asarray(order)
+    size = order.shape[-1]
+    forward = size // 2 if ways == 2 else size - 1
+    for way, hops in ((1, forward), (-1, size - 1 - forward)):
+        for step in range(hops):
+            at = np.asarray(place) + way * (step + adds)
+            yield first + step, chunk, order[..., at % size], order[..., (at + way) % size], adds
 
 
-def _go_round(problem: Problem, *, max_rings: int | None, ways: int) -> Schedule:
-    spread = Steps(problem)
-    rings = find_rings(problem.topology, spread.routes.ticks)[:max_rings]
-    slowest = [_slowest_step(spread, order) for order in rings]
-    num_dealt = [0] * len(rings)
-    chunks_of_ring: list[list[list[int]]] = [[[] for _ in order] for order in rings]
-    place = [{rank: i for i, rank in enumerate(order)} for order in rings]
-    for rank, chunks in enumerate(chunks_of_starts(problem)):
-        for c in chunks:
-            r = min(range(len(rings)), key=lambda r: ((num_dealt[r] + 1) * slowest[r], r))
-            num_dealt[r] += 1
-            chunks_of_ring[r][place[r][rank]].append(c)
-    pass_round(spread, list(zip(rings, chunks_of_ring, strict=True)), ways)
-    number = "1 ring" if len(rings) == 1 else f"{len(rings)} rings"
-    return spread.schedule(producer=f"ring ({number}, {'one way' if ways == 1 else 'both ways'})")
+def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
+    rings = find_rings(problem.topology, ShortestRoutes.of(problem).ticks)[:max_rings]
+    starts = starts_of(problem)
+    dealt = _dealt([_slowest_step(problem, order) for order in rings], len(starts))
+    chunks = np.argsort(starts, kind="stable")
+    moves: list[Row] = []
+    for number, order in enumerate(rings):
+        here = chunks[dealt == number]
+        place = np.argsort(order)[starts[here]]
+        by_place = np.argsort(place, kind="stable")
+        moves += around(order, here[by_place], place[by_place], ways=ways)
+    return routed(problem, Moves.of(moves))
 
 
-def _slowest_step(spread: Steps, order: Sequence[int]) -> int:
-    """Longest time of any step of a ring, relays included; at least 1."""
-    costs = spread.problem.costs
+def _dealt(slowest: Sequence[int], count: int) -> Ints:
+    """(count,) ring of each chunk: that which passes on its chunks soonest, dealt out one by one."""
+    pending = [(ticks, number) for number, ticks in enumerate(slowest)]
+    heapify(pending)
+    found = np.empty(count, np.int64)
+    for i in range(count):
+        ticks, number = pending[0]
+        found[i] = number
+        heapreplace(pending, (ticks + slowest[number], number))
+    return found
+
+
+def _slowest_step(problem: Problem, order: Sequence[int]) -> int:
+    """Longest time of any step of a ring, relays included, in ticks; at least 1."""
+    costs, routes = problem.costs, ShortestRoutes.of(problem)
     units = int(costs.chunk_units.max(initial=1))
-    routes = (spread.routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
-    return max(1, *(sum(costs.duration(e, units) for e in route) for route in routes))
+    hops = (routes.route(src, dst) for src, dst in zip(order, [*order[1:], order[0]], strict=True))
+    return max(1, *(sum(costs.duration(e, units) for e in route) for route in hops))
 
 
 @cached

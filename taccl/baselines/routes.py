@@ -35,11 +35,10 @@ class ShortestRoutes:
 
     @classmethod
     def of(cls, problem: Problem) -> ShortestRoutes:
-        """Those of a problem, whose links take what a send of its largest chunk does."""
+        """Shortest routes for the largest chunk of a problem."""
         costs = problem.costs
         units = int(costs.chunk_units.max(initial=1))
-        columns = zip(costs.link_alpha.tolist(), costs.link_beta.tolist(), strict=True)
-        return cls(problem.topology, tuple(alpha + units * beta for alpha, beta in columns))
+        return _routes(problem.topology, tuple((costs.link_alpha + units * costs.link_beta).tolist()))
 
     def direct(self, src: int, dst: int) -> tuple[int, int] | None:
         """Ticks and index of the fastest link from `src` to `dst`; None without one."""
@@ -81,7 +80,7 @@ class ShortestRoutes:
         return links[::-1]
 
     @cached
-    def ways_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
+    def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
         """Every other rank, farthest first: how far, and its shortest routes' first hops (ticks, link)."""
         lengths = self._lengths(dst, backwards=True)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
@@ -98,3 +97,8 @@ class ShortestRoutes:
 
         lengths: list[float] = dijkstra(self.graph.T if backwards else self.graph, indices=rank).tolist()
         return lengths
+
+
+@cached
+def _routes(topology: Topology, ticks: tuple[int, ...]) -> ShortestRoutes:
+    return ShortestRoutes(topology, ticks)

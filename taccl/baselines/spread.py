@@ -1,208 +1,80 @@
-"""Schedules from the steps of a baseline: broadcast trees, and reductions as time-reversed broadcasts.
-
-A baseline lists the chunks that each rank sends to each other rank in every step. A step becomes transfers
-over the direct link, or over a shortest path of relays. No transfer goes to a rank that holds the chunk
-already, so that each chunk takes a tree. None goes to a rank that neither needs the chunk nor forwards it.
-A broadcast tree over reversed links, reversed in time, reduces a chunk to its root
-(`taccl.schedule.combine`), so a baseline lists its broadcast half only. Chunks are cut smaller for as long
-as that pays.
-"""
+"""Common steps of baselines: reductions from broadcasts, the fastest of several forms, and finer chunks."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.baselines.routes import ShortestRoutes
 from taccl.caching import cached
 from taccl.errors import CollectiveError
-from taccl.schedule.combine import concatenate, reduction_half, reverse, spreading_half
-from taccl.schedule.timing import exact_times
+from taccl.schedule.combine import reduction_half, spreading_half
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
+
+    from taccl.baselines.moves import Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
-#: A baseline of more transfers than this is refused, and one that names what it adds up of more than half as
-#: many: every one is a Python object, and takes its time.
-_MOST_TRANSFERS = 2_000_000
-#: Up to so many it is seen as they are made whether there are too many.
-_FEW_TRANSFERS = 10_000
-
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
-#: Schedules of more transfers are cut no further, and none of more than the latter is made by cutting.
+#: Schedules with more transfers are not cut further; max transfers of a schedule that is cut.
 MANY_CUT, _MOST_CUT = 20_000, 100_000
-
-#: Chunks that go over a link together where it merges, and whose contributions are in the sum of each.
-Send = tuple["Sequence[int]", int, "Sequence[tuple[int, ...]]"]
-
-
-class Steps:
-    """The sends of a problem, in the order in which they take their resources; none goes to a rank twice.
-
-    `CollectiveError` says that there would be too many transfers, as soon as that is known.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.routes = problem, ShortestRoutes.of(problem)
-        check_number(problem, self._least_transfers())
-        self._sends: list[Send] = []
-        self._num_transfers = 0
-        #: What each rank has: chunks as they started, or sums of what some ranks contribute.
-        self._there: dict[tuple[int, tuple[int, ...]], set[int]] = defaultdict(set)
-        for c, chunk in enumerate(() if problem.collective.combining else problem.collective.chunks):
-            for rank in chunk.origins:
-                self._there[rank, ()].add(c)
-
-    def step(
-        self,
-        moves: Iterable[tuple[Sequence[int], int, int]],
-        summed: Callable[[int, int], tuple[int, ...]] | None = None,
-    ) -> None:
-        """Pass chunks on: every move is (chunks, src, dst), and moves go hop by hop side by side.
-
-        - `summed`: Of sums, the ranks whose contributions are in what a rank sends of a chunk, rising.
-        """
-        routed = [
-            (
-                {c: () if summed is None else summed(src, c) for c in chunks},
-                self.routes.route(src, dst),
-            )
-            for chunks, src, dst in moves
-        ]
-        check_number(self.problem, self._num_transfers)
-        for hop in range(max((len(route) for _, route in routed), default=0)):
-            for chunks, route in routed:
-                if hop < len(route):
-                    self._send(chunks, route[hop])
-
-    def send(self, chunks: Sequence[int], link: int) -> None:
-        """Pass chunks that are not summed over one link."""
-        self._send(dict.fromkeys(chunks, ()), link)
-        check_number(self.problem, self._num_transfers)
-
-    def _send(self, chunks: dict[int, tuple[int, ...]], link: int) -> None:
-        ends = self.problem.topology.links[link]
-        new = {c: ranks for c, ranks in chunks.items() if c not in self._there[ends.dst, ranks]}
-        for c, ranks in new.items():
-            assert ranks or c in self._there[ends.src, ranks], f"chunk {c} is not at {ends.src}"
-            self._there[ends.dst, ranks].add(c)
-        self._sends.append((list(new), link, list(new.values())))
-        self._num_transfers += len(new)
-
-    def schedule(self, *, producer: str) -> Schedule:
-        """The schedule of all steps; of chunks that are not summed, without what no destination needs."""
-        check_number(self.problem, self._num_transfers)
-        sends = self._sends if self.problem.collective.combining else self._needed()
-        return scheduled(self.problem, sends, producer=producer)
-
-    def _needed(self) -> list[Send]:
-        """Sends that lead to a destination, in order; from the last, each needs the one that fed it."""
-        wanted = [set(chunk.destinations) for chunk in self.problem.collective.chunks]
-        needed: list[Send] = []
-        for chunks, link, ranks in reversed(self._sends):
-            ends = self.problem.topology.links[link]
-            some = [c for c in chunks if ends.dst in wanted[c]]
-            for c in some:
-                wanted[c].add(ends.src)
-            needed.append((some, link, ranks[: len(some)]))
-        return needed[::-1]
-
-    def _least_transfers(self) -> int:
-        """No fewer transfers than this: every rank that lacks a chunk gets it, and a lone one from afar.
-
-        Small problems are not looked at closely.
-        """
-        chunks = self.problem.collective.chunks
-        arrivals = sum(len(set(chunk.destinations) - set(chunk.origins)) for chunk in chunks)
-        lone = [chunk for chunk in chunks if len(chunk.origins) == len(chunk.destinations) == 1]
-        if arrivals < _FEW_TRANSFERS or not lone:
-            return arrivals
-        from scipy.sparse.csgraph import dijkstra
-
-        src, dst = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in lone]).T
-        starts, row = np.unique(src, return_inverse=True)
-        hops = dijkstra(self.routes.graph, indices=starts, unweighted=True)[row, dst]
-        beyond = np.where(np.isfinite(hops), hops, 1) - 1  # what has no route at all is refused later
-        return arrivals + int(np.maximum(beyond, 0).sum())
-
-
-def scheduled(problem: Problem, sends: Sequence[Send], *, producer: str) -> Schedule:
-    """The schedule of sends in order; the chunks of one travel together where the link merges."""
-    clauses = problem.clauses
-    chunk, link, group = [], [], []
-    carried: list[tuple[int, ...]] = []
-    num_groups = 0
-    for chunks, over, ranks in sends:
-        most = clauses.max_merge if over in clauses.merging else 1
-        for i, c in enumerate(chunks):
-            num_groups += i % most == 0
-            chunk.append(c)
-            link.append(over)
-            group.append(num_groups)
-        carried += ranks
-    return exact_times(
-        problem, chunk=chunk, link=link, sequence=group, group=group,
-        contributions=carried if problem.collective.combining else None, producer=producer,
-    )  # fmt: skip
-
-
-def check_number(problem: Problem, num_transfers: int) -> None:
-    """Raise `CollectiveError` if a baseline has too many transfers."""
-    most = _MOST_TRANSFERS // (2 if problem.collective.combining else 1)
-    if num_transfers > most:
-        raise CollectiveError(
-            f"{problem.title} takes {num_transfers} transfers or more; expected at most {most}: take fewer "
-            "ranks, a baseline of fewer (ring), or synthesize it, which lists transfers in less memory",
-            where="baseline",
-        )
-
-
-def after_exchange(summed: Sequence[Sequence[int]], turns: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Whose contributions each rank has added up once it has those of another rank in every turn; rising."""
-    return [
-        tuple(sorted((*ranks, *(more for turn in turns for more in summed[turn[rank]]))))
-        for rank, ranks in enumerate(summed)
-    ]
 
 
 def run(
     problem: Problem,
-    spread: Callable[[Problem], Schedule],
+    spread: Callable[[Problem], Sends],
     *,
-    backwards: Callable[[Problem], Schedule] | None = None,
+    backwards: Callable[[Problem], Sends] | None = None,
     roots: Sequence[int] | None = None,
-) -> Schedule:
-    """The schedule of any problem by an algorithm that spreads chunks.
+) -> Sends:
+    """The sends of any problem, from an algorithm that copies chunks to their destinations.
 
-    - `spread`: From a problem that does not combine to its schedule.
-    - `backwards`: The same for what is then turned round in time; `spread` unless given.
-    - `roots`: Ranks at which each chunk's sum is gathered, instead of the collective's own.
+    A reduction is a copy over reversed links, reversed in time; an allreduce is a reduction and a copy.
+
+    - `spread`: From a problem without sums to its sends.
+    - `backwards`: The same for the reduction; `spread` by default.
+    - `roots`: Rank at which each chunk is summed, instead of the collective's own.
     """
     if not problem.collective.combining:
         return spread(problem)
-    rooted = problem
     if roots is not None:
         pairs = zip(problem.collective.chunks, roots, strict=True)
         chunks = tuple(replace(chunk, root=root) for chunk, root in pairs)
-        rooted = replace(problem, collective=replace(problem.collective, chunks=chunks))
-    reduced = reverse((backwards or spread)(reduction_half(rooted)), problem)
-    if rooted.collective.stays_at_roots:
+        problem = replace(problem, collective=replace(problem.collective, chunks=chunks))
+    reduced = (backwards or spread)(reduction_half(problem)).reversed()
+    if problem.collective.stays_at_roots:
         return reduced
-    spread_out = spread(spreading_half(rooted))
-    return concatenate([reduced, spread_out], problem, producer=spread_out.producer)
+    return reduced.then(spread(spreading_half(problem)))
 
 
 def fastest(schedules: Iterable[Schedule]) -> Schedule:
     """The schedule that finishes first; of equals, the first."""
     return min(schedules, key=lambda schedule: schedule.finish_ticks)
+
+
+def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]]) -> Schedule:
+    """The schedule of the form that finishes first; of equals, the first.
+
+    A form is not timed if its busiest resource is held for longer than the best schedule so far takes.
+
+    - `forms`: (producer, sends) of each form.
+    """
+    ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
+    _, place, name, sends = ranked[0]
+    best = sends.schedule(problem, producer=name)
+    for least, i, name, sends in ranked[1:]:
+        if (least, i) < (best.finish_ticks, place):
+            found = sends.schedule(problem, producer=name)
+            if (found.finish_ticks, i) < (best.finish_ticks, place):
+                best, place = found, i
+    return best
 
 
 def cut_while_it_pays(
@@ -214,13 +86,13 @@ def cut_while_it_pays(
     parts: int = 2,
     pays: Fraction = _PAYS,
 ) -> Schedule:
-    """The schedule of a problem without its sketch, whose chunks are cut for as long as that pays.
+    """The schedule of a problem without its sketch; chunks are cut finer while that pays.
 
     - `make`: From a problem to its schedule.
-    - `name`: Name of what `make` makes; the schedule of whole chunks is made once for a problem.
-    - `cut`: Whether chunks may be cut; else they are those of the problem.
-    - `parts`: Into how many each is cut first; then into twice as many, and so on.
-    - `pays`: Finer chunks must finish in this share of the time.
+    - `name`: Name of the algorithm; its schedule of whole chunks is kept with the problem.
+    - `cut`: True if chunks may be cut.
+    - `parts`: Number of parts of each chunk in the first cut, which every further cut doubles.
+    - `pays`: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
     """
     made = _whole(problem)
     if name not in made:
@@ -250,9 +122,9 @@ def _whole(problem: Problem) -> dict[str, Schedule]:
 
 
 def cut_chunks(problem: Problem, parts: int) -> Problem:
-    """The problem with every chunk cut into equal parts, which follow one another in buffers.
+    """The problem with every chunk cut into equal parts, which are neighbours in buffers.
 
-    As with sizes that do not divide into chunks, parts are rounded up to whole bytes, and a note says so.
+    Parts are rounded up to whole bytes, and a note says so.
     """
     padded = ", rounded up to whole bytes" * any(size % parts for size in problem.chunk_bytes)
     return replace(
@@ -264,16 +136,14 @@ def cut_chunks(problem: Problem, parts: int) -> Problem:
 
 
 def without_sketch(problem: Problem) -> Problem:
-    """The problem with nothing left of its sketch but which links merge, and how much."""
+    """The problem with only the merging clauses of its sketch."""
     return replace(problem, clauses=problem.clauses.only("merge"))
 
 
-def chunks_of_starts(problem: Problem) -> list[list[int]]:
-    """The chunks that start at every rank; of several origins the first counts."""
-    chunks: list[list[int]] = [[] for _ in range(problem.topology.num_ranks)]
-    for c, chunk in enumerate(problem.collective.chunks):
-        chunks[chunk.origins[0]].append(c)
-    return chunks
+def starts_of(problem: Problem) -> NDArray[np.int64]:
+    """(num_chunks,) rank at which each chunk starts; of several origins, the first."""
+    origins = problem.collective.origin_sets
+    return np.array([ranks[0] for ranks in origins.sets], np.int64)[origins.of_chunk]
 
 
 def require_no_derivations(problem: Problem, *, baseline: str) -> None:

@@ -7,7 +7,7 @@ space does, so that its own contribution may still go out alone once others have
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import chain, groupby
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -15,24 +15,17 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.lanes import turns_of
+from taccl.baselines.moves import Sends, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import (
-    Steps,
-    check_number,
-    cut_while_it_pays,
-    fastest,
-    require_no_derivations,
-    run,
-    scheduled,
-)
+from taccl.baselines.spread import cut_while_it_pays, fastest, require_no_derivations, run, without_sketch
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from taccl.baselines.lanes import Floats
-    from taccl.baselines.spread import Send
+    from taccl.baselines.moves import Ints
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -69,7 +62,11 @@ def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
     NVIDIA Collective Communications Library sends alltoall in the same order.
     """
     require_no_derivations(problem, baseline="pairwise")
-    return cut_while_it_pays(problem, lambda each: run(each, _exchange), name="pairwise", cut=cut)
+
+    def exchanged(problem: Problem) -> Schedule:
+        return run(problem, _fastest_order).schedule(problem, producer="pairwise")
+
+    return cut_while_it_pays(problem, exchanged, name="pairwise", cut=cut)
 
 
 @checked
@@ -101,54 +98,58 @@ def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
             f"one-shot is for sums, and {problem.collective.name} adds nothing up; use pairwise",
             where="baseline",
         )
-    return cut_while_it_pays(problem, _sums, name="one-shot", cut=cut)
+
+    def summed(problem: Problem) -> Schedule:
+        return _sums(problem).schedule(problem, producer="one-shot")
+
+    return cut_while_it_pays(problem, summed, name="one-shot", cut=cut)
 
 
 def least_one_shot_us(problem: Problem) -> float:
-    """Lower bound on the finish of `one_shot`, without listing it; 0 for a collective without sums.
-
-    Every contribution to a sum is sent at least once. All resources share the bytes at best.
-    """
-    topology, collective = problem.topology, problem.collective
-    if not collective.sums_up:
+    """Lower bound on the finish of `one_shot`, without its times; 0 for a collective without sums."""
+    if not problem.collective.sums_up:
         return 0.0
-    mb = (
-        sum(
-            size * len(chunk.destinations) * (len(chunk.origins) - 1)
-            for size, chunk in zip(problem.chunk_bytes, collective.chunks, strict=True)
-        )
-        / 1e6
-    )
-    us_per_mb = min(
-        max((float(hold.beta_us_per_mb) for hold in holds), default=0.0) for holds in topology.holds_of_link
-    )
-    return mb * us_per_mb / max(1, len(topology.resources))
+    problem = without_sketch(problem)
+    return _sums(problem).busy_ticks(problem) / problem.costs.ticks_per_us
 
 
-def _exchange(problem: Problem) -> Schedule:
-    topology, spread, shift = problem.topology, Steps(problem), _shifts(problem.topology)
-    chunks_of_pair: dict[tuple[tuple[int, int, int], int, int], list[int]] = defaultdict(list)
-    for c, src, dst in _pairs(problem):
-        far, near = shift(src, dst)
-        # Relayed chunks first: those that go straight fill the time of the last hops.
-        num_hops = len(spread.routes.route(src, dst))
-        chunks_of_pair[(far, -num_hops, near), src, dst].append(c)
+def _fastest_order(problem: Problem) -> Sends:
+    """Sends in pairwise order; a few that finish late in the fastest of two further orders."""
+    sends, busy_us = _exchange(problem), exchange_us(problem)
+    if len(sends.chunk) > _FEW_TRANSFERS:
+        return sends
+    found = sends.schedule(problem, producer="pairwise")
+    if found.finish_us <= _LATE * busy_us.max(initial=0):
+        return sends
+    return Sends.of(fastest((found, listed(found), listed(found, longest_first=True))))
+
+
+def _exchange(problem: Problem) -> Sends:
+    topology, routes = problem.topology, ShortestRoutes.of(problem)
+    chunk, src, dst = np.array(list(_pairs(problem)), np.int64).reshape(-1, 3).T
+    far, near = _shifts(topology, src, dst)
+    route_of = [routes.route(*ends) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
+    num_hops = np.array([len(route) for route in route_of], np.int64)
+    # Relayed chunks first: those that go straight fill the time of the last hops.
+    order = np.lexsort((chunk, dst, src, near, -num_hops, far))
+    number = np.unique(np.stack((far, -num_hops, near)), axis=1, return_inverse=True)[1].ravel()
     # While chunks of one step are relayed, those of the next set out.
-    moves: dict[int, list[tuple[list[int], int]]] = defaultdict(list)
-    steps = groupby(sorted(chunks_of_pair.items()), key=lambda item: item[0][0])
-    for number, (_, pairs) in enumerate(steps):
-        for (_, src, dst), chunks in pairs:
-            for hop, link in enumerate(spread.routes.route(src, dst)):
-                moves[number + hop].append((chunks, link))
-    busy_us = exchange_us(problem)
-    for _, step in sorted(moves.items()):
-        turns = turns_of([topology.holds_of_link[link] for _, link in step], busy_us)
-        for i in sorted(range(len(turns)), key=turns.__getitem__):
-            spread.send(*step[i])
-    schedule = spread.schedule(producer="pairwise")
-    if schedule.num_transfers <= _FEW_TRANSFERS and schedule.finish_us > _LATE * busy_us.max(initial=0):
-        return fastest((schedule, listed(schedule), listed(schedule, longest_first=True)))
-    return schedule
+    row = np.repeat(order, num_hops[order])
+    hop = np.arange(len(row)) - np.repeat(np.cumsum(num_hops[order]) - num_hops[order], num_hops[order])
+    link = np.array([link for i in order.tolist() for link in route_of[i]], np.int64)
+    step = number[row] + hop
+    pair = src[row] * topology.num_ranks + dst[row]
+    turn, busy_us = np.empty(len(row), np.int64), exchange_us(problem)
+    for each in range(int(step.max(initial=-1)) + 1):
+        here = np.flatnonzero(step == each)
+        # One turn for all chunks of a pair.
+        first = np.flatnonzero(np.diff(pair[here], prepend=-1))
+        turns = turns_of([topology.holds_of_link[e] for e in link[here][first].tolist()], busy_us)
+        turn[here] = np.repeat(turns, np.diff(np.append(first, len(here))))
+    order = np.lexsort((turn, step))
+    row, link, pair, step = row[order], link[order], pair[order], step[order]
+    message = np.cumsum((np.diff(pair, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
+    return sends_over(problem, chunk[row], link, message)
 
 
 def exchange_us(problem: Problem) -> Floats:
@@ -167,38 +168,45 @@ def _pairs(problem: Problem) -> Iterator[tuple[int, int, int]]:
         yield from ((c, chunk.origins[0], dst) for dst in chunk.destinations if dst != chunk.origins[0])
 
 
-def _shifts(topology: Topology) -> Callable[[int, int], tuple[int, int]]:
-    """Distance of two ranks between nodes and within them, or in all where nodes differ in size."""
+def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
+    """Distances of pairs of ranks, between nodes and within; among all ranks if nodes differ in size."""
     node, local, of_node = topology.node_of_rank, topology.local_rank, topology.ranks_of_node
     size = len(of_node[0])
     if any(len(ranks) != size for ranks in of_node):
-        return lambda src, dst: (0, (dst - src) % topology.num_ranks)
-    return lambda src, dst: ((node[dst] - node[src]) % len(of_node), (local[dst] - local[src]) % size)
+        return np.zeros_like(src), (dst - src) % topology.num_ranks
+    far, near = (np.array(each)[dst] - np.array(each)[src] for each in (node, local))
+    return far % len(of_node), near % size
 
 
-def _sums(problem: Problem) -> Schedule:
-    """Contributions go to where they are wanted by shortest routes, and are added where they meet."""
+def _sums(problem: Problem) -> Sends:
+    """Contributions go to the ranks that want them by shortest routes, and are added where they meet."""
     links, routes, used = problem.topology.links, ShortestRoutes.of(problem), Counter[int]()
     wanted: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for c, chunk in enumerate(problem.collective.chunks):
         for dst in chunk.destinations:
             wanted[dst, chunk.origins].append(c)
-    sends: list[tuple[float, int, Send]] = []
+    number: dict[tuple[int, ...], int] = {}
+    messages: list[tuple[float, int, int, int, list[int]]] = []
     num_transfers = 0
     for (dst, ranks), chunks in wanted.items():
         carried = {rank: {rank} for rank in ranks}
-        for far, rank, ways in routes.ways_in(dst):
+        for far, rank, paths in routes.paths_in(dst):
             if rank not in carried:
                 continue
-            if not ways:
-                routes.route(rank, dst)  # says that there are none
+            if not paths:
+                routes.route(rank, dst)  # raises an error, as there is none
             # Most meet where the first link is the fast one.
-            _, _, link = min((ticks, used[link], link) for ticks, link in ways)
+            _, _, link = min((ticks, used[link], link) for ticks, link in paths)
             used[link] += len(chunks)
             at, turn = links[link].dst, (links[link].dst - rank) % problem.topology.num_ranks
-            sends.append((-far, turn, (chunks, link, [tuple(sorted(carried[rank]))] * len(chunks))))
+            named = number.setdefault(tuple(sorted(carried[rank])), len(number))
+            messages.append((-far, turn, link, named, chunks))
             carried[at] = carried.get(at, set()) | carried[rank]
             num_transfers += len(chunks)
         check_number(problem, num_transfers)
-    sends.sort(key=itemgetter(0, 1))  # what has far to go first; in turns, where no two have one end
-    return scheduled(problem, [send for _, _, send in sends], producer="one-shot")
+    messages.sort(key=itemgetter(0, 1))  # farthest first; in turns, each of which has one message per end
+    of_message = np.array([(*each, len(some)) for _, _, *each, some in messages], np.int64).reshape(-1, 3)
+    message = np.repeat(np.arange(len(messages)), of_message[:, 2])
+    chunks_of = np.array([c for *_, some in messages for c in some], np.int64)
+    over, carries = of_message[message, :2].T
+    return sends_over(problem, chunks_of, over, message, sums=list(number), carries=carries)

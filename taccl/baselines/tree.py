@@ -5,12 +5,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from taccl.arguments import checked
-from taccl.baselines.spread import Steps, cut_while_it_pays, fastest, require_everywhere, run
+from taccl.baselines.moves import Moves, routed
+from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_everywhere, run, starts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from taccl.baselines.moves import Ints, Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
@@ -63,17 +67,15 @@ def _both_trees(problem: Problem, *, members: Sequence[str]) -> Schedule:
         "nodes": [(first[0], first[len(first) // 2]), first],
         "ranks": [(0,)],
     }
-    return fastest(
-        run(
-            problem,
-            partial(_descend, members=each),
-            # Turned round, the last chunk goes up first; so that it can go down first, send it last.
-            backwards=partial(_descend, members=each, last_first=True),
-            roots=[heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None,
-        )
-        for each in members
-        for heads in heads_of[each]
-    )
+    forms = []
+    for each in members:
+        for heads in heads_of[each]:
+            roots = [heads[c // 2 % len(heads)] for c in range(len(chunks))] if is_allreduce else None
+            # Reversed, the last chunk goes up first; so that it can go down first, send it last.
+            backwards = partial(_descend, members=each, last_first=True)
+            sends = run(problem, partial(_descend, members=each), backwards=backwards, roots=roots)
+            forms.append((f"tree (double binary tree of {each})", sends))
+    return fastest_form(problem, forms)
 
 
 def binary_tree(num_places: int) -> Edges:
@@ -109,26 +111,28 @@ def two_trees(members: Sequence[int]) -> tuple[Edges, Edges]:
     return first, second
 
 
-def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Schedule:
-    """Even chunks go down their root's first tree, odd ones down the second."""
-    spread, num_ranks = Steps(problem), problem.topology.num_ranks
-    chunks_of_tree: dict[tuple[int, int], list[int]] = {}
-    for c, chunk in enumerate(problem.collective.chunks):
-        chunks_of_tree.setdefault((chunk.origins[0], c % 2), []).append(c)
-    # Chunk number k of a tree takes an edge of depth d in step k + d, so that chunks follow each other down.
-    moves: dict[int, list[tuple[list[int], int, int]]] = {}
-    for (root, which), chunks in chunks_of_tree.items():
+def _descend(problem: Problem, *, members: str, last_first: bool = False) -> Sends:
+    """Even chunks go down the first tree of their root, odd ones down the second."""
+    num_ranks, starts = problem.topology.num_ranks, starts_of(problem)
+    odd = np.arange(len(starts)) % 2
+    _, first, tree_of = np.unique(2 * starts + odd, return_index=True, return_inverse=True)
+    moves: list[Row] = []
+    for number in np.argsort(first).tolist():
+        root, which = int(starts[first[number]]), int(odd[first[number]])
         if members == "ranks":
             edges = two_trees([(root + place) % num_ranks for place in range(num_ranks)])[which]
         else:
-            shared = (root, 1 - which) in chunks_of_tree
+            shared = bool(((starts == root) & (odd != which)).any())
             edges = _trees_of_nodes(problem.topology, root, shared=shared)[which]
-        for number, c in enumerate(reversed(chunks) if last_first else chunks):
-            for depth, src, dst in edges:
-                moves.setdefault(number + depth, []).append(([c], src, dst))
-    for step in sorted(moves):
-        spread.step(moves[step])
-    return spread.schedule(producer=f"tree (double binary tree of {members})")
+        chunks = np.flatnonzero(tree_of == number)
+        moves.append(down(edges, chunks[::-1] if last_first else chunks))
+    return routed(problem, Moves.of(moves))
+
+
+def down(edges: Edges, chunks: Ints) -> Row:
+    """Moves of chunks that follow one another down a tree: chunk k takes an edge of depth d in step k + d."""
+    depth, src, dst = np.array(edges, np.int64).reshape(-1, 3).T
+    return np.arange(len(chunks))[:, None] + depth, chunks[:, None], src, dst, False
 
 
 def _trees_of_nodes(topology: Topology, root: int, *, shared: bool) -> tuple[Edges, Edges]:

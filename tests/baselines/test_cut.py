@@ -101,8 +101,20 @@ def test_whole_chunks_are_made_once():
 def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
     """One-shot sums of large chunks on a torus send 15 times what others send."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
-    monkeypatch.setattr("taccl.baselines.straight._sums", lambda _: pytest.fail("one-shot is listed"))
+
+    def listed(*_, **__):
+        pytest.fail("one-shot is listed")
+
+    monkeypatch.setattr("taccl.baselines.one_shot", listed)
+    monkeypatch.setitem(BASELINES, "one-shot", listed)
     assert verify(best(problem)).ok
+
+
+def test_the_best_baseline_so_far_is_returned_once_time_is_up():
+    """With hardly any time, the first baseline that supports the collective is the best."""
+    problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
+    first = next(iter(BASELINES.values()))(problem, cut=False)
+    assert best(problem, time_limit_s=1e-9).digest() == first.digest()
 
 
 def test_one_shot_finishes_no_sooner_than_its_bound():

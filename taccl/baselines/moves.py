@@ -1,0 +1,269 @@
+"""Moves: the messages of an algorithm as columns, and their sends over the links of a topology.
+
+A baseline lists its moves step by step: rank `src` sends a chunk to rank `dst`, which adds it up or keeps it.
+Moves know ranks alone. `routed` turns them into sends over links: each over the direct link, or over a
+shortest path of relays. `Sends.schedule` then finds the exact times in one pass.
+
+A reduction is a broadcast whose moves are reversed, so a baseline lists its broadcast alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl.baselines.routes import ShortestRoutes
+from taccl.costs import hold_columns, link_ends
+from taccl.errors import CollectiveError
+from taccl.schedule.timing import exact_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from taccl.collective import RankSets
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+    Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+    #: Step, chunk, source, destination, and True if the chunk is added up; arrays that broadcast together.
+    Row = tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike, ArrayLike]
+
+#: Max transfers of a baseline (about 10 s); of one that names contributions, half as many.
+_MOST_TRANSFERS = 2_000_000
+#: Problems with fewer arrivals are routed without a count of their relays first.
+_FEW_TRANSFERS = 10_000
+
+
+class Moves(NamedTuple):
+    """Messages between ranks: one chunk per row, in the order in which they use their resources.
+
+    - `step`, `chunk`, `src`, `dst`: (num_moves,) int64.
+    - `adds`, (num_moves,) bool: True if the destination adds the chunk to its own.
+    - `message`, (num_moves,) int64: Chunks of one message travel together where a link merges.
+    """
+
+    step: Ints
+    chunk: Ints
+    src: Ints
+    dst: Ints
+    adds: Flags
+    message: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Moves:
+        """Moves of some rows, sorted by step; those of one step keep their order.
+
+        Within a row, what goes between two ranks in one step is a message.
+        """
+        parts = [np.zeros((6, 0), np.int64)]
+        for number, row in enumerate(rows):
+            columns = np.broadcast_arrays(*(np.asarray(each, np.int64) for each in (*row, number)))
+            parts.append(np.stack(columns).reshape(6, -1))
+        found = np.concatenate(parts, axis=1)
+        step, _, src, dst, _, part = found
+        changes = np.zeros(len(step), bool)
+        for column in (step, src, dst, part):
+            changes[1:] |= column[1:] != column[:-1]
+        found[5] = np.cumsum(changes)
+        step, chunk, src, dst, adds, message = found[:, np.argsort(step, kind="stable")]
+        return cls(step, chunk, src, dst, adds.astype(bool), message)
+
+    def reversed(self) -> Moves:
+        """The moves in reversed time: what was copied is added up."""
+        step = self.step.max(initial=0) - self.step[::-1]
+        chunk, src, dst, message = (column[::-1] for column in (self.chunk, self.src, self.dst, self.message))
+        return Moves(step, chunk, dst, src, ~self.adds[::-1], message)
+
+
+class Sends(NamedTuple):
+    """Transfers over links, in the order in which they use their resources.
+
+    - `chunk`, `link`: (num_transfers,) int64.
+    - `group`, (num_transfers,) int64: Number of each transfer's send; rising.
+    - `adds`, (num_transfers,) bool: True if the destination adds the chunk to its own.
+    - `carries`: Ranks whose contributions each transfer carries, if ranks keep these apart.
+    """
+
+    chunk: Ints
+    link: Ints
+    group: Ints
+    adds: Flags
+    carries: Sequence[tuple[int, ...]] | None = None
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Sends:
+        """The sends of a schedule, in order of their starts."""
+        order = np.lexsort((schedule.group, schedule.start))
+        chunk, link, group = (
+            column[order].astype(np.int64) for column in (schedule.chunk, schedule.link, schedule.group)
+        )
+        return cls(chunk, link, np.cumsum(np.diff(group, prepend=-1) != 0) - 1, schedule.reduce[order])
+
+    def reversed(self) -> Sends:
+        """The sends in reversed time, over the same links of the reversed topology."""
+        group = self.group[-1:] - self.group
+        return Sends(self.chunk[::-1], self.link[::-1], group[::-1], ~self.adds[::-1])
+
+    def then(self, later: Sends) -> Sends:
+        """These sends, and after them others on each resource."""
+        group = later.group + 1 + self.group.max(initial=-1)
+        return Sends(
+            np.concatenate((self.chunk, later.chunk)),
+            np.concatenate((self.link, later.link)),
+            np.concatenate((self.group, group)),
+            np.concatenate((self.adds, later.adds)),
+        )
+
+    def busy_ticks(self, problem: Problem) -> int:
+        """Lower bound on the finish: ticks for which the busiest resource is held."""
+        costs, holds = problem.costs, hold_columns(problem.topology)
+        _, first = np.unique(self.group, return_index=True)
+        units = np.add.reduceat(costs.chunk_units[self.chunk], first) if len(first) else self.group
+        send, hold = holds.of_sends(self.link[first])
+        held = costs.hold_alpha[hold] + units[send] * costs.hold_beta[hold]
+        busy = np.zeros(len(problem.topology.resources), np.int64)
+        np.add.at(busy, holds.resource[hold], held)
+        return int(busy.max(initial=0))
+
+    def schedule(self, problem: Problem, *, producer: str) -> Schedule:
+        """The schedule of the sends: each starts as soon as its data and its resources permit."""
+        named = self.carries is not None
+        check_number(problem, len(self.chunk))
+        return exact_times(
+            problem, chunk=self.chunk, link=self.link, sequence=self.group, group=self.group,
+            reduce=None if named else self.adds, contributions=self.carries, producer=producer,
+        )  # fmt: skip
+
+
+def routed(
+    problem: Problem, moves: Moves, *, sums: Sequence[tuple[int, ...]] = (), carries: Ints | None = None
+) -> Sends:
+    """Sends of moves: over the direct link, or over a shortest path, whose hops follow one another.
+
+    The moves of a step pass their first hops side by side, then their second ones. See `sends_over`.
+
+    - `sums`, `carries`, (num_moves,) array: Distinct sets of ranks, and the set whose contributions each move
+      carries.
+    """
+    check_number(problem, _least_transfers(problem))
+    routes, n = ShortestRoutes.of(problem), problem.topology.num_ranks
+    pairs, which = np.unique(moves.src * n + moves.dst, return_inverse=True)
+    found = [routes.route(*divmod(pair, n)) for pair in pairs.tolist()]
+    lengths = np.array([len(route) for route in found], np.int64)
+    links = np.array([link for route in found for link in route], np.int64)
+    each = lengths[which]
+    check_number(problem, int(each.sum()) if len(sums) else 0)
+    row = np.repeat(np.arange(len(which)), each)
+    hop = np.arange(len(row)) - np.repeat(np.cumsum(each) - each, each)
+    link = links[(np.cumsum(lengths) - lengths)[which[row]] + hop]
+    order = np.lexsort((row, hop, moves.step[row]))
+    row, hop, link = row[order], hop[order], link[order]
+    message = moves.message[row] * (1 + hop.max(initial=0)) + hop
+    return sends_over(
+        problem, moves.chunk[row], link, message, sums=sums, carries=None if carries is None else carries[row]
+    )
+
+
+def sends_over(
+    problem: Problem,
+    chunk: Ints,
+    link: Ints,
+    message: Ints,
+    *,
+    sums: Sequence[tuple[int, ...]] = (),
+    carries: Ints | None = None,
+) -> Sends:
+    """Sends of transfers in order, without those that bring nothing new or lead to no destination.
+
+    The transfers of a message travel together where the link merges. Nothing goes to a rank twice.
+
+    - `chunk`, `link`, `message`: (num_transfers,) columns; the rows of a message are consecutive.
+    - `sums`, `carries`: As in `routed`.
+    """
+    n, clauses = problem.topology.num_ranks, problem.clauses
+    src, dst = (ends[link] for ends in link_ends(problem.topology))
+    place = chunk * n + dst
+    if carries is not None:
+        place += carries * n * problem.collective.num_chunks
+    _, first = np.unique(place, return_index=True)
+    kept = np.zeros(len(place), bool)
+    kept[first] = True
+    if carries is None:
+        starts = problem.collective.origin_sets
+        kept &= ~_members(starts, n)[starts.of_chunk[chunk], dst]
+        rows = np.flatnonzero(kept)
+        kept[rows] = _needed(problem, chunk[rows], src[rows], dst[rows])
+    rows = np.flatnonzero(kept)
+    chunk, link, message = chunk[rows], link[rows], message[rows]
+    begins = np.flatnonzero(np.diff(message, prepend=-1))
+    position = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    most = np.ones(len(problem.topology.links), np.int64)
+    most[list(clauses.merging)] = clauses.max_merge
+    group = np.cumsum(position % most[link] == 0) - 1
+    named = None if carries is None else [sums[i] for i in carries[rows].tolist()]
+    return Sends(chunk, link, group, np.zeros(len(rows), bool), named)
+
+
+def _needed(problem: Problem, chunk: Ints, src: Ints, dst: Ints) -> Flags:
+    """True for each transfer that leads to a destination; one transfer brings a chunk to a rank."""
+    n, ends = problem.topology.num_ranks, problem.collective.destination_sets
+    needed = _members(ends, n)[ends.of_chunk[chunk], dst]
+    here = chunk * n + dst
+    order = np.argsort(here)
+    found = np.searchsorted(here[order], chunk * n + src)
+    before = np.append(order, -1)[found]
+    before[(before < 0) | (here[before] != chunk * n + src)] = -1
+    assert (before < np.arange(len(chunk))).all(), "a chunk is sent by a rank that has it"
+    frontier = needed
+    while not needed.all() and len(feeding := before[frontier][before[frontier] >= 0]):
+        frontier = np.zeros_like(needed)
+        frontier[feeding] = ~needed[feeding]
+        needed = needed | frontier
+    return needed
+
+
+def _members(sets: RankSets, num_ranks: int) -> Flags:
+    """(num_sets, num_ranks) True if the rank is in the set."""
+    found = np.zeros((len(sets.sets), num_ranks), bool)
+    for row, ranks in zip(found, sets.sets, strict=True):
+        row[list(ranks)] = True
+    return found
+
+
+def check_number(problem: Problem, num_transfers: int) -> None:
+    """Raise `CollectiveError` if a baseline has too many transfers."""
+    most = _MOST_TRANSFERS // (2 if problem.collective.combining else 1)
+    if num_transfers > most:
+        raise CollectiveError(
+            f"{problem.title} takes {num_transfers} transfers or more; expected at most {most}: take fewer "
+            "ranks, a baseline of fewer (ring), or synthesize it, which lists transfers in less memory",
+            where="baseline",
+        )
+
+
+def _least_transfers(problem: Problem) -> int:
+    """Fewest transfers of any schedule: one per arrival, and relays of chunks with one source and one end.
+
+    Relays of small problems are not counted.
+    """
+    n, collective = problem.topology.num_ranks, problem.collective
+    starts, ends = collective.origin_sets, collective.destination_sets
+    alike, count = np.unique(np.stack((starts.of_chunk, ends.of_chunk)), axis=1, return_counts=True)
+    sets = [({*starts.sets[i]}, {*ends.sets[j]}) for i, j in alike.T.tolist()]
+    each: list[int] = count.tolist()
+    arrivals = sum(len(there - here) * num for (here, there), num in zip(sets, each, strict=True))
+    lone = [(*here, *there, k) for k, (here, there) in enumerate(sets) if len(here) == len(there) == 1]
+    if arrivals < _FEW_TRANSFERS or not lone:
+        return arrivals
+    from scipy.sparse.csgraph import dijkstra
+
+    src, dst, number = np.array(lone).T
+    from_each = np.arange(n) if len(lone) > n else np.unique(src)
+    hops = dijkstra(ShortestRoutes.of(problem).graph, indices=from_each, unweighted=True)
+    hops = hops[np.searchsorted(from_each, src), dst]
+    beyond = np.where(np.isfinite(hops), hops, 1) - 1  # `routed` refuses pairs without a route
+    return arrivals + int((np.maximum(beyond, 0) * count[number]).sum())
