@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,8 @@ class ShortestRoutes:
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for at, into in enumerate(self._into):
             for src, (ticks, link) in into.items():
-                if src != dst and lengths[src] == lengths[at] + self._length(ticks):
+                is_first = lengths[at] < math.inf and lengths[src] == lengths[at] + self._length(ticks)
+                if src != dst and is_first:
                     first[src].append((ticks, link))
         return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
 

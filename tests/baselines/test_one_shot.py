@@ -9,8 +9,9 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.baselines import one_shot, recursive
-from taccl.errors import CollectiveError
-from taccl.problem import Clauses, make_problem
+from taccl.collective import Chunk, Collective
+from taccl.errors import CollectiveError, TopologyError
+from taccl.problem import Clauses, Problem, make_problem
 from taccl.topology.topology import TopologyBuilder
 
 US_PER_MB = 20
@@ -91,4 +92,15 @@ def test_far_too_many_transfers_are_refused():
         taccl.topologies.fully_connected(101), collectives.allreduce(101), size_bytes=10**9
     )
     with pytest.raises(CollectiveError, match="transfers"):
+        one_shot(problem)
+
+
+def test_a_sum_for_a_rank_that_nothing_reaches_is_refused():
+    """Routes to a rank without incoming links are none, although each is as long as the next."""
+    builder = TopologyBuilder("one-way", [0] * 4)
+    for src, dst in ((0, 1), (0, 2), (1, 0), (2, 1), (3, 0), (3, 2)):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=10)
+    chunks = Chunk((0, 2), (0, 2), 0), Chunk((2, 3), (2, 3), 1)
+    problem = Problem(builder.build(), Collective("sums", 4, chunks, combining=True), (10**6,) * 2)
+    with pytest.raises(TopologyError, match="rank 3"):
         one_shot(problem)
