@@ -233,9 +233,15 @@ def _merged(
     costs, link, start = problem.costs, together.link, together.start.astype(np.int64)
     end = start + costs.link_alpha[link] + units[group] * costs.link_beta[link]
     return make_schedule(
-        problem, chunk=together.chunk, link=link, start=start, end=end, group=group, producer="greedy"
+        problem,
+        chunk=together.chunk,
+        link=link,
+        start=start,
+        end=end,
+        group=group,
+        producer="compiled list scheduler",
     )
 
 
 def _compact(problem: Problem, found: Sends) -> CompactSchedule:
-    return CompactSchedule(problem, found.chunk, found.link, found.start, "greedy")
+    return CompactSchedule(problem, found.chunk, found.link, found.start, "compiled list scheduler")

@@ -92,7 +92,7 @@ def offer_compiled(
         verify(found).raise_if_failed()
     whole = found.expand() if isinstance(found, CompactSchedule) else found
     whole = whole if problem is search.problem else replace(whole, problem=search.problem)
-    finish = search.offer_whole(whole, producer="greedy (compiled)", verified=is_known)
+    finish = search.offer_whole(whole, producer="compiled list scheduler", verified=is_known)
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
 
@@ -137,7 +137,7 @@ def _found(
     **options: Any,
 ) -> Schedule | CompactSchedule:
     """Schedule of the compiled list scheduler; `OutOfTime` if there is none."""
-    search.report("greedy (compiled)")
+    search.report("compiled list scheduler")
     options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
     schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
     return deadline.run(schedule, tell=tell)
@@ -245,14 +245,14 @@ class _Runs:
             self.search.report(f"verifying {len(found):.2g} transfers, about {self._verify_s:.0f} s left")
         verify(found).raise_if_failed()
         self._verify_s = time.monotonic() - since
-        self.search.offer_whole(found, producer="greedy (compiled)", verified=True)
+        self.search.offer_whole(found, producer="compiled list scheduler", verified=True)
 
     def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
         """Say how far a run is that takes long, and when it will be done."""
         self._left_s = past_s * (1 - done) / done + self._verify_s if done else None
         if past_s < self._large.told_after_s:
             return
-        what = f"greedy (compiled), {doing}" if doing else "greedy (compiled)"
+        what = f"compiled list scheduler, {doing}" if doing else "compiled list scheduler"
         if not done or self._left_s is None:
             self.search.report(f"{what}, {past_s:.0f} s so far")
             return

@@ -318,9 +318,7 @@ class Search:
             since = time.monotonic()
             verify(self.best).raise_if_failed()
             self.record("verification", "taccl", "done", since)
-        since = time.monotonic()
         bound, faults = self._sound_bound()
-        self.record("bound over all chunkings", "taccl", "done", since, bound_us=bound.bound_us)
         stopped = "nothing better found"
         if self.interrupted:
             stopped = "interrupted"
@@ -352,7 +350,10 @@ class Search:
             known = self.bound or lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
             budget = self.parameters.budget
             every_s = min(budget.most_every_s, max(budget.least_every_s, self.deadline.left_s))
-            self.bound = stronger(known, bound_of_every_cut(known, budget_s=every_s))
+            since, every = time.monotonic(), bound_of_every_cut(known, budget_s=every_s)
+            self.bound = stronger(known, every)
+            every_us = None if every is None else every.bound_us
+            self.record("bound over all chunkings", "taccl", "done", since, bound_us=every_us)
         if self.bound is None:
             fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
         elif self.best.finish >= self.bound.bound:

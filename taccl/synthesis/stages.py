@@ -146,7 +146,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     """
     quotient, scheduling = search.quotient, search.parameters.list
     since = time.monotonic()
-    search.report("greedy")
+    search.report("list scheduler")
     best: ListSchedule | None = None
     runs, most_s = 0, scheduling.patience * budget_s
     max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops), scheduling))
@@ -170,7 +170,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
         runs += 1
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
-            search.offer(found, producer="greedy")
+            search.offer(found, producer="list scheduler")
         if best is None and runs >= 2 * len(scheduling.noises):
             break
     status = "done" if best is not None else "no-solution"

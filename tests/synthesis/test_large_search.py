@@ -298,7 +298,9 @@ class TestLimits:
         options = Options(observer=Observer(progress=lambda *what: told.append(what[0])))
         runs = large_search._Runs(Search(MESH, options, Deadline()))
         runs._tell(Deadline(30.0), 0.0, 10.0, "queueing sends", 0.25)
-        assert told == ["greedy (compiled), queueing sends, 25% done, about 30 s left (time limit in 20 s)"]
+        assert told == [
+            "compiled list scheduler, queueing sends, 25% done, about 30 s left (time limit in 20 s)"
+        ]
 
 
 def test_a_first_schedule_has_the_time_that_is_kept_for_later():

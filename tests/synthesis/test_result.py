@@ -134,10 +134,10 @@ class TestRepr:
         assert facts["bound"].strip().startswith("4 us for 1 chunk per rank, limited by ")
         assert (
             facts["gap"].strip()
-            == "0.00% (optimal for 1 chunk per rank under this sketch; 14.32% over all chunkings)"
+            == "0.00% (optimal for 1 chunk per rank under this sketch; 14.29% over all chunkings)"
         )
         assert facts["schedule"].strip() == "12 transfers in 12 sends, verified"
-        assert facts["found by"].strip().startswith("greedy in ")
+        assert facts["found by"].strip().startswith("list scheduler in ")
 
     def test_a_notebook_shows_the_same_facts(self, result):
         """And why the search ended."""

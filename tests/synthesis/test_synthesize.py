@@ -174,7 +174,7 @@ class TestBackends:
         problem = problem_of(full(3), collectives.allgather(3))
         result = brief_synthesis(problem, backend=backend)
         assert result.finish_us == 1
-        assert result.schedule.producer == "greedy"
+        assert result.schedule.producer == "list scheduler"
         assert "alone came to 2 us; the list scheduler's schedule, from which it started" in result.notes[0]
         assert "takes 1 us and is returned" in result.notes[0]
 
@@ -596,7 +596,7 @@ class TestCtrlC:
 
     def test_nothing_found(self, loose_bound):
         """Before the list scheduler's first schedule a baseline is returned."""
-        result = synthesized(small(), progress=interrupt_once("greedy"))
+        result = synthesized(small(), progress=interrupt_once("list scheduler"))
         assert taccl.verify(result.schedule).ok
         assert result.interrupted
 
