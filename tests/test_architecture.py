@@ -17,7 +17,16 @@ PACKAGE = Path(taccl.__file__).parent
 LINES = (
     ("names",),
     ("errors",),
-    ("address_space", "caching", "deadline", "file_kinds", "html", "kernel_cache", "units"),
+    (
+        "address_space",
+        "caching",
+        "deadline",
+        "file_kinds",
+        "graph_algorithms",
+        "html",
+        "kernel_cache",
+        "units",
+    ),
     ("arguments", "kernels", "reading"),
     ("validation",),
     ("topology", "collective", "solvers"),

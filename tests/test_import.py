@@ -40,6 +40,28 @@ def test_nothing_heavy_is_loaded_for_topologies_and_collectives():
     assert in_fresh_process(code) == "[]"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("synthesize", "dgx1", "--collective", "allgather", "--size", "64KB", "--chunks-per-rank", "1"),
+        ("baseline", "best", "dgx1", "--collective", "allreduce", "--size", "64KB"),
+        ("bound", "dgx1", "--collective", "allgather", "--size", "64KB"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_small_problems_load_neither_numba_nor_scipy(words):
+    """Their import takes longer than such a problem; a search that needs no kernel starts without them."""
+    code = (
+        "import contextlib, io, sys\n"
+        "from taccl.cli.command import run\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    code = run({words!r})\n"
+        "print(code, [name for name in ('numba', 'scipy', 'networkx', 'pandas', 'rich') if name in sys.modules])"
+    )
+    assert in_fresh_process(code) == "0 []"
+
+
 def test_import_is_fast():
     """It loads next to nothing: no package but taccl, of whose modules but few, and few of the standard library's."""
     code = "import sys; before = set(sys.modules); import taccl; print(*set(sys.modules) - before)"

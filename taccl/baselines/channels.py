@@ -18,6 +18,7 @@ from taccl.baselines.ring import near_nodes, walk
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
 from taccl.caching import cached
+from taccl.solvers.linear_program import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 
 if TYPE_CHECKING:
@@ -270,20 +271,19 @@ class _Pool:
 
     def shares(self) -> tuple[Floats, float]:
         """The part of each column in the best packing, and MB per us of all."""
-        from scipy.optimize import linprog
-
         for _ in range(_MAX_ROUNDS):
             loads = np.unique(np.array(self._loads).T, axis=0)
-            answer = linprog(-np.ones(loads.shape[1]), A_ub=loads, b_ub=np.ones(len(loads)), method="highs")
-            if not answer.success:  # where links take no time for bytes, any column is as good
+            entries = (*np.nonzero(loads), loads[loads != 0])
+            found = minimise(-np.ones(loads.shape[1]), entries, (np.ones(len(loads)),))
+            if found is None:  # where links take no time for bytes, any column is as good
                 return np.eye(1, len(self.columns))[0], np.inf
-            full = np.array(self._loads).T
-            prices = self._prices(full, loads, -answer.ineqlin.marginals)
+            answer, full = found, np.array(self._loads).T
+            prices = self._prices(full, loads, -answer.duals)
             new = [self.add(column) for column in self._cheapest(prices)]
             if not any(new):
                 break
-        share = np.pad(answer.x, (0, len(self.columns) - len(answer.x)))
-        return share / share.sum(), float(-answer.fun)
+        share = np.pad(answer.values, (0, len(self.columns) - len(answer.values)))
+        return share / share.sum(), -answer.objective
 
     def _prices(self, full: Floats, rows: Floats, duals: Floats) -> Floats:
         """Reduced cost of a MB over each link, from the duals of the program's rows."""

@@ -6,8 +6,12 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taccl.caching import cached
 from taccl.errors import TopologyError
+from taccl.graph_algorithms import shortest_paths
 
 if TYPE_CHECKING:
     from taccl.problem import Problem
@@ -46,13 +50,10 @@ class ShortestRoutes:
         return self._into[dst].get(src)
 
     @cached_property
-    def graph(self) -> Any:
-        """The fastest links as a sparse array; every hop counts for a little, so that ties go to fewer."""
-        from scipy.sparse import csr_array
-
+    def arcs(self) -> NDArray[np.int64]:
+        """(source, end, length) of the fastest links; each hop adds a little, so that ties go to fewer."""
         rows = [(s, d, self._length(t)) for d, into in enumerate(self._into) for s, (t, _) in into.items()]
-        src, dst, length = zip(*rows, strict=True) if rows else ((), (), ())
-        return csr_array((length, (src, dst)), shape=(len(self._into),) * 2, dtype=float)
+        return np.array(rows, dtype=np.int64).reshape(-1, 3).T
 
     def _length(self, ticks: int) -> int:
         return ticks * len(self._into) + 1
@@ -95,9 +96,9 @@ class ShortestRoutes:
     @cached
     def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
         """Distance of each rank from one, or of it from each."""
-        from scipy.sparse.csgraph import dijkstra
-
-        lengths: list[float] = dijkstra(self.graph.T if backwards else self.graph, indices=rank).tolist()
+        src, dst, length = self.arcs
+        ends = (dst, src) if backwards else (src, dst)
+        lengths: list[float] = shortest_paths(len(self._into), *ends, length, rank)[0].tolist()
         return lengths
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from taccl.caching import cached
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
+from taccl.graph_algorithms import smallest_of_orbits
 from taccl.problem import Problem
 from taccl.sketch.symmetry import (
     block_shifts,
@@ -28,7 +29,6 @@ from taccl.sketch.symmetry import (
     offset_permutation,
     order,
     resource_permutation,
-    smallest_of_orbits,
 )
 
 #: Most symmetries that are counted, and most images of ranks in all.

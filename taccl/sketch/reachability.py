@@ -15,6 +15,7 @@ import numpy as np
 from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
 from taccl.errors import SketchError, TopologyError
+from taccl.graph_algorithms import strong_components
 from taccl.problem import Clauses
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _joins_everything(problem: Problem) -> bool:
         return False
     if problem.clauses.said("chunk", "path"):
         return False
-    parts: dict[int, NDArray[np.int32]] = {}
+    parts: dict[int, NDArray[np.int64]] = {}
     for group, chunks in zip(collective.process_groups, collective.chunks_of_group, strict=True):
         if not chunks:
             continue
@@ -207,18 +208,13 @@ def _joins_everything(problem: Problem) -> bool:
     return True
 
 
-def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int32]:
+def _parts_joined(topology: Topology, links: NDArray[np.int64]) -> NDArray[np.int64]:
     """Number of the strongly connected part of every rank, over links of one source."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     src, dst = (each[links] for each in link_ends(topology))
     further = np.intersect1d(links, wide_links(topology)).astype(int).tolist()
     more = [(topology.links[e].src, rank) for e in further for rank in topology.links[e].dsts[1:]]
     rows, columns = np.concatenate((np.stack((src, dst)), np.array(more, dtype=np.int64).reshape(-1, 2).T), 1)
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(topology.num_ranks,) * 2)
-    parts: NDArray[np.int32] = connected_components(graph, connection="strong")[1]
-    return parts
+    return strong_components(topology.num_ranks, rows, columns)
 
 
 def hops_from(

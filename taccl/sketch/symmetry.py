@@ -12,11 +12,12 @@ from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import SketchError
+from taccl.graph_algorithms import smallest_of_orbits
 from taccl.problem import Clauses, Problem
 from taccl.topology.topology import Hold, Link, Topology
 
@@ -54,23 +55,6 @@ def order(permutation: Sequence[int]) -> int:
     """Order of the permutation: the number of its applications that move nothing, at least 1."""
     lengths = np.bincount(smallest_of_orbits([permutation], len(permutation)), minlength=1)
     return math.lcm(*np.maximum(lengths, 1).tolist())
-
-
-def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> NDArray[np.int64]:
-    """For every index, the smallest index in its orbit under the group that permutations generate."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    if not permutations or not size:
-        return np.arange(size)
-    rows = np.tile(np.arange(size), len(permutations))
-    columns = np.concatenate([np.asarray(p, dtype=np.int64) for p in permutations])
-    graph = coo_array((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(size, size))
-    count, label = connected_components(graph, directed=False)
-    smallest = np.full(count, size, dtype=np.int64)
-    np.minimum.at(smallest, label, np.arange(size))
-    orbits: NDArray[np.int64] = smallest[label]
-    return orbits
 
 
 @cached

@@ -18,6 +18,7 @@ from taccl.address_space import free_space_bytes
 from taccl.caching import cached
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import InputError
+from taccl.graph_algorithms import shortest_paths
 from taccl.problem import Problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
@@ -260,22 +261,19 @@ class _Half:
 
 def _mean_hops(problem: Problem) -> float:
     """Links that a chunk with one destination passes, on the average over some origins."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import dijkstra
-
     num_ranks, used = problem.topology.num_ranks, np.array(problem.links_allowed, np.int64)
     src, dst = link_ends(problem.topology)
-    joined = csr_array((np.ones(len(used)), (src[used], dst[used])), shape=(num_ranks, num_ranks))
+    joined = src[used], dst[used]
     pairs = np.array([(chunk.origins[0], chunk.destinations[0]) for chunk in problem.collective.chunks])
     starts, ends = (np.flatnonzero(np.bincount(each)) for each in pairs.T)
     if len(ends) < len(starts):  # as of a gather: the same ways backwards
-        joined, pairs, starts = joined.T.tocsr(), pairs[:, ::-1], ends
+        joined, pairs, starts = joined[::-1], pairs[:, ::-1], ends
     # At random, as regular steps could all meet one side of a mesh.
     sample = np.random.default_rng(0).permutation(starts)[:_SAMPLED]
     row = np.full(num_ranks, -1)
     row[sample] = np.arange(len(sample))
     pairs = pairs[row[pairs[:, 0]] >= 0]
-    lengths = dijkstra(joined, indices=sample, unweighted=True)[row[pairs[:, 0]], pairs[:, 1]]
+    lengths = shortest_paths(num_ranks, *joined, 1, sample)[row[pairs[:, 0]], pairs[:, 1]]
     known = lengths[np.isfinite(lengths)]
     return float(known.mean()) if len(known) else 1.0
 

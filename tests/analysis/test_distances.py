@@ -13,9 +13,10 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.distances import Distances, from_nearest, shortest_times
+from taccl.analysis.certificates.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
 from taccl.collective import Chunk, Collective, Derivation
+from taccl.graph_algorithms import paths_from_nearest
 from taccl.topology.topology import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
@@ -278,11 +279,11 @@ def test_two_thousand_ranks_on_a_ring(name: str) -> None:
 def test_shortest_ways_know_parallel_links_and_free_ones() -> None:
     """The cheaper of two links, and links at no price at all."""
     src, dst = np.array([0, 0, 1, 2]), np.array([1, 1, 2, 3])
-    found = from_nearest(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
+    found = paths_from_nearest(4, src, dst, np.array([5.0, 3.0, 0.0, 2.0]), [0])
     assert found.tolist() == [0, 3, 3, 5]
 
 
 def test_shortest_ways_start_at_the_nearest_origin() -> None:
     """And lead nowhere where no link does."""
-    found = from_nearest(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
+    found = paths_from_nearest(4, np.array([0, 1]), np.array([2, 2]), np.array([5.0, 1.0]), [0, 1])
     assert found.tolist() == [0, 0, 1, np.inf]

@@ -165,8 +165,6 @@ def _claims(
     """
     latency = _latency(demand, divisible=divisible, limit=limit)
     yield latency
-    import scipy.optimize  # noqa: F401  a slow import, kept out of the programs' time
-
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
     now = time.monotonic()

@@ -23,7 +23,9 @@ from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, pr
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 from taccl.costs import link_ends
+from taccl.graph_algorithms import maximum_flow
 from taccl.sketch.group import Symmetries
+from taccl.solvers.linear_program import minimise
 
 Parts = tuple[frozenset[int], ...]
 
@@ -150,35 +152,32 @@ class _Program:
 
     def solve(self, known: int, deadline: float) -> _Priced | None:
         """Best prices and charges; None if the program is unbounded, or not solved in time."""
-        from scipy.optimize import linprog
-        from scipy.sparse import coo_array, csr_array, hstack, vstack
-
         need = np.array([needed for needed, _ in self.sets.values()], dtype=float)
         scale = need.max()
-        crossing = vstack([csr_array(count[None, :]) for _, count in self.sets.values()]).T
+        crossing = np.array([count for _, count in self.sets.values()])
+        number, crossed = np.nonzero(crossing)
         row, column, held = (np.array(each) for each in zip(*self.holds, strict=True))
         ticks = float(held.max()) or 1.0
-        paid = coo_array((-held / ticks, (row, column)), shape=(len(self.rows), len(self.columns)))
-        matrix = hstack([crossing, paid]).tocsr()
         total = np.concatenate((np.zeros(len(need)), self.column_size.astype(float)))
         idle = idle_at_most(self.idle, known) * self.column_size
-        answer = linprog(
+        answer = minimise(
             np.concatenate((-need / scale, -idle * (self.volume.ticks_scale / scale / ticks))),
-            A_ub=matrix,
-            b_ub=np.zeros(len(self.rows)),
-            A_eq=total[None, :],
-            b_eq=[1.0],
-            method="highs",
-            options={"time_limit": max(deadline - time.monotonic(), _LEAST_S)},
+            (
+                np.concatenate((crossed, row, np.full(len(total), len(self.rows)))),
+                np.concatenate((number, len(need) + column, np.arange(len(total)))),
+                np.concatenate((crossing[number, crossed], -held / ticks, total)),
+            ),
+            (np.zeros(len(self.rows)), [1.0]),
+            limit_s=max(deadline - time.monotonic(), _LEAST_S),
         )
-        if answer.status != 0:
+        if answer is None:
             return None
-        sends = -answer.ineqlin.marginals * scale / self.row_size
+        sends = -answer.duals[: len(self.rows)] * scale / self.row_size
         return _Priced(
-            np.maximum(answer.x[len(need) :], 0),
-            np.maximum(answer.x[: len(need)], 0) * ticks,
+            np.maximum(answer.values[len(need) :], 0),
+            np.maximum(answer.values[: len(need)], 0) * ticks,
             np.where(self.row_of_link >= 0, np.maximum(sends, 0)[self.row_of_link], 0.0),
-            -answer.fun * scale * ticks,
+            -answer.objective * scale * ticks,
         )
 
     def best_of_one(self) -> tuple[Fraction, CutDual] | None:
@@ -264,9 +263,6 @@ def _too_little(
     The flow network has an arc per link, with its sends as capacity. A source supplies the origins of the
     chunks that the rank wants. A cut below the rank's demand is a set that is entered too little.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
     if not (volume.spreads and volume.single_ended):
         return []
     num_ranks = volume.problem.topology.num_ranks
@@ -277,15 +273,12 @@ def _too_little(
         supply = volume.wanted_by(target)
         if not supply.any() or time.monotonic() > deadline:
             continue
-        width = np.concatenate((np.rint(sends * scale), np.rint(supply * scale))).astype(np.int32)
+        width = np.concatenate((np.rint(sends * scale), np.rint(supply * scale))).astype(np.int64)
         rows = np.concatenate((src, np.full(num_ranks, num_ranks)))
         columns = np.concatenate((dst, np.arange(num_ranks)))
-        graph = coo_array((width, (rows, columns)), shape=(num_ranks + 1, num_ranks + 1)).tocsr()
-        flow = maximum_flow(graph, num_ranks, target)
-        if flow.flow_value >= (1 - 1e-4) * width[len(src) :].sum():
+        flow, behind = maximum_flow(num_ranks + 1, rows, columns, width, num_ranks, target)
+        if flow >= (1 - 1e-4) * width[len(src) :].sum():
             continue
-        has_room = (graph - flow.flow > 0).astype(np.int8)
-        behind = breadth_first_order(has_room, num_ranks, return_predecessors=False)
         parts = (frozenset(range(num_ranks)).difference(behind.tolist()),)
         if parts not in known:
             found.append(parts)

@@ -22,6 +22,7 @@ import numpy as np
 
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem import Problem
+from taccl.solvers.linear_program import minimise
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 from taccl.units import BYTES_PER_MB, format_us
@@ -113,25 +114,24 @@ def _loads(dims: Dimensions, collective: str, order: Sequence[int]) -> list[Frac
 
 def balance(dims: Dimensions, collective: str) -> tuple[dict[tuple[int, ...], float], tuple[Fraction, ...]]:
     """Shares of the data for each order that minimise the busiest dimension's load; and dual prices."""
-    from scipy.optimize import linprog
-
     count = len(dims)
     columns = [(*range(first, count), *range(first)) for first in range(count)]
     while True:
         loads = np.array([_loads(dims, collective, order) for order in columns], float)
         unit = loads.max()
-        found = linprog(
-            np.append(np.zeros(len(columns)), 1.0),
-            A_ub=np.column_stack((loads.T / unit, -np.ones(count))), b_ub=np.zeros(count),
-            A_eq=np.append(np.ones(len(columns)), 0.0)[None, :], b_eq=[1.0], method="highs-ds",
-        )  # fmt: skip
-        marginals = [max(0.0, -each) for each in found.ineqlin.marginals.tolist()]
+        shares = np.append(np.ones(len(columns)), 0.0)
+        matrix = np.vstack((np.column_stack((loads.T / unit, -np.ones(count))), shares))
+        entries = (*np.nonzero(matrix), matrix[matrix != 0])
+        cost = np.append(np.zeros(len(columns)), 1.0)
+        found = minimise(cost, entries, (np.zeros(count), [1.0]), method="simplex")
+        assert found is not None
+        marginals = [max(0.0, -each) for each in found.duals[:count].tolist()]
         rounded = [Fraction(round(each * _FINEST_PRICE), _FINEST_PRICE) for each in marginals]
         prices = tuple(each / sum(rounded) for each in rounded)
         cheapest = _cheapest(dims, prices)
         if cheapest in columns:
-            shares = zip(columns, found.x.tolist(), strict=False)
-            return {order: share for order, share in shares if share > _TOLERANCE}, prices
+            parts = zip(columns, found.values.tolist(), strict=False)
+            return {order: share for order, share in parts if share > _TOLERANCE}, prices
         columns.append(cheapest)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
+from taccl.graph_algorithms import paths_from_nearest, shortest_paths
 from taccl.problem import Problem
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
@@ -27,18 +28,18 @@ def shortest_times(problem: Problem, links: tuple[int, ...], units: int) -> NDAr
     (num_ranks, num_ranks) float64
         Ticks from the row's rank to the column's; inf if there is no path. Whole numbers, exact below 2**53.
     """
-    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
-
     num_ranks = problem.topology.num_ranks
-    direct = np.full((num_ranks, num_ranks), np.inf)
     arc, src, dst = arcs_of(problem, links)
-    np.minimum.at(direct, (src, dst), problem.costs.link_alpha[arc] + units * problem.costs.link_beta[arc])
-    limit = problem.clauses.path_limit
-    times: NDArray[np.float64] = (
-        dijkstra(csgraph_from_dense(direct, null_value=np.inf))
-        if limit is None
-        else _over_few_links(direct, limit * (1 + problem.collective.sums_up))
+    took, limit = (
+        problem.costs.link_alpha[arc] + units * problem.costs.link_beta[arc],
+        problem.clauses.path_limit,
     )
+    if limit is None:
+        times = shortest_paths(num_ranks, src, dst, took, np.arange(num_ranks))
+    else:
+        direct = np.full((num_ranks, num_ranks), np.inf)
+        np.minimum.at(direct, (src, dst), took)
+        times = _over_few_links(direct, limit * (1 + problem.collective.sums_up))
     times.setflags(write=False)
     return times
 
@@ -55,29 +56,6 @@ def _over_few_links(direct: NDArray[np.float64], most: int) -> NDArray[np.float6
         if (times == before).all():
             break
     return times
-
-
-def from_nearest(
-    num_ranks: int,
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    length: NDArray[np.float64],
-    starts: Collection[int],
-) -> NDArray[np.float64]:
-    """(num_ranks,) shortest path to every rank from the nearest start, for integer arc lengths."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import dijkstra
-
-    # Keep the shortest of parallel arcs. Lengthen each slightly, as the graph drops arcs of length 0.
-    order = np.lexsort((length, dst, src))
-    code = src[order] * num_ranks + dst[order]
-    keep = np.ones(len(code), dtype=bool)
-    keep[1:] = code[1:] != code[:-1]
-    chosen = order[keep]
-    step = 2.0**-20  # far below 1 / num_ranks: rounding down restores whole lengths
-    graph = csr_array((length[chosen] + step, (src[chosen], dst[chosen])), shape=(num_ranks, num_ranks))
-    found: NDArray[np.float64] = np.floor(dijkstra(graph, indices=list(starts), min_only=True))
-    return found
 
 
 def arcs_of(problem: Problem, links: Sequence[int]) -> Arcs:
@@ -161,7 +139,7 @@ class Distances:
         costs = self.problem.costs
         length = (costs.link_alpha[arc] + units * costs.link_beta[arc]).astype(float)
         ends = (dst, src) if backwards else (src, dst)
-        return from_nearest(num_ranks, *ends, length, ranks)
+        return paths_from_nearest(num_ranks, *ends, length, ranks)
 
     @cached
     def arcs(self, number: int) -> Arcs:

@@ -20,11 +20,13 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Arcs, from_nearest
+from taccl.analysis.certificates.distances import Arcs
 from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.certificates.witnesses import FlowDual
+from taccl.graph_algorithms import paths_from_nearest
 from taccl.sketch.group import Symmetries
+from taccl.solvers.linear_program import minimise
 
 #: Max flow variables of a program that is solved.
 _MAX_FLOWS = 400_000
@@ -125,9 +127,6 @@ def _solve(
     known: int,
 ) -> NDArray[np.float64] | None:
     """Prices dual to the least T at which flows arrive and no orbit is held for longer than available."""
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array, csr_array, hstack
-
     num_ranks, num_links = volume.problem.topology.num_ranks, len(volume.problem.topology.links)
     orbits, column, size = np.unique(symmetries.resources, return_inverse=True, return_counts=True)
     holder, resource, held = volume.holds
@@ -143,21 +142,30 @@ def _solve(
     num_flows = len(link)
     end, flow = np.append(dst, src) + num_ranks * np.tile(number, 2), np.tile(np.arange(num_flows), 2)
     sign = np.where(starts.ravel()[end] > 0, 0, np.repeat((1, -1), num_flows))
-    arrivals = coo_array((sign, (end, flow)), shape=(asked.size, num_flows + 1))
-    orbit = column[resource]
-    shares = csr_array((held / ticks / size[orbit], (holder, orbit)), shape=(num_links, len(orbits)))
+    counted = sign != 0
+    first = np.searchsorted(holder, np.arange(num_links + 1))
+    each = (first[1:] - first[:-1])[link]  # holds of each flow
+    loading = np.repeat(np.arange(num_flows), each)
+    hold = first[link][loading] + np.arange(len(loading)) - np.repeat(np.cumsum(each) - each, each)
+    orbit = column[resource[hold]]
     count = np.array([each.count for each in commodities])[number]
-    loads = hstack([shares[link].multiply(count[:, None]).T, np.full((len(orbits), 1), -1.0)])
+    load = held[hold] / ticks / size[orbit] * count[loading]
+    num_orbits = len(orbits)
     ticks_idle = idle_at_most(idle[orbits], known) * volume.ticks_scale
-    answer = linprog(
+    answer = minimise(
         np.append(np.zeros(num_flows), 1),
-        A_ub=loads.tocsr(), b_ub=-ticks_idle / ticks / unit, A_eq=arrivals.tocsr(), b_eq=asked.ravel(),
-        method="highs-ds" if num_flows <= _FEW_FLOWS else "highs-ipm",
-        options={"time_limit": budget_s},
-    )  # fmt: skip
-    if answer.status != 0:
+        (
+            np.concatenate((orbit, np.arange(num_orbits), num_orbits + end[counted])),
+            np.concatenate((loading, np.full(num_orbits, num_flows), flow[counted])),
+            np.concatenate((load, np.full(num_orbits, -1.0), sign[counted])),
+        ),
+        (-ticks_idle / ticks / unit, asked.ravel()),
+        method="simplex" if num_flows <= _FEW_FLOWS else "ipm",
+        limit_s=budget_s,
+    )
+    if answer is None:
         return None
-    price = np.maximum(-answer.ineqlin.marginals, 0) / size
+    price = np.maximum(-answer.duals[:num_orbits], 0) / size
     per_resource: NDArray[np.float64] = price[column]
     return per_resource
 
@@ -198,6 +206,6 @@ def _proved(
     pays = np.array([sum(price[r] * t for r, t in held.items()) for held in volume.held], dtype=float)
     total = 0
     for each, (link, src, dst) in zip(commodities, arcs, strict=True):
-        cheapest = from_nearest(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
+        cheapest = paths_from_nearest(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
         total += each.count * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
     return least_time(zip(price, idle.tolist(), strict=True), Fraction(total, volume.ticks_scale))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends
+from taccl.graph_algorithms import shortest_paths
 from taccl.problem import Problem
 from taccl.units import format_count
 
@@ -247,16 +248,13 @@ def nearest(costs: GateCosts, links: NDArray[np.bool_], starts: Ints, inner: NDA
 
     - `inner`, (num_ranks,) bool: Ranks that count; links and starts are among them.
     """
-    from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
-
     num = int(np.count_nonzero(inner))
     if num > _MOST_RANKS:
         return np.zeros(num, dtype=np.int64)
     place = np.cumsum(inner) - 1
-    direct = np.full((num, num), np.inf)
     took = (costs.link_alpha + costs.link_beta)[links]
-    np.minimum.at(direct, (place[costs.src[links]], place[costs.dst[links]]), took)
-    times = dijkstra(csgraph_from_dense(direct, null_value=np.inf), indices=np.unique(place[starts]))
+    ends = place[costs.src[links]], place[costs.dst[links]]
+    times = shortest_paths(num, *ends, took, np.unique(place[starts]))
     soonest = np.sort(times, axis=1).min(axis=0, initial=np.inf)
     return np.where(np.isfinite(soonest), soonest, FOREVER).astype(np.int64)
 

@@ -19,10 +19,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import arcs_of, from_nearest
+from taccl.analysis.certificates.distances import arcs_of
 from taccl.analysis.certificates.heads_tails import least_time
 from taccl.analysis.certificates.volume import Volume, crossing_links
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
+from taccl.graph_algorithms import fiedler_vector, paths_from_nearest
 
 Floats = NDArray[np.float64]
 
@@ -110,23 +111,12 @@ class _Graph:
 
     def eigenvector(self) -> Iterator[Floats]:
         """Yield the Fiedler vector (second least eigenvalue) of the Laplacian; fast links weigh more."""
-        from scipy.sparse import coo_array, diags_array
-        from scipy.sparse.linalg import ArpackError, eigsh
-
         if not 4 <= self.num_ranks <= _MOST_OF_VECTOR or not len(self.ticks):
             return
         speed = self.ticks.max() / np.maximum(self.ticks, 1)
-        shape = (self.num_ranks, self.num_ranks)
-        joined = coo_array((speed, (self.src, self.dst)), shape=shape).tocsr()
-        joined = joined + joined.T
-        degree = joined.sum(axis=1)
-        laplacian = (diags_array(degree) - joined).tocsc()
-        first = np.cos(np.arange(self.num_ranks))  # fixed, for reproducible results
-        try:
-            values, vectors = eigsh(laplacian, k=2, sigma=-1e-3 * float(degree.mean()), v0=first)
-        except (ArpackError, RuntimeError):
-            return
-        yield np.round(vectors[:, int(np.argmax(values))], 9)
+        found = fiedler_vector(self.num_ranks, self.src, self.dst, speed)
+        if found is not None:
+            yield np.round(found, 9)
 
     def distances(self) -> Iterator[Floats]:
         """Yield distances from a rank with the fewest links, then repeatedly from the farthest so far."""
@@ -135,7 +125,7 @@ class _Graph:
         place = int(np.argmin(degree))
         nearest = np.full(self.num_ranks, np.inf)
         for _ in range(min(_LANDMARKS, self.num_ranks)):
-            away = from_nearest(self.num_ranks, self.src, self.dst, ticks, [place])
+            away = paths_from_nearest(self.num_ranks, self.src, self.dst, ticks, [place])
             away = np.where(np.isfinite(away), away, away[np.isfinite(away)].max() + 1)
             yield away
             nearest = np.minimum(nearest, away)

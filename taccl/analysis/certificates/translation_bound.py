@@ -18,6 +18,7 @@ import numpy as np
 
 from taccl.analysis.certificates.gates import first_tick
 from taccl.errors import TopologyError
+from taccl.graph_algorithms import shortest_paths
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, ticks_of
 from taccl.topology.named import NamedFabric
@@ -189,19 +190,16 @@ def _hops_along(host: NamedFabric, axis: Dimension) -> int:
 
 def _searched(translations: Translations, costs: ClassTicks) -> tuple[int, int]:
     """Sum of hops from place 0, and ticks to the farthest place, from shortest paths on a topology."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import dijkstra
-
     num_ranks = translations.num_ranks
     places = np.arange(num_ranks)
     ends = [translations.group.translate(places, each.dst) for each in translations.classes]
     rows, columns = np.tile(places, len(ends)), np.concatenate(ends)
-    graphs = []
-    for weight in (np.ones(len(ends)), costs.latency.astype(float)):
-        graph = coo_array((np.repeat(weight, num_ranks), (rows, columns)), shape=(num_ranks, num_ranks))
-        graphs.append(dijkstra(graph.tocsr(), indices=0))
-    if np.isinf(graphs[0]).any():
+    hops, latency = (
+        shortest_paths(num_ranks, rows, columns, np.repeat(weight, num_ranks), 0)[0]
+        for weight in (np.ones(len(ends)), costs.latency)
+    )
+    if np.isinf(hops).any():
         raise TopologyError(
             "links do not lead from a rank to every other; add links", where=translations.host.name
         )
-    return int(graphs[0].sum()), int(graphs[1].max())
+    return int(hops.sum()), int(latency.max())

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from taccl.costs import hold_columns, link_ends, wide_links
 from taccl.errors import CollectiveError, TopologyError
+from taccl.graph_algorithms import strong_components
 
 if TYPE_CHECKING:
     from taccl.collective import Collective
@@ -322,13 +323,8 @@ def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
     """Component of each rank over links of faster classes, by class."""
     component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
     for k in range(1, len(component)):
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import connected_components
-
         fast = speed < k
-        ones = np.ones(int(fast.sum()), np.int8)
-        graph = csr_array((ones, (src[fast], dst[fast])), shape=(num_ranks, num_ranks))
-        component[k] = connected_components(graph, directed=True, connection="strong")[1]
+        component[k] = strong_components(num_ranks, src[fast], dst[fast])
     return component
 
 
