@@ -29,7 +29,8 @@ BRIEF = taccl.SearchParameters.from_dict(
     }
 )  # fmt: skip
 
-#: The same for large problems: solvers have about a tenth of a second each, and what they find is not asserted.
+#: The same for large problems, where what is found is not asserted: solvers have about a tenth of a second each, and
+#: suggested sketches are compared by two runs, of which one is searched.
 HASTY = taccl.SearchParameters.from_dict(
     {
         **BRIEF.to_dict(),
@@ -38,6 +39,7 @@ HASTY = taccl.SearchParameters.from_dict(
             **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 0.1 / AMPLE_S),
         },
         "budget": {"bound_share": 0.1 / AMPLE_S, "most_bound_share": 0.5 / AMPLE_S},
+        "suggesting": {"most_suggest_s": AMPLE_S, "ranking_runs": 2, "sketches": 1},
     }
 )
 #: Wait for a first schedule however late it comes, with the default stages.
@@ -55,7 +57,7 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
     def synthesis(
         problem: taccl.Problem, *, time_limit_s: float, parameters: taccl.SearchParameters, **given: Any
     ) -> taccl.Result:
-        brief, asked = BRIEF.to_dict(), parameters.to_dict()
+        brief, asked = HASTY.to_dict(), parameters.to_dict()
         merged = {name: {**brief.get(name, {}), **asked.get(name, {})} for name in {*brief, *asked}}
         return brief_synthesis(problem, parameters=taccl.SearchParameters.from_dict(merged), **given)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @cache
 def random_schedules() -> tuple[Schedule, ...]:
-    """Schedules of 40 random problems, of 40 that reduce, and of the former's routes in shuffled orders."""
-    return tuple(_schedules(range(40), shuffles=some(10, 25)))
+    """Schedules of random problems, of as many that reduce, and of the former's routes in shuffled orders."""
+    return tuple(_schedules(range(some(20, 40)), shuffles=some(6, 25)))
 
 
 def few_schedules() -> tuple[Schedule, ...]:

@@ -215,7 +215,7 @@ def problems(draw):
 
 @pytest.mark.slow
 @given(problem=problems())
-@settings(max_examples=some(10, 20), deadline=None)
+@settings(max_examples=some(5, 20), deadline=None)
 def test_random_topologies(problem):
     """On any strongly connected topology, what a baseline does not refuse keeps every rule and the bound."""
     for function in BASELINES.values():

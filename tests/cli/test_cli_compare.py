@@ -29,6 +29,19 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+#: Titles of a table of runs of one seed.
+COLUMNS = [
+    "backend",
+    "chunks/rank",
+    "finish",
+    "gap",
+    "gap over all chunkings",
+    "algbw GB/s",
+    "seconds",
+    "status",
+]
+
+
 @pytest.mark.slow
 def test_compare_as_text(run):
     """A line for each run, with what tells them apart."""
@@ -36,18 +49,7 @@ def test_compare_as_text(run):
     assert (code, err) == (0, "")
     title, head, *rows = out.splitlines()
     assert title == "allgather on ring:4, 4KB"
-    columns = [
-        "seed",
-        "backend",
-        "chunks/rank",
-        "finish",
-        "gap",
-        "gap over all chunkings",
-        "algbw GB/s",
-        "seconds",
-        "status",
-    ]
-    assert re.split(r"  +", head.strip()) == columns
+    assert re.split(r"  +", head.strip()) == ["seed", *COLUMNS]
     assert [row.split()[:4] for row in rows] == [["0", "greedy", "1", "1.04"], ["1", "greedy", "1", "1.04"]]
 
 
@@ -58,17 +60,7 @@ def test_a_run_that_was_not_begun_leaves_the_title(run_json):
     asked = {name: known[0][name] for name in ("sketch", "seed")} | {"backend": "highs", "status": "not run"}
     title, head, *rows = compare._text([dict.fromkeys(known[0]) | asked, *known]).splitlines()
     assert title == "allgather on ring:4, 4KB"
-    columns = [
-        "backend",
-        "chunks/rank",
-        "finish",
-        "gap",
-        "gap over all chunkings",
-        "algbw GB/s",
-        "seconds",
-        "status",
-    ]
-    assert re.split(r"  +", head.strip()) == columns
+    assert re.split(r"  +", head.strip()) == COLUMNS
     assert [row.split()[0] for row in rows] == ["highs", "greedy"]
 
 

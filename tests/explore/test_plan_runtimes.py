@@ -21,6 +21,7 @@ from taccl.synthesis.parameters import DEFAULTS
 from taccl.topology.registry import parse
 from tests.effort import brief_plan
 from tests.formats.msccl import rccl
+from tests.fuzzing import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 def plan_of(topology: str, collective: str, runtime: str | None = None, **lowering: object) -> taccl.Plan:
     """A plan of what the list scheduler finds for small and large messages."""
     return brief_plan(
-        topology, collective, sizes=["4KB", "256KB", "64MB"], backend="greedy", baselines=False,
+        topology, collective, sizes=["4KB", "64MB"], backend="greedy", baselines=False,
         runtime=runtime, lowering=lowering,
     )  # fmt: skip
 
@@ -76,7 +77,9 @@ def test_every_size_of_the_plan_gets_its_file_from_rccl(tmp_path):
             assert rccl.choose(folder, "allreduce", 8, size // 4, 4, in_place=False) == ""
 
 
-@pytest.mark.parametrize("collective", ["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"])
+@pytest.mark.parametrize(
+    "collective", thinned(["reduce_scatter", "allgather", "alltoall", "broadcast", "reduce"], every=2)
+)
 def test_rccl_reads_every_collective(collective, tmp_path):
     """Files use RCCL's names, such as reducescatter."""
     saved(plan_of("mi300x", collective, "rccl"), tmp_path / "p")

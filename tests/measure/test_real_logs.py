@@ -9,10 +9,10 @@ import pytest
 import taccl
 from benchmarks.fit import SWEEPS, WORST_LEFT_OUT, WORST_MEDIAN, WORST_P90, model_of, predicted_row
 from taccl.measure.logs import read_log
-from tests.fuzzing import MANY
+from tests.fuzzing import thinned
 
-#: Every other by default; the benchmark goes through all.
-NAMES = [*SWEEPS][:: 1 if MANY else 2]
+#: Every third by default; the benchmark goes through all.
+NAMES = thinned(SWEEPS)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from taccl.solvers.model import MilpModel
 from taccl.solvers.registry import known_solvers, require_known, solver_infos, solver_task
 from taccl.solvers.solver import STATUSES, _Call, solve
 from tests.effort import AMPLE_S
+from tests.fuzzing import thinned
 from tests.solvers.solver_models import (
     SOLVERS,
     assignment,
@@ -192,7 +193,7 @@ print(solve(knapsack(), "pulp:HiGHS").status)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
-@pytest.mark.parametrize("solver", [*SOLVERS, "pulp:PULP_CBC_CMD"])
+@pytest.mark.parametrize("solver", thinned([*SOLVERS, "pulp:PULP_CBC_CMD"]))
 def test_without_memory_a_solver_is_not_missing(solver):
     """Its library is loaded before the limit is set; and what failed for lack of memory is not used again."""
     text = SHORT_OF_MEMORY % (solver, solver)

@@ -72,10 +72,17 @@ print(max(seen) - seen[0], max(need.search, need.verification) / 1e6)
     ("name", "fabric", "size", "is_spilled"),
     [
         ("allgather", "mesh", "36x36", False),
-        ("allreduce", "torus", "32x32", False),
         ("alltoall", "mesh", "16x16", True),
-        # As above, but in memory, and towards one rank.
-        *([("alltoall", "torus", "16x16", False), ("gather", "mesh", "32x32", False)] if MANY else []),
+        # Sums; and as above, but in memory, and towards one rank.
+        *(
+            [
+                ("allreduce", "torus", "32x32", False),
+                ("alltoall", "torus", "16x16", False),
+                ("gather", "mesh", "32x32", False),
+            ]
+            if MANY
+            else []
+        ),
     ],
 )
 def test_prediction_is_what_is_measured(name, fabric, size, is_spilled, tmp_path):
