@@ -10,7 +10,6 @@ from taccl.analysis.certificates.witnesses import (
     Border,
     ByteCounting,
     CutDual,
-    DelayedSource,
     Dissemination,
     DynamicCut,
     FlowDual,
@@ -38,7 +37,6 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             "border",
             "gossip",
             "moving",
-            "late",
             "spread",
             "known",
             "pairs",
@@ -57,18 +55,12 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
     if kind == "moving":
         moments = tuple(rng.randrange(-1, 9) for _ in range(num_ranks))
         return DynamicCut(rng.randrange(num_ranks), moments, backwards=rng.random() < 0.3)
-    if kind == "late":
-        number = [rng.randrange(-1, 3) for _ in range(num_ranks)]
-        sets = [frozenset(r for r in range(num_ranks) if number[r] == i) for i in range(3)]
-        sets = [ranks for ranks in sets if ranks]
-        moments = rng.randrange(-1, 20), rng.randrange(-1, 20)
-        targets = tuple(rng.choice(sorted(ranks)) for ranks in sets)
-        return DelayedSource(tuple(sets), targets, *moments, backwards=rng.random() < 0.3)
     if kind == "spread":
         return SpreadTail(
             tuple(_some(rng, num_ranks) for _ in range(rng.choice((0, 1, 1, 2)))),
             rng.randrange(-1, 4),
             rng.randrange(-1, 6),
+            backwards=rng.random() < 0.3,
         )
     if kind == "known":
         return Dissemination(_some(rng, num_ranks))
@@ -102,7 +94,9 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             return replace(witness, entering=not witness.entering)
         return replace(witness, resource=rng.randrange(len(problem.topology.resources)))
     if isinstance(witness, SpreadTail):
-        how = rng.choice(("ranks", "least", "last"))
+        how = rng.choice(("ranks", "least", "last", "backwards"))
+        if how == "backwards":
+            return replace(witness, backwards=not witness.backwards)
         if how == "ranks":
             sets = [ranks ^ {rng.randrange(num_ranks)} for ranks in witness.sets]
             return replace(witness, sets=tuple(sets[: rng.randint(0, len(sets))]))
@@ -119,8 +113,6 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
         moments = list(witness.moments)
         moments[rng.randrange(num_ranks)] += rng.choice((-3, -1, 1, 3))
         return replace(witness, moments=tuple(moments))
-    if isinstance(witness, DelayedSource):
-        return _changed_delayed(witness, num_ranks, rng)
     if isinstance(witness, FlowDual) or rng.random() < 0.4:
         prices = list(witness.prices)
         r = rng.randrange(len(prices))
@@ -138,28 +130,6 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
     else:
         charges[i] = replace(charges[i], parts=_parts(rng, num_ranks))
     return replace(witness, charges=tuple(charges))
-
-
-def _changed_delayed(witness: DelayedSource, num_ranks: int, rng: random.Random) -> DelayedSource:
-    how = rng.choice(("fed", "since", "drop", "target", "rank", "backwards"))
-    if how == "backwards":
-        return replace(witness, backwards=not witness.backwards)
-    if how == "fed":
-        return replace(witness, fed=witness.fed + rng.randrange(-3, 4))
-    if how == "since" or not witness.sets:
-        return replace(witness, since=witness.since + rng.randrange(-3, 4))
-    i = rng.randrange(len(witness.sets))
-    if how == "drop":
-        return replace(
-            witness,
-            sets=witness.sets[:i] + witness.sets[i + 1 :],
-            targets=witness.targets[:i] + witness.targets[i + 1 :],
-        )
-    if how == "target":
-        target = rng.choice(sorted(witness.sets[i]) or [0])
-        return replace(witness, targets=(*witness.targets[:i], target, *witness.targets[i + 1 :]))
-    changed = witness.sets[i] ^ {rng.randrange(num_ranks)}
-    return replace(witness, sets=(*witness.sets[:i], changed, *witness.sets[i + 1 :]))
 
 
 def _some(rng: random.Random, num_ranks: int) -> frozenset[int]:

@@ -51,7 +51,6 @@ KINDS = {
     "latency",
     "byte counting",
     "cut counting",
-    "delayed source",
     "dissemination",
     "pair counting",
     "spread tail",

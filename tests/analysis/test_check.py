@@ -18,7 +18,6 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.witnesses import (
     Border,
     CutDual,
-    DelayedSource,
     FlowDual,
     Path,
     SetCharge,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 KINDS = (
     "latency",
     "cut counting",
-    "delayed source",
     "spread tail",
     "dissemination",
     "pair counting",
@@ -143,7 +141,7 @@ def test_a_border_that_all_are_inside_of_is_refused() -> None:
             assert not replace(each, witness=Border(everyone, True)).check()
 
 
-@pytest.mark.parametrize("kind", ["cut counting", "delayed source", "spread tail", "single machine"])
+@pytest.mark.parametrize("kind", ["cut counting", "spread tail", "single machine"])
 def test_divisible_data_needs_other_witnesses(kind: str) -> None:
     """Counting whole chunks proves nothing where they may be cut."""
     assert not any(replace(each, divisible=True).check() for each in of_kind(kind))
@@ -247,13 +245,6 @@ def test_prices_of_ways_are_refused_of_sums(combining: bool) -> None:
         Border(frozenset((99,)), True),
         Border(frozenset((-1,)), False),
         Border(frozenset(), True),
-        DelayedSource((frozenset((1, 2)), frozenset((2,))), (1, 2), 1, 1),
-        DelayedSource((frozenset((1,)), frozenset((2,))), (1, 1), 1, 1),
-        DelayedSource((frozenset((1,)), frozenset((2,))), (1,), 1, 1),
-        DelayedSource((frozenset((1, 99)),), (1,), 1, 1),
-        DelayedSource((), (), 1, 1),
-        DelayedSource((frozenset((0, 1, 2)),), (0,), 1, 1),
-        DelayedSource((frozenset((1,)),), (1,), 1, -1),
         SpreadTail((frozenset((0, 99)),), 1, 1),
         SpreadTail((frozenset((0, 1, 2)),), 1, 1),
         SpreadTail((frozenset(),), 0, 0),

@@ -20,7 +20,7 @@ from taccl.analysis.certificates.witnesses import DynamicCut
 from taccl.problem import make_problem
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.topology import TopologyBuilder
-from tests.analysis.test_delayed_source import few_start, least_ticks
+from tests.analysis.few_sources import few_start, least_ticks
 from tests.fuzzing import fuzzed
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 

@@ -21,7 +21,6 @@ import numpy as np
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.delayed_source import delayed_source_bounds
 from taccl.analysis.certificates.dissemination import dissemination_bounds
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
 from taccl.analysis.certificates.flows import multicommodity
@@ -65,7 +64,7 @@ _LEAST_S = 1.0
 #: Preference among equal claims, most preferred first.
 _PREFERRED = (
     "none", "latency", "throughput", "multicommodity", "cut counting", "single machine", "spread tail",
-    "delayed source", "dissemination", "pair counting", "byte counting",
+    "dissemination", "pair counting", "byte counting",
 )  # fmt: skip
 
 
@@ -196,8 +195,7 @@ def _claims(
     quick: list[Finder] = []
     if not divisible and is_timed:
         found_by = (
-            _counting, dissemination_bounds, pair_counting_bounds, delayed_source_bounds, spread_tail_bounds,
-            dynamic_cut_bounds,
+            _counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
         )  # fmt: skip
         quick = [*(partial(find, demand, **within) for find in found_by), partial(_single_machine, demand)]
     elif not divisible:

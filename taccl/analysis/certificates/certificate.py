@@ -25,8 +25,8 @@ class Certificate:
     bound : Fraction
         The bound in microseconds, exact.
     kind : str
-        ``"latency"``, ``"cut counting"``, ``"delayed source"``, ``"spread tail"``, ``"single machine"``,
-        ``"throughput"``, ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
+        ``"latency"``, ``"cut counting"``, ``"spread tail"``, ``"single machine"``, ``"throughput"``,
+        ``"multicommodity"``, ``"dissemination"``, ``"pair counting"`` or
         ``"byte counting"``; ``"none"`` if nothing must be sent.
     limits : str
         One sentence that names what limits.

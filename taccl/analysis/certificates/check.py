@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.check_borders import batches, crosses, crosses_dynamic, gossips, latency
 from taccl.analysis.certificates.check_byte_counting import bytes_left
-from taccl.analysis.certificates.check_delayed_source import source_delayed
 from taccl.analysis.certificates.check_dissemination import disseminated
 from taccl.analysis.certificates.check_facts import Facts
 from taccl.analysis.certificates.check_pair_counting import pairs_left
@@ -27,7 +26,6 @@ from taccl.analysis.certificates.witnesses import (
     Border,
     ByteCounting,
     CutDual,
-    DelayedSource,
     Dissemination,
     DynamicCut,
     FlowDual,
@@ -73,7 +71,7 @@ def check_certificate(certificate: Certificate) -> bool:
     if not says_enough or not _is_of(certificate.problem, witness):
         return False
     reading = as_spreading(certificate.problem)
-    is_turned = isinstance(witness, DelayedSource | DynamicCut) and witness.backwards
+    is_turned = isinstance(witness, SpreadTail | DynamicCut) and witness.backwards
     problem = turned_round(reading) if is_turned else reading
     if problem is None:
         return False
@@ -84,8 +82,6 @@ def check_certificate(certificate: Certificate) -> bool:
         return crosses_dynamic(facts, witness, ticks)
     if isinstance(witness, Gossip):
         return gossips(facts, witness.ranks, ticks)
-    if isinstance(witness, DelayedSource):
-        return source_delayed(facts, witness, ticks)
     if isinstance(witness, PairCounting):
         return pairs_left(facts, witness, ticks)
     if isinstance(witness, ByteCounting):
@@ -108,13 +104,6 @@ def _is_of(problem: Problem, witness: Witness) -> bool:
             return witness.target in ranks and len(witness.moments) == len(ranks)
         case SpreadTail():
             return frozenset().union(*witness.sets) <= ranks
-        case DelayedSource():
-            named = frozenset[int]().union(*witness.sets)
-            disjoint = len(named) == sum(map(len, witness.sets))
-            inside = len(witness.sets) == len(witness.targets) and all(
-                target in each for target, each in zip(witness.targets, witness.sets, strict=True)
-            )
-            return named <= ranks and disjoint and inside
         case SingleMachine():
             return 0 <= witness.resource < num_resources and witness.family in ("rank", "node")
         case CutDual():

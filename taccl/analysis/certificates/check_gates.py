@@ -18,8 +18,8 @@ from taccl.analysis.certificates.check_facts import Facts
 class GatePassage:
     """A bottleneck resource: sends over some links all hold it, for at least ``alpha + n * beta``.
 
-    A send carries n chunks, at most `most`. Its hold begins `before` to `before_most` ticks after its start.
-    The send ends ``after[n - 1]`` to `after_most` ticks after that. No send starts before `release`.
+    A send carries n chunks, at most `most`. Its hold begins `before` or more ticks after its start. The send
+    ends ``after[n - 1]`` to `after_most` ticks after that. No send starts before `release`.
     """
 
     alpha: int
@@ -27,7 +27,6 @@ class GatePassage:
     most: int
     release: int
     before: int
-    before_most: int
     after: tuple[int, ...]
     after_most: int
 
@@ -51,18 +50,6 @@ class GatePassage:
                 found.append(n + self.one_after_another(end - after - first))
         return max(found)
 
-    def begun(self, by: int) -> int:
-        """Max chunks in sends that start at `by` or earlier."""
-        if by < self.release:
-            return 0
-        return self.most + self.one_after_another(by - self.release + self.before_most - self.before)
-
-    def sends(self, by: int) -> int:
-        """Max sends that start at `by` or earlier."""
-        if by < self.release:
-            return 0
-        return 1 + (by - self.release + self.before_most - self.before) // self.hold
-
     def ends(self, start: int) -> Iterator[int]:
         """Earliest arrivals of the first, second, ... chunk, in sends that start at `start` or later."""
         first = max(start, self.release) + self.before
@@ -81,10 +68,6 @@ class GatePassage:
         """Min ticks for which sends of `chunks` chunks in total hold the resource."""
         full, part = divmod(chunks, self.most)
         return full * (self.alpha + self.most * self.beta) + (self.alpha + part * self.beta if part else 0)
-
-    def over(self, ticks: int) -> int:
-        """Max chunks in sends that end within an interval of `ticks` ticks, both ends included."""
-        return self.most + self.one_after_another(ticks + self.after_most - min(self.after))
 
 
 def passages(
@@ -129,7 +112,6 @@ def passages(
                 most=max(in_send.values()),
                 release=min(release[e] for e in mine) if release else 0,
                 before=min(before),
-                before_most=max(before),
                 after=tuple(
                     min(span[1] for span, k in spans if k == n) for n in range(1, max(in_send.values()) + 1)
                 ),
@@ -166,7 +148,6 @@ def strongest(sets: Iterable[list[GatePassage]]) -> list[GatePassage]:
                 most=most,
                 release=0,
                 before=before,
-                before_most=before + max(way.before_most - way.before for way in some),
                 after=tuple(min(after for way in some for after in way.after[m:]) for m in range(most)),
                 after_most=max(way.after_most for way in some),
             )

@@ -21,7 +21,7 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
     """Earliest time at which the last chunks to enter the sets can have spread there; 0 proves nothing."""
     if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
         return 0
-    wanted, release, first = _entering(facts, witness.sets)
+    wanted, release, first, wanting = _entering(facts, witness.sets)
     wanted = sorted(each for each in wanted if each >= witness.least)
     if not 1 <= witness.last <= len(wanted):
         return 0
@@ -30,17 +30,7 @@ def spreads_late(facts: Facts, witness: SpreadTail) -> int:
         return 0
     entries = inside.entries(first, len(wanted))
     since = next(islice(entries, len(wanted) - witness.last, None))  # when the first of the last enters
-    return inside.spread(since, entries, witness.last, sum(wanted[: witness.last]))
-
-
-def spread_after(
-    facts: Facts, ranks: frozenset[int], release: dict[int, int], wanted: list[int], last: int
-) -> int:
-    """Min ticks for `last` entries to spread in a set, if none has entered before."""
-    inside = _Inside(facts, (ranks,), release)
-    if not inside.border:
-        return 0
-    return inside.spread(0, repeat(0), last, sum(sorted(wanted)[:last]))
+    return inside.spread(since, entries, witness.last, sum(wanted[: witness.last]), wanting)
 
 
 class _Inside:
@@ -51,6 +41,8 @@ class _Inside:
         self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
         self.inside = self._links(lambda a, b: a == b is not None)
         self.border = self._links(lambda a, b: a != b is not None)
+        self._near = passages_of(facts, self.inside, facts.dst)
+        self._direct = passages_of(facts, self.border, facts.dst, release)
 
     def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
         """Earliest arrivals of the first, second, ... of `chunks` entries.
@@ -83,21 +75,31 @@ class _Inside:
         sent = heapq.merge(from_early(chunks), map(max, by_ranks, by_sets))
         return map(max, let_in, chain(sent, repeat(NEVER)))
 
-    def spread(self, since: int, entries: Iterator[int], last: int, pairs: int) -> int:
-        """Earliest time of `pairs` pairs of the last `last` chunks, none of which entered before `since`."""
-        near, direct = (
-            passages_of(self.facts, links, self.facts.dst) for links in (self.inside, self.border)
-        )
-        room: list[int] = []
-        for rank in near.keys() | direct.keys():
-            times = [way.ends(since) for way in near.get(rank, ())]
-            times += [way.ends_since(since) for way in direct.get(rank, ())]
-            room += islice(heapq.merge(*times), last)
+    def spread(
+        self, since: int, entries: Iterator[int], last: int, pairs: int, wanting: frozenset[int]
+    ) -> int:
+        """Earliest time of `pairs` pairs of the last `last` chunks, none of which entered before `since`.
+
+        - `wanting`: Ranks that want some of the chunks.
+        """
+        room = {rank: self._room(rank, since, last) for rank in self.set_of}
         entered = [*map(max, (since, *islice(entries, pairs)), self._into_sets(since, last))]
-        within_reach = map(max, sorted(room), self._in_reach(entered, pairs))
+        within_reach = map(max, sorted(chain.from_iterable(room.values())), self._in_reach(entered, pairs))
         senders = self._fastest(self.inside, last)
         there = reached(senders, entered, pairs, room=within_reach, num_senders=len(self.set_of))
-        return max(there, default=0)
+        taken = sorted(chain.from_iterable(room[rank] for rank in wanting))[:pairs]
+        return max([*there, *taken], default=0)
+
+    def _room(self, rank: int, since: int, last: int) -> list[int]:
+        """Earliest arrivals of `last` chunks at a rank.
+
+        Sends inside a set start at `since` or later. Those over a border end then or later, and start when
+        they can.
+        """
+        times = [way.ends(since) for way in self._near.get(rank, ())]
+        for way in self._direct.get(rank, ()):
+            times.append(map(max, way.ends_since(since), way.ends(0)))
+        return list(islice(heapq.merge(*times), last))
 
     def _into_sets(self, since: int, last: int) -> Iterator[int]:
         """Earliest ends of the first, second, ... entry of `last` chunks, if each chunk enters a set once.
@@ -138,18 +140,20 @@ class _Inside:
 
 def _entering(
     facts: Facts, sets: tuple[frozenset[int], ...]
-) -> tuple[list[int], dict[int, int], frozenset[int]]:
-    """Entries into the sets: (numbers of wanting ranks, link releases, first outside holders).
+) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
+    """Entries into the sets: (numbers of wanting ranks, link releases, first outside holders, wanting ranks).
 
     The numbers are those of ranks of a set that want a chunk, for each set and each chunk that must enter it.
     """
-    every, wanted, starts = frozenset().union(*sets), list[int](), []
+    every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
     for c, others in facts.outside(every):
         ends = every.intersection(facts.collective.chunks[c].destinations)
         if ends:
             wanted += [len(ranks & ends) for ranks in sets if ranks & ends]
             starts.append((c, others))
-    return wanted, facts.releases(starts), frozenset().union(*(others for _, others in starts))
+            wanting |= ends
+    first = frozenset().union(*(others for _, others in starts))
+    return wanted, facts.releases(starts), first, frozenset(wanting)
 
 
 def of_most(passage: GatePassage, most: int) -> GatePassage:

@@ -31,8 +31,6 @@ Ints = NDArray[np.int64]
 
 #: Number of ticks that stands for never.
 FOREVER = 2**61
-#: Cap on the chunks that pass a gate; more than any collective has.
-_MANY = 2**30
 #: Max ranks for which all-pairs distances are used.
 _MOST_RANKS = 2_048
 
@@ -58,9 +56,8 @@ class Gates:
     """Bottleneck resources that cover some links, each link assigned to one, with their throughput.
 
     A send of n chunks, at most `most`, holds a gate for at least ``alpha + n * beta`` ticks. `offset` is the
-    least time from a send's start to its hold. ``rest[n - 1]`` is the least time from there to its end. Over
-    the sends of a gate, the first varies by `start_spread` and the second by `end_spread`. No send starts
-    before `release`.
+    least time from a send's start to its hold. ``rest[n - 1]`` is the least time from there to its end, which
+    varies by `end_spread` over the sends of a gate. No send starts before `release`.
 
     - `rest`, (max n, num_gates); all other arrays, (num_gates,).
     - `of_set`: The set of ranks that the links of each gate enter or leave.
@@ -73,7 +70,6 @@ class Gates:
     release: Ints
     offset: Ints
     rest: Ints
-    start_spread: Ints
     end_spread: Ints
 
     def passed(self, ticks: Ints) -> Ints:
@@ -97,21 +93,6 @@ class Gates:
         left = time - self.rest.reshape(*shape, time.shape[-1])
         passed: Ints = np.where((left >= 0) & (n <= self.most), n + self.passed(left), 0).max(axis=0)
         return passed
-
-    def started(self, by: Ints | int) -> Ints:
-        """Max chunks in sends that start at `by` or earlier."""
-        time = by - self.release
-        return np.where(time >= 0, self.most + self.passed(time + self.start_spread), 0)
-
-    def sends(self, by: Ints | int) -> Ints:
-        """Max sends that start at `by` or earlier."""
-        time = by - self.release
-        each = 1 + np.maximum(time + self.start_spread, 0) // np.maximum(self.hold, 1)
-        return np.where(time >= 0, each, 0)
-
-    def ended(self, ticks: int) -> Ints:
-        """Max chunks in sends that end within an interval of `ticks` ticks, both ends included."""
-        return self.most + self.passed(ticks + self.end_spread)
 
     def arrivals(self, num: int) -> Ints:
         """(num_gates, num) earliest arrivals of the first, second, ... chunk, in sends from time 0 on."""
@@ -181,7 +162,6 @@ def gates_of(costs: GateCosts, links: Ints, of_set: Ints, release: Ints | None =
         release=least_of(none if release is None else release[e]),
         offset=soonest,
         rest=np.array([least_of(np.where(n <= m, send(n)[1], FOREVER)) for n in sizes]),
-        start_spread=most_of(np.maximum(offset, offset_full)) - soonest,
         end_spread=most_of(np.maximum(rest, rest_full)) - least_of(np.minimum(rest, rest_full)),
     )
 
@@ -211,12 +191,6 @@ def _shared_out(links: list[int], codes: list[int], shares: list[int]) -> tuple[
         gate += [number] * len(mine)
         number += 1
     return np.array(first, dtype=np.int64), np.array(gate, dtype=np.int64)
-
-
-def let_in(wanted: Ints, *ways: tuple[Gates, Ints]) -> int:
-    """Total number of chunks that pass the gates, into each set no more than it wants."""
-    counts = [np.bincount(gates.of_set, np.minimum(passed, _MANY), len(wanted)) for gates, passed in ways]
-    return int(np.minimum(np.sum(counts, axis=0), wanted).sum())
 
 
 def first_tick(holds: Callable[[int], bool], high: int = FOREVER) -> int:
@@ -301,7 +275,6 @@ def fastest(gates: Gates) -> Gates:
         release=none,
         offset=least(gates.offset),
         rest=np.minimum.accumulate(least(gates.rest)[::-1])[::-1],
-        start_spread=-least(-gates.start_spread),
         end_spread=-least(-gates.end_spread),
     )
 

@@ -40,6 +40,8 @@ from taccl.units import part_of
 _EVERY, _MOST = 16, 256
 #: Max thresholds to try for the number of ranks that want a chunk.
 _MOST_SIZES = 4
+#: Max contributions of one rank to sums, times the other ranks, each of which is a set.
+_MOST_BY_RANK = 128
 #: Max pairs of an entry and a rank for which distances from entries are used.
 _MOST_WAYS = 2_000_000
 
@@ -53,8 +55,12 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
 
     For a sum, contributions of outside ranks count as chunks.
     """
-    if not demand.spreads_alike(in_network=in_network):
-        return
+    if demand.spreads_alike(in_network=in_network):
+        for needed, backwards in demand.both_ways():
+            yield from _bounds(needed, backwards=backwards)
+
+
+def _bounds(demand: NeededSends, *, backwards: bool) -> Iterator[Claim]:
     origins = frozenset().union(*(kind.data.origins for kind in demand.classes))
     choices: dict[tuple[frozenset[int], ...], str] = {}
     if demand.topology.num_nodes > 1:
@@ -66,28 +72,38 @@ def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Cla
             choices.setdefault((frozenset().union(*empty),), f"empty {name}s")
             if name == "node":
                 choices.setdefault(empty, f"empty {name}s one by one")
+    others = demand.topology.num_ranks - 1
+    if demand.sums_for_all and demand.classes.total() * others <= _MOST_BY_RANK:
+        source = min(origins)
+        rest = tuple(ranks for ranks in demand.families[0][1] if source not in ranks)
+        choices[rest] = f"ranks other than {source}, one by one"
     for sets, into in choices.items():
         demand.deadline.check()
-        sizes, release, first = _entering(demand, sets)
-        if max(sizes, default=0) < 2:
+        sizes, release, first, wanting = _entering(demand, sets)
+        if not sizes:
             continue
-        spread = TailSpread(demand.costs, sets, release, first)
+        spread = TailSpread(demand.costs, sets, release, first, wanting)
         for least in sorted(set(sizes), reverse=True)[:_MOST_SIZES]:
             some = [size for size in sizes if size >= least]
             ticks, last = spread.best(some)
             those, s = part_of("last", last, len(some), "chunk", "chunks"), "s" * (last == 1)
             what = f"{those} to enter {into}, which then spread{s} to {least} ranks or more of it"
-            yield Claim(ticks, what, SpreadTail(sets, least, last))
+            if least == 1:
+                what = f"{those} to enter {into}, which must then get to ranks that want them there"
+            if backwards:
+                what = f"reversed in time, {what}"
+            yield Claim(ticks, what, SpreadTail(sets, least, last, backwards))
 
 
 def _entering(
     demand: NeededSends, sets: tuple[frozenset[int], ...]
-) -> tuple[list[int], Ints, frozenset[int]]:
-    """(sizes, release, first) of the entries into the sets.
+) -> tuple[list[int], Ints, frozenset[int], frozenset[int]]:
+    """(sizes, release, first, wanting) of the entries into the sets.
 
     - `sizes`: Number of ranks in a set that want a chunk, for each entry, ascending.
     - `release`, (num_links,) int64: Earliest time at which each link can carry one of the chunks.
     - `first`: Ranks outside that initially hold some of the chunks.
+    - `wanting`: Ranks of the sets that want some of the chunks.
     """
     every = frozenset().union(*sets)
     starts = {
@@ -99,7 +115,8 @@ def _entering(
     for kind in starts:
         wanted = (len(ranks.intersection(kind.data.destinations)) for ranks in sets)
         sizes += [number for number in wanted if number] * demand.classes[kind]
-    return sorted(sizes), demand.first_uses(starts), frozenset().union(*starts.values())
+    wanting = every.intersection(chain.from_iterable(kind.data.destinations for kind in starts))
+    return sorted(sizes), demand.first_uses(starts), frozenset().union(*starts.values()), wanting
 
 
 class TailSpread:
@@ -107,6 +124,7 @@ class TailSpread:
 
     - `release`, (num_links,) int64: Earliest time at which each link can carry a chunk.
     - `first`: Ranks outside that initially hold data. Default: all, so that no rank waits for data.
+    - `wanting`: Ranks that want some of the chunks. Default: all.
     """
 
     def __init__(
@@ -115,6 +133,7 @@ class TailSpread:
         sets: Sequence[frozenset[int]],
         release: Ints,
         first: frozenset[int] | None = None,
+        wanting: frozenset[int] | None = None,
     ) -> None:
         label = set_of_rank(costs.num_ranks, sets)
         used, src, dst = release < FOREVER, label[costs.src], label[costs.dst]
@@ -127,10 +146,11 @@ class TailSpread:
         #: Gates of sends over a border: together, by set, by receiving rank; and of sends inside, by
         #: receiving rank.
         self.enter, self.into_set = gates(enters, none, release), gates(enters, dst)
-        self.direct, self.inside = gates(enters, costs.dst), gates(inside, costs.dst)
+        self.direct, self.inside = gates(enters, costs.dst, release), gates(inside, costs.dst)
         #: (num_ranks,) min ticks until 1, 2, ... ranks can hold a chunk that entered at one.
         self.near = nearest(costs, inside, costs.dst[enters], label >= 0)
         out = gates(inside, costs.src)
+        self._wants = np.isin(np.arange(costs.num_ranks), list(wanting)) if wanting else label >= 0
         self._merges = out.most.max(initial=1) > 1
         self._senders = cache(lambda most: fastest_senders(out, most))
         #: Border sends from outside, and from other sets; each limited by sending rank, and together or by
@@ -164,27 +184,20 @@ class TailSpread:
         if self._fed:  # a send carries each chunk once
             sent = chain(heapq.merge(*(_entries(fed, num) for fed in self._fed)), repeat(FOREVER))
             entries = np.maximum(entries, [*islice(sent, len(entries))])
-        into_rank = self._into_ranks(most)
         best, last = (0, 1), 0
         while last < most:
             last = min(most, last + 1 if last < _EVERY else last + last // 4)
             # Include all entries with the same earliest time as the last k.
             since = int(entries[num - last])
             last = min(most, num - int(np.searchsorted(entries, since)))
-            into = np.sort(into_rank[:, :last], axis=None) + since
+            into, wanting = self._into_ranks(last, since)
             wanted = int(pairs[last - 1])
             coming = np.maximum(
                 entries[num - last :][: wanted + 1], since + self._into_sets(last, wanted + 1)
             )
-            ticks = self._spread(coming, into, wanted, last)
+            ticks = max(self._spread(coming, into, wanted, last), int(wanting[wanted - 1]))
             best = max(best, (ticks, last), key=lambda each: each[0])
         return best
-
-    def after(self, sizes: Sequence[int], last: int) -> int:
-        """Min ticks until the `last` chunks are at all ranks that want them, if none has entered before."""
-        pairs = sum(sizes[:last])
-        into = np.sort(self._into_ranks(last), axis=None)
-        return self._spread(self._into_sets(last, pairs + 1), into, pairs, last)
 
     def _into_sets(self, last: int, num: int) -> Ints:
         """(num,) min ticks until 1, 2, ... entries of `last` chunks, each chunk once per set."""
@@ -194,16 +207,20 @@ class TailSpread:
         fastest = np.min(each, axis=0)
         return np.sort(np.repeat(fastest, min(last, len(each))))[:num]
 
-    def _into_ranks(self, num: int) -> Ints:
-        """(num_ranks, num) min ticks until 1, 2, ... chunks can reach each rank."""
-        found: dict[int, list[Ints]] = {}
-        for gates, times in (
-            (self.inside, self.inside.arrivals(num)),
-            (self.direct, self.direct.more_ends(num)),
-        ):
-            for i, ticks in zip(gates.of_set.tolist(), times, strict=True):
-                found.setdefault(i, []).append(ticks)
-        return np.array([np.sort(np.concatenate(each))[:num] for each in found.values()], dtype=np.int64)
+    def _into_ranks(self, last: int, since: int) -> tuple[Ints, Ints]:
+        """Earliest arrivals of `last` chunks at any ranks, and at those that want them, ascending.
+
+        Sends from inside start at `since` or later, and those over a border end then or later.
+        """
+        rank = np.repeat(np.append(self.inside.of_set, self.direct.of_set), last)
+        near = self.inside.arrivals(last) + since
+        direct = np.maximum(self.direct.more_ends(last) + since, self.direct.arrivals(last))
+        times = np.append(near, direct)
+        order = np.lexsort((times, rank))
+        rank, times = rank[order], times[order]
+        place = np.arange(len(rank)) - np.searchsorted(rank, rank)
+        first = place < last
+        return np.sort(times[first]), np.sort(times[first & self._wants[rank]])
 
     def _spread(self, entries: Ints, into: Ints, pairs: int, last: int) -> int:
         """Earliest time of `pairs` pairs, made by entries and by ranks that hold a chunk by then."""

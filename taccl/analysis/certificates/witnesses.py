@@ -5,9 +5,6 @@ latency
 cut counting
     A set of ranks: the whole chunks that must cross its border, over the rate of the resources there. Or a
     moving border on the way to one rank.
-delayed source
-    Sets of ranks without data at first, and one rank of each. Few ranks can feed the sets until some time,
-    which limits what can have entered them by a later time. The rest must then still reach those ranks.
 spread tail
     A node, or ranks or nodes without data at first, and a number of last chunks to enter. These must still
     spread to all ranks there that want them, from one rank to another.
@@ -153,36 +150,18 @@ class DynamicCut(Witness):
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedSource(Witness):
-    """Disjoint sets of ranks that hold none of some chunks at first, and a rank of each that wants them.
-
-    - `targets`: One rank of every set.
-    - `fed`: Ticks. Sends into a set that start earlier come from initial holders, or from sets reached by
-      then. Later sends need only enter.
-    - `since`: Ticks. Entries that have not ended before must still reach the targets, and all
-      others that want them.
-    - `backwards`: True for the time-reversed problem: chunks leave the sets, and start at the targets.
-    """
-
-    kind = proves = "delayed source"
-    sets: tuple[frozenset[int], ...]
-    targets: tuple[int, ...]
-    fed: int
-    since: int
-    backwards: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SpreadTail(Witness):
     """The last chunks to enter sets, among those that at least `least` ranks of a set want.
 
     - `last`: Number of these chunks.
+    - `backwards`: True for the time-reversed problem.
     """
 
     kind = proves = "spread tail"
     sets: tuple[frozenset[int], ...]
     least: int
     last: int
+    backwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
