@@ -107,14 +107,14 @@ def wide_links(topology: Topology) -> tuple[int, ...]:
 
 def read_columns(topology: Topology) -> None:
     """Read a topology's columns, which takes a while of very many links, before any time limit runs."""
-    link_ends(topology), wide_links(topology), hold_columns(topology), _cost_columns(topology)
+    link_ends(topology), wide_links(topology), hold_columns(topology), cost_columns(topology)
 
 
 @cached
-def _cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
+def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
     """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
     if (other := topology.cache.get(TURNED)) is not None:
-        return _cost_columns(other)
+        return cost_columns(other)
     columns = []
     for things in (topology.links, topology.holds):
         for name in ("alpha_us", "beta_us_per_mb"):
@@ -136,7 +136,7 @@ def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
     """
     unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
     scale = Fraction(unit_bytes, BYTES_PER_MB)
-    columns, by = _cost_columns(topology), (Fraction(1), scale) * 2
+    columns, by = cost_columns(topology), (Fraction(1), scale) * 2
     us = [[value * each for value in values] for (values, _), each in zip(columns, by, strict=True)]
     ticks_per_us = math.lcm(*{value.denominator for values in us for value in values})
     units_of = {size: size // unit_bytes for size in set(chunk_bytes)}

@@ -185,7 +185,7 @@ def test_the_verifier_names_what_breaks_a_clause(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
 def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
     """Nothing merges in those."""
-    assert [each.kind for each in verify(compact(breaking(name))).violations] == [CLAUSES[name].violation]
+    assert {each.kind for each in verify(compact(breaking(name))).violations} == {CLAUSES[name].violation}
 
 
 @pytest.mark.slow

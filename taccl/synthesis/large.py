@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.analysis.verification.replay_kernel import replay_sends, replay_sums
-from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.loops import compiled_loop, replay_copies
+from taccl.analysis.verification.sum_loops import accept_trees
+from taccl.analysis.verification.verify import compile_verifier
 from taccl.collectives import make
 from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline, OutOfTime
@@ -90,7 +91,7 @@ def effort(problem: Problem) -> int:
 def are_kept(problem: Problem) -> bool:
     """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
     kernels: list[Any] = [send_along, route] if _goes_to_one(problem) else [spread_chunks]
-    kernels += [replay_sums if problem.collective.combining else replay_sends]
+    kernels += [compiled_loop(accept_trees if problem.collective.combining else replay_copies)]
     return all(map(is_compiled, kernels + [improve] * suits_improvement(problem)))
 
 
@@ -113,7 +114,7 @@ def _goes_to_one(problem: Problem) -> bool:
 def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
     """Run every kernel that such collectives need once, on two ranks."""
     pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
-    verify(schedule_large(pair, num_runs=1))
+    compile_verifier(schedule_large(pair, num_runs=1))
     if name == "alltoall":
         fabric, demand = problem_arrays(pair)
         send_at_once(fabric, demand, find_paths(fabric, demand))

@@ -14,8 +14,7 @@ The proof has five steps. Each is arithmetic on whole arrays, without expansion:
    intervals of these rows must not overlap.
 5. *Data.* Every chunk travels as the corresponding chunk of place 0 does. Each chunk must be sent from a
    place that holds it by then, and must reach every place that needs it. A sum must include every
-   contribution once. The compiled replay of compact schedules (`replay_kernel`) checks sums, for place 0's
-   chunks alone.
+   contribution once. The replay of listed sums (`sums.replay`) checks sums, for place 0's chunks alone.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.verification.verify_compact import flat_sets, landing_order, said_of
+from taccl.analysis.verification.columns import LinkEnds, is_large
+from taccl.analysis.verification.sum_loops import SumChunks, Sums
+from taccl.analysis.verification.sums import landing_order, replay
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.topology.named import NamedFabric
@@ -223,30 +224,31 @@ class _Judge:
 
     def _check_sums(self) -> None:
         """Check sums of every place's contributions to items of place 0; report at most one fault."""
-        from taccl.analysis.verification.replay_kernel import MISSING, OK, Sums, replay_sums
-
         pattern, num_items = self.pattern, self.schedule.num_items
-        everyone = flat_sets([tuple(range(self.num_ranks))])
-        ends = flat_sets([(0,)]) if self.schedule.collective == "reduce-scatter" else everyone
-        set_of = np.zeros(num_items, np.int32)
+        ranks = np.arange(self.num_ranks)
+        num_wanted = 1 if self.schedule.collective == "reduce-scatter" else self.num_ranks
+        zeros, counts = (
+            np.zeros(num_items, np.int64),
+            np.full((2, num_items), [[self.num_ranks], [num_wanted]]),
+        )
         order = np.lexsort((pattern.start, pattern.item))
         item, src, dst, start, end = (
             column[order].astype(np.int64)
             for column in (pattern.item, pattern.src, pattern.dst, pattern.start, self.schedule.ends)
         )
-        adds = pattern.reduce[order]
+        adds, rows = pattern.reduce[order], np.arange(len(item))
         first = np.searchsorted(item, np.arange(num_items + 1))
-        gathers = np.zeros(len(item), bool)
-        sums = Sums(src, dst, start, end, adds, landing_order(item, end, adds), gathers)
-        kind, chunk, at, num_redundant = replay_sums(
-            first, sums, set_of.astype(np.int64), everyone, set_of, ends, set_of, self.num_ranks
+        sums = Sums(rows, start, end, adds, landing_order(item, end, adds), np.zeros(len(item), bool))
+        chunks = SumChunks(first, zeros, ranks, zeros, counts[0], ranks, zeros, counts[1])
+        ends = LinkEnds(
+            np.arange(0, 2 * len(item) + 2, 2), 2 * rows + 1, np.stack((src, dst), axis=1).ravel()
         )
-        self.num_redundant += num_redundant
-        if kind == MISSING:
-            self.report("postcondition", f"the sum of item {chunk} is never whole at place {at}")
-        elif kind != OK:
-            name, text = said_of(kind, f"place {src[at]}", f"place {dst[at]}")
-            self.report(name, text, int(order[at]))
+        found = replay(sums, chunks, ends, self.num_ranks, is_large=is_large(len(item)))
+        self.num_redundant += found.num_redundant
+        for fault in found.faults[:1]:
+            row = None if fault.send is None else int(order[fault.send])
+            at = f"item {fault.chunk} at place {fault.rank}: " if row is None else ""
+            self.report(fault.kind, f"{at}{fault.text}", row)
 
 
 def _is_permutation(values: NDArray[np.int64], count: int) -> bool:

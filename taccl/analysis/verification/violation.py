@@ -67,6 +67,8 @@ class Verification:
         Sends, counting merged transfers once.
     num_redundant : int
         Arrivals that bring a rank what it already holds; they are allowed.
+    is_complete : bool
+        False if there are more violations of a kind than are listed.
     """
 
     violations: tuple[Violation, ...]
@@ -74,6 +76,7 @@ class Verification:
     num_transfers: int
     num_sends: int
     num_redundant: int
+    is_complete: bool = True
 
     @property
     def ok(self) -> bool:
@@ -94,7 +97,8 @@ class Verification:
     def _text(self) -> str:
         kinds = Counter(each.kind for each in self.violations)
         tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
-        head = f"the schedule breaks {format_count(len(self.violations), 'rule')} ({tally}):"
+        more = "" if self.is_complete else "more than "
+        head = f"the schedule breaks {more}{format_count(len(self.violations), 'rule')} ({tally}):"
         return "\n".join([head, *listed(self.violations)])
 
     def __repr__(self) -> str:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.verification import replay_kernel
+from taccl.analysis.verification.loops import compiled_loop, replay_copies
 from taccl.analysis.verification.verify import verify
-from taccl.analysis.verification.verify_compact import verify_compact
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
@@ -47,7 +46,7 @@ def finish_us(problem, **options):
     found = spread(fabric, demand, Limits(**options))
     schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
     assert verify(schedule).violations == ()
-    assert verify_compact(schedule_large(problem)).ok
+    assert verify(schedule_large(problem)).ok
     assert schedule.finish_ticks == found.finish_ticks
     return schedule.finish_us
 
@@ -98,7 +97,7 @@ def test_random_exchanges_verify(seed, meaning, several_sizes):
     fabric, demand = problem_arrays(problem)
     at_once = send_at_once(fabric, demand, find_paths(fabric, demand))
     schedule = CompactSchedule(problem, at_once.chunk, at_once.link, at_once.start, "greedy")
-    assert verify_compact(schedule).ok
+    assert verify(schedule).ok
     assert schedule.finish_ticks == at_once.finish_ticks
 
 
@@ -280,13 +279,13 @@ def test_ranks_serve_others_in_step() -> None:
 def test_what_is_broken_off_is_sent_at_once(monkeypatch) -> None:
     """Where queueing the sends along routes is stopped, they are a schedule all the same."""
     monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
-    assert verify_compact(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
+    assert verify(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
 
 
 @pytest.mark.parametrize("name", ["allgather", "alltoall"])
 def test_one_kernel_serves_long_and_short_schedules(name) -> None:
     """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
-    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, replay_kernel.replay_sends)
+    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(replay_copies))
     counts = []
     for chunk_bytes in (1, 10**15):
         collective = collectives.make(name, 3)
@@ -294,7 +293,7 @@ def test_one_kernel_serves_long_and_short_schedules(name) -> None:
         problem = problem_of(topologies.star(3), collective, chunk_bytes=sizes)
         found = schedule_large(problem, num_runs=1)
         assert found.start.dtype == (np.int32 if chunk_bytes == 1 else np.int64)
-        assert verify_compact(found).ok
+        assert verify(found).ok
         counts.append([len(getattr(kernel, "signatures", ())) for kernel in kernels])
     assert counts[0] == counts[1]
 

@@ -1,0 +1,244 @@
+"""Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`.
+
+Some clauses come in two versions, for chunks on their way to the root and on their way from it. What
+transfers carry selects the version (`SumReplay.reducing`, `NamedSums.reducing`); their own flag is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.verification.columns import BLOCK, Columns, pairs, roots_of
+from taccl.analysis.verification.findings import Findings
+
+#: The check of one clause: True for each send of a block that breaks it, and the message for one of them.
+_Breaks: TypeAlias = "Callable[[Sends], NDArray[np.bool_]]"
+_Says: TypeAlias = "Callable[[int, int, bool], str]"
+
+
+class Sends(NamedTuple):
+    """Chunk and link of some sends; `reducing` marks those that bring sums towards their roots."""
+
+    chunk: NDArray[Any]
+    link: NDArray[Any]
+    reducing: NDArray[np.bool_]
+
+
+def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
+    """Check the clauses on one chunk over one link.
+
+    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty if there are none.
+    """
+    said = columns.clauses.said("link", "chunk", "group")
+    facts = _Facts(columns) if said else None
+    checks = [(each, *_CHECKS[each.field](facts, getattr(columns.clauses, each.field))) for each in said]
+    for first in range(0, len(columns), BLOCK) if said else ():
+        rows = slice(first, first + BLOCK)
+        chunk, link = columns.chunk[rows], columns.link[rows]
+        sends = Sends(chunk, link, reducing[rows] if len(reducing) else np.zeros(len(chunk), bool))
+        found = [breaks(sends) for _, breaks, _ in checks]
+        for at in np.flatnonzero(np.any(found, axis=0)).tolist():
+            for (clause, _, says), broken in zip(checks, found, strict=True):
+                if broken[at]:
+                    text = says(int(chunk[at]), int(link[at]), bool(sends.reducing[at]))
+                    findings.report(clause.violation, text, first + at, clause=clause.field)
+
+
+class _Facts:
+    """A problem as arrays."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self.collective, self.ends = columns, columns.collective, columns.ends
+        self.num_links, self.num_ranks = len(columns.topology.links), columns.topology.num_ranks
+        self.node = np.array(columns.topology.node_of_rank, dtype=np.int64)
+        self.root, self.starts = roots_of(columns.problem), columns.start_sets()
+
+    def starts_at(self, chunk: int) -> tuple[int, ...]:
+        """Ranks from which a chunk spreads."""
+        return self.starts.sets[int(self.starts.of_chunk[chunk])]
+
+    def at_node(self, sets: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
+        """(num_sets, num_nodes) bool: True if the set has a rank at the node."""
+        marks = np.zeros((len(sets), int(self.node.max()) + 1), bool)
+        number, rank = pairs(sets)
+        marks[number, self.node[rank]] = True
+        return marks
+
+    def marked(self, links: Iterable[int]) -> NDArray[np.bool_]:
+        """(num_links,) bool: True for the given links."""
+        marks = np.zeros(self.num_links, bool)
+        marks[list(links)] = True
+        return marks
+
+    def admitted(
+        self, said: Mapping[int, frozenset[int]], sets: Sequence[tuple[int, ...]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Table row of every link, and a (num_rows, num_sets) table of admitted sets.
+
+        An entry is True if the set contains a rank that the row admits. Row 0 admits every set.
+        """
+        kinds = {ranks: number for number, ranks in enumerate(dict.fromkeys(said.values()), start=1)}
+        of_link = np.zeros(self.num_links, np.int64)
+        table = np.ones((len(kinds) + 1, len(sets)), bool)
+        for link, ranks in said.items():
+            of_link[link] = kinds[ranks]
+        for ranks, number in kinds.items():
+            table[number] = [not ranks.isdisjoint(each) for each in sets]
+        return of_link, table
+
+
+def _links_allowed(facts: _Facts, links: Collection[int]) -> tuple[_Breaks, _Says]:
+    allowed = facts.marked(links)
+    return lambda sends: ~allowed[sends.link], lambda *_: "the link may not be used"
+
+
+def _relays(facts: _Facts, relays: Collection[int]) -> tuple[_Breaks, _Says]:
+    groups, group_of = facts.collective.process_groups, np.array(facts.collective.group_of_chunk, np.int64)
+    may_hold = np.zeros((len(groups), facts.num_ranks), bool)
+    may_hold[:, sorted(relays)] = True
+    for g, group in enumerate(groups):
+        may_hold[g, list(group.ranks)] = True
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        bad = np.zeros(len(sends.chunk), bool)
+        for send, rank in (facts.ends.sources(sends.link), facts.ends.destinations(sends.link)):
+            bad[send[~may_hold[group_of[sends.chunk[send]], rank]]] = True
+        return bad
+
+    def says(chunk: int, link: int, _: bool) -> str:
+        ends = facts.columns.topology.links[link]
+        strangers = [r for r in {*ends.srcs, *ends.dsts} if not may_hold[group_of[chunk], r]]
+        return f"ranks {_list(strangers)} are not in the chunk's process group, and may not relay"
+
+    return breaks, says
+
+
+def _carries_from(facts: _Facts, said: Mapping[int, frozenset[int]]) -> tuple[_Breaks, _Says]:
+    of_link, admitted = facts.admitted(said, facts.starts.sets)
+
+    def says(chunk: int, link: int, _: bool) -> str:
+        ranks = sorted(facts.starts_at(chunk))
+        return f"the link carries from ranks {sorted(said[link])}; the chunk starts at {ranks}"
+
+    return (
+        lambda sends: ~sends.reducing & ~admitted[of_link[sends.link], facts.starts.of_chunk[sends.chunk]],
+        says,
+    )
+
+
+def _carries_to(facts: _Facts, said: Mapping[int, frozenset[int]]) -> tuple[_Breaks, _Says]:
+    # The last set is empty: it stands for chunks without a root (index -1).
+    of_link, admitted = facts.admitted(said, [*((rank,) for rank in range(facts.num_ranks)), ()])
+
+    def says(chunk: int, link: int, _: bool) -> str:
+        root = facts.collective.chunks[chunk].root
+        return f"the link carries to roots {sorted(said[link])}; the chunk's root is {root}"
+
+    return lambda sends: sends.reducing & ~admitted[of_link[sends.link], facts.root[sends.chunk]], says
+
+
+def _direct_crossing(facts: _Facts, asked: bool) -> tuple[_Breaks, _Says]:
+    collective, node, root = facts.collective, facts.node, facts.root
+    links = facts.columns.topology.links
+    crosses = facts.marked(
+        e for e, each in enumerate(links) if {node[r] for r in each.srcs} != {node[r] for r in each.dsts}
+    )
+    origin_sets, start_sets, end_sets = collective.origin_sets, facts.starts, collective.destination_sets
+    origins, starts, ends = (facts.at_node(each.sets) for each in (origin_sets, start_sets, end_sets))
+
+    def breaks(sends: Sends) -> NDArray[np.bool_]:
+        bad = np.zeros(len(sends.chunk), bool)
+        at = np.flatnonzero(crosses[sends.link]) if not collective.derivations else np.zeros(0, np.int64)
+        # On its way to the root, a chunk goes from contributing nodes to the root's node; then on from there.
+        send, rank = facts.ends.sources(sends.link[at])
+        chunk, reducing = sends.chunk[at[send]], sends.reducing[at[send]]
+        contributes = origins[origin_sets.of_chunk[chunk], node[rank]]
+        leaves = np.where(reducing, contributes, starts[start_sets.of_chunk[chunk], node[rank]])
+        bad[at[send[~leaves]]] = True
+        send, rank = facts.ends.destinations(sends.link[at])
+        chunk, reducing = sends.chunk[at[send]], sends.reducing[at[send]]
+        needs = ends[end_sets.of_chunk[chunk], node[rank]]
+        enters = np.where(reducing & (root[chunk] >= 0), node[root[chunk]] == node[rank], needs)
+        bad[at[send[~enters]]] = True
+        return bad
+
+    def says(chunk: int, link: int, reducing: bool) -> str:
+        data, each = collective.chunks[chunk], links[link]
+        sources, targets = data.origins if reducing else facts.starts_at(chunk), data.destinations
+        if reducing and root[chunk] >= 0:
+            targets = (int(root[chunk]),)
+        leaves, enters, start, needs = (
+            _list({int(node[r]) for r in ranks}) for ranks in (each.srcs, each.dsts, sources, targets)
+        )
+        return f"crosses from node {leaves} to {enters}; expected from node {start} straight to {needs}"
+
+    return breaks, says
+
+
+#: {clause: its check}, for the clauses on one chunk over one link.
+_CHECKS: dict[str, Callable[..., tuple[_Breaks, _Says]]] = {
+    "links_allowed": _links_allowed,
+    "relays": _relays,
+    "carries_to": _carries_to,
+    "carries_from": _carries_from,
+    "direct_crossing": _direct_crossing,
+}
+
+
+def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_]) -> None:
+    """Check that relayed chunks start at least one latency after all own ones, on the links of `own_first`.
+
+    While chunks are reduced, time runs backwards: chunks whose root receives end last. A lane is a link in
+    one of the two directions of time.
+    """
+    if not columns.clauses.own_first:
+        return
+    facts, ticks = _Facts(columns), columns.ticks
+    is_asked = facts.marked(columns.clauses.own_first)
+    is_start = np.zeros((len(facts.starts.sets), facts.num_ranks), bool)
+    is_start[pairs(facts.starts.sets)] = True
+    #: Tick from which relayed chunks may start in each lane, and the own chunk that it is due to.
+    free_from, due_to = np.full((2, 2 * facts.num_links), [[np.iinfo(np.int64).min], [-1]])
+
+    def lanes() -> Iterator[tuple[NDArray[np.int64], ...]]:
+        """Yield (transfer, chunk, lane, start, True if the chunk is the link's own), in blocks."""
+        for block in columns.blocks():
+            at = np.flatnonzero(is_asked[block.link])
+            chunk, link = block.chunk[at], block.link[at]
+            back = reducing[block.first + at] if len(reducing) else np.zeros(len(at), bool)
+            is_own = np.zeros(len(at), bool)
+            send, rank = facts.ends.sources(link)
+            is_own[send[~back[send] & is_start[facts.starts.of_chunk[chunk[send]], rank]]] = True
+            send, rank = facts.ends.destinations(link)
+            is_own[send[back[send] & (facts.root[chunk[send]] == rank)]] = True
+            yield (
+                block.first + at,
+                chunk,
+                2 * link + back,
+                np.where(back, -block.end[at], block.start[at]),
+                is_own,
+            )
+
+    for _, chunk, lane, start, is_own in lanes():
+        chunk, lane = chunk[is_own], lane[is_own]
+        free = start[is_own] + ticks.latency(lane // 2, ticks.chunk_units[chunk])
+        before = free_from[lane]
+        np.maximum.at(free_from, lane, free)
+        latest = (free == free_from[lane]) & (free > before)
+        due_to[lane[latest][::-1]] = chunk[latest][::-1]  # the first of several
+    for at, _, lane, start, is_own in lanes():
+        for k in np.flatnonzero(~is_own & (start < free_from[lane])).tolist():
+            limit = int(free_from[lane[k]])
+            text = f"expected a start from {ticks.us(limit)} us, one latency after"
+            if lane[k] % 2:
+                text = f"expected an end by {ticks.us(-limit)} us, one latency before"
+            text = f"is relayed; {text} chunk {due_to[lane[k]]} of the link's own rank"
+            findings.report("own-first", text, int(at[k]), clause="own_first")
+
+
+def _list(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))

@@ -1,0 +1,273 @@
+"""Columns of a schedule as the verifier reads them: one view of listed and of compact schedules.
+
+A column that a schedule does not keep is derived here: `end` from the start and the exact costs, `group` as
+one send per transfer, `reduce` as copies, and contributions as whatever a rank holds. The verifier works out
+costs in ticks by itself, from the topology's exact fractions (`ExactTicks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.collective import RankSets
+from taccl.costs import cost_columns, link_ends, wide_links
+from taccl.errors import InputError
+from taccl.problem import Problem
+from taccl.schedule.compact import CompactSchedule, ScheduleSummary
+from taccl.schedule.schedule import Schedule
+
+#: Transfers per block: the columns of a block stay in the processor's cache.
+BLOCK = 1 << 16
+#: Transfers from which loops are compiled: about 0.2 s of Python, less than numba takes to load.
+_MANY = 1 << 15
+#: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
+_FINEST_TICKS_PER_US = 10**6
+_BYTES_PER_MB = 10**6
+#: Range of times, in ticks: a time and a duration can be added in 64 bits.
+_LEAST, _MOST = -(2**62), 2**62
+
+
+class Block(NamedTuple):
+    """Some transfers in order of start; `first` is the index of the first one.
+
+    - `chunk`, `link`, `start`, `end`, (num_transfers,) int64: Times in ticks.
+    - `units`, (num_transfers,) int64: Size of the send that starts with this transfer. -1 for other members
+      of a merged send, and for groups that are no valid send.
+    """
+
+    first: int
+    chunk: NDArray[np.int64]
+    link: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    units: NDArray[np.int64]
+
+    @property
+    def rows(self) -> slice:
+        """Indices of the transfers."""
+        return slice(self.first, self.first + len(self.chunk))
+
+
+class LinkEnds(NamedTuple):
+    """Ranks at the ends of links, flattened, all int64.
+
+    Link e has the sources ``rank[first[e]:middle[e]]`` and the destinations ``rank[middle[e]:first[e + 1]]``.
+    """
+
+    first: NDArray[np.int64]
+    middle: NDArray[np.int64]
+    rank: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, problem: Problem) -> LinkEnds:
+        """Ends of a topology's links."""
+        links = problem.topology.links
+        src, dst = link_ends(problem.topology)
+        first = np.arange(0, 2 * len(links) + 2, 2)
+        wide = wide_links(problem.topology)
+        if not wide:
+            return cls(first, first[:-1] + 1, np.stack((src, dst), axis=1).ravel())
+        flat = list(chain.from_iterable((*link.srcs, *link.dsts) for link in links))
+        counts = np.array([(len(link.srcs), len(link.dsts)) for link in links], np.int64)
+        first = np.concatenate(([0], np.cumsum(counts.sum(axis=1))))
+        return cls(first, first[:-1] + counts[:, 0], np.array(flat, np.int64))
+
+    def sources(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(send, rank) of every source of sends over the given links."""
+        return self._of(self.first[link], self.middle[link])
+
+    def destinations(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(send, rank) of every destination of sends over the given links."""
+        return self._of(self.middle[link], self.first[link + 1])
+
+    def _of(
+        self, low: NDArray[np.int64], high: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        each = high - low
+        send = np.repeat(np.arange(len(each)), each)
+        place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
+        return send, self.rank[low[send] + place]
+
+
+class ExactTicks:
+    """Costs in ticks, worked out from exact fractions; all arrays are int64.
+
+    A send of u units over link e lasts ``(link_alpha[e] + u * link_beta[e]) / divisor`` ticks. `divisor` is 1
+    if the grid is fine enough, or if costs are rounded up as they need a grid finer than the finest. Alpha is
+    then rounded up, and so is beta for one unit: the greatest common divisor of the chunk sizes.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        sizes = set(problem.chunk_bytes)
+        self.per_us = int(problem.costs.ticks_per_us)
+        self.unit_bytes = math.gcd(*sizes) if sizes else 1
+        self.chunk_units = np.array(problem.chunk_bytes, dtype=np.int64) // self.unit_bytes
+        unit = Fraction(self.unit_bytes, _BYTES_PER_MB)
+        found = cost_columns(problem.topology)
+        columns = [
+            [value * scale for value in values]
+            for (values, _), scale in zip(found, (Fraction(1), unit) * 2, strict=True)
+        ]
+        finest = math.lcm(*(value.denominator for values in columns for value in values))
+        if self.per_us == _FINEST_TICKS_PER_US < finest:
+            columns = [[Fraction(math.ceil(v * self.per_us)) for v in values] for values in columns]
+        else:
+            columns = [[value * self.per_us for value in values] for values in columns]
+        self.divisor = math.lcm(*(value.denominator for values in columns for value in values))
+        self.link_alpha, self.link_beta, self.hold_alpha, self.hold_beta = (
+            np.array([int(value * self.divisor) for value in values], np.int64)[index]
+            for values, (_, index) in zip(columns, found, strict=True)
+        )
+
+    def latency(self, link: Any, units: Any) -> Any:
+        """Duration of sends in ticks, rounded up to a whole one."""
+        return -(-(self.link_alpha[link] + units * self.link_beta[link]) // self.divisor)
+
+    def exact_latency(self, link: int, units: int) -> Fraction:
+        """Duration of a send in ticks."""
+        return Fraction(int(self.link_alpha[link]) + units * int(self.link_beta[link]), self.divisor)
+
+    def us(self, ticks: int | Fraction) -> str:
+        """Ticks as microseconds, to the picosecond."""
+        return f"{float(Fraction(ticks) / self.per_us):.6f}".rstrip("0").rstrip(".")
+
+
+class Columns:
+    """Transfers of a schedule in order of start, without those that cannot be replayed.
+
+    - `chunk`, `link`, `start`: As in the schedule, with its narrow types.
+    - `end`, `group`: The same, or None if the schedule does not keep them.
+    - `carried`: Contributions that each transfer names, as bit masks; None if ranks send all that they hold.
+    - `units`: As in `Block`; None if every transfer is its own send.
+    """
+
+    def __init__(self, schedule: Schedule | CompactSchedule) -> None:
+        problem = schedule.problem
+        self.problem, self.topology, self.collective = problem, problem.topology, problem.collective
+        self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
+        self.chunk, self.link, self.start = schedule.chunk, schedule.link, schedule.start
+        #: True if loops over the transfers are compiled.
+        self.is_large = is_large(len(self))
+        self.end: NDArray[np.int64] | None = None
+        self.group: NDArray[np.int32] | None = None
+        self.units: NDArray[np.int64] | None = None
+        self.carried: list[int] | None = None
+        self._reduces: NDArray[np.bool_] | None
+        if isinstance(schedule, Schedule):
+            self.end, self.group, self._reduces = schedule.end, schedule.group, schedule.reduce
+            self._num_reducing = int(schedule.reduce.sum())
+            if schedule.carries is not None:
+                bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
+                self.carried = [bits[number] for number in schedule.carries.tolist()]
+        else:
+            if isinstance(schedule, ScheduleSummary):
+                schedule.blocks()  # raises, as a summary has no transfers
+            self._reduces = schedule.reduces
+            self._num_reducing = schedule.num_reducing if self._reduces is None else int(self._reduces.sum())
+        if len(self.start) and not _LEAST <= int(self.start.min()) <= int(self.start.max()) < _MOST:
+            raise InputError(
+                f"found starts {self.start.min()}-{self.start.max()}; expected times of 62 bits in ticks",
+                where="schedule.start",
+            )
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    @property
+    def reduces_any(self) -> bool:
+        """True if a transfer is added to what its destination holds."""
+        return self._num_reducing > 0
+
+    def adds(self, rows: slice | NDArray[Any]) -> NDArray[np.bool_]:
+        """True for each of some transfers that is added to what its destination holds."""
+        if self._reduces is not None:
+            return np.asarray(self._reduces[rows], bool)
+        at = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+        return np.asarray(at < self._num_reducing, bool)
+
+    def ends_of(self, rows: slice | NDArray[Any]) -> NDArray[np.int64]:
+        """Ends of some transfers in ticks."""
+        if self.end is not None:
+            return self.end[rows].astype(np.int64, copy=False)
+        link = self.link[rows]
+        took = self.ticks.latency(link, self.ticks.chunk_units[self.chunk[rows]])
+        return np.asarray(self.start[rows] + took, np.int64)
+
+    def take(self, rows: NDArray[np.int64]) -> None:
+        """Keep only some transfers, in the given order."""
+        self._reduces = self.adds(rows) if self.reduces_any else None
+        self._num_reducing = 0 if self._reduces is None else int(self._reduces.sum())
+        self.chunk, self.link, self.start = self.chunk[rows], self.link[rows], self.start[rows]
+        self.end = None if self.end is None else self.end[rows]
+        self.group = None if self.group is None else self.group[rows]
+        self.carried = None if self.carried is None else [self.carried[i] for i in rows.tolist()]
+
+    def sort(self) -> None:
+        """Sort the transfers by start, if they are not."""
+        if any(
+            (self.start[i + 1 : i + BLOCK + 1] < self.start[i : i + BLOCK][: len(self) - i - 1]).any()
+            for i in range(0, len(self), BLOCK)
+        ):
+            self.take(np.argsort(self.start, kind="stable"))
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all transfers in blocks; stated ends may be wrong, so that such transfers are one block."""
+        size = BLOCK if self.end is None else max(1, len(self))
+        ticks = self.ticks
+        for first in range(0, len(self), size):
+            rows = slice(first, first + size)
+            chunk, link, start = (
+                column[rows].astype(np.int64) for column in (self.chunk, self.link, self.start)
+            )
+            units = ticks.chunk_units[chunk]
+            end = start + ticks.latency(link, units) if self.end is None else self.end[rows].astype(np.int64)
+            yield Block(first, chunk, link, start, end, units if self.units is None else self.units[rows])
+
+    def start_sets(self) -> RankSets:
+        """Ranks from which each chunk spreads.
+
+        These are the root of a chunk that is reduced first, otherwise its origins and the ranks that derive
+        it.
+        """
+        collective = self.collective
+        starts = [
+            data.origins if data.root is None or not collective.combining else (data.root,)
+            for data in collective.chunks
+        ]
+        for each in collective.derivations:
+            starts[each.chunk] = tuple({*starts[each.chunk], each.rank})
+        return RankSets.of(starts)
+
+
+def is_large(num_transfers: int) -> bool:
+    """True if loops over so many transfers are to be compiled."""
+    return num_transfers >= _MANY
+
+
+def roots_of(problem: Problem) -> NDArray[np.int64]:
+    """(num_chunks,) Root of every chunk that is reduced; -1 for other chunks."""
+    collective = problem.collective
+    roots = (data.root if collective.combining else None for data in collective.chunks)
+    return np.array([-1 if root is None else root for root in roots], np.int64)
+
+
+def flat_sets(sets: RankSets) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(ranks, first, end): chunk c has the ranks ``ranks[first[c]:end[c]]``; all int64."""
+    offsets = np.cumsum([0, *map(len, sets.sets)])
+    return pairs(sets.sets)[1], offsets[sets.of_chunk], offsets[sets.of_chunk + 1]
+
+
+def pairs(
+    ranks_of_chunk: Sequence[tuple[int, ...]], *, first: int = 0
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and rank of every pair, given the ranks of each chunk; chunks are numbered from `first`."""
+    counts = np.fromiter(map(len, ranks_of_chunk), np.int64, len(ranks_of_chunk))
+    rank = np.fromiter(chain.from_iterable(ranks_of_chunk), np.int64, int(counts.sum()))
+    return np.repeat(np.arange(first, first + len(counts)), counts), rank

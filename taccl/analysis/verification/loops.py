@@ -1,0 +1,158 @@
+"""Loops of the verifier over sends: run as Python for few transfers, compiled by numba for many.
+
+The loops are plain functions that call no other, so that both ways run the same code. Callers allocate all
+arrays; indices and times are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.verification.columns import Block, LinkEnds
+
+_Loop = TypeVar("_Loop", bound="Callable[..., Any]")
+
+#: Later than all times, in ticks.
+NEVER = 2**62
+
+
+def fitted(loop: _Loop, is_large: bool) -> _Loop:
+    """The compiled form of a loop for many transfers, or the loop itself for few."""
+    return compiled_loop(loop) if is_large else loop
+
+
+@cache
+def compiled_loop(loop: _Loop) -> _Loop:
+    """The loop compiled by numba."""
+    from taccl.kernels import compiled
+
+    return compiled(loop)
+
+
+class Arrivals(NamedTuple):
+    """Columns of an `ArrivalTable`, with `since` updated in place.
+
+    `since`, (num_places + 1, 1 or 2) int32: Arrival ticks as 32-bit words, low word first. This form lets one
+    compiled loop serve both widths.
+    """
+
+    num_ranks: int
+    keys: NDArray[np.int64]
+    first: NDArray[np.int64]
+    since: NDArray[np.int32]
+    never: int
+
+
+def replay_copies(
+    block: Block, ends: LinkEnds, table: Arrivals, absent: NDArray[np.int64]
+) -> tuple[int, int]:
+    """Replay sends in order of start: (number of absent sources, number of redundant arrivals).
+
+    - `absent`, (most, 2) int64: Output: the first sends, each with a source that lacks its chunk.
+    """
+    num_absent = num_redundant = 0
+    num_words = table.since.shape[1]
+    for i in range(len(block.chunk)):
+        e, c, time = block.link[i], block.chunk[i], block.start[i]
+        for at in range(ends.first[e], ends.first[e + 1]):
+            place = key = c * table.num_ranks + ends.rank[at]
+            if len(table.first):  # binary search among the chunk's keys
+                place, limit = table.first[c], table.first[c + 1]
+                high = limit
+                while place < high:
+                    middle = (place + high) >> 1
+                    if table.keys[middle] < key:
+                        place = middle + 1
+                    else:
+                        high = middle
+                if place == limit or table.keys[place] != key:
+                    place = len(table.keys)
+            since = np.int64(table.since[place, 0])
+            if num_words > 1:
+                since = (np.int64(table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
+            if at < ends.middle[e]:
+                if since > time:
+                    if num_absent < len(absent):
+                        absent[num_absent, 0], absent[num_absent, 1] = block.first + i, ends.rank[at]
+                    num_absent += 1
+                continue
+            num_redundant += since != table.never
+            if block.end[i] < since:
+                end = block.end[i]
+                if num_words > 1:
+                    table.since[place, 1] = end >> 32
+                    end = ((end & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000  # the low word, with a sign
+                table.since[place, 0] = end
+    return num_absent, num_redundant
+
+
+class Holds(NamedTuple):
+    """Holds in order of link; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
+
+    A hold lasts ``(alpha + units * beta) / divisor`` ticks, rounded up, from the start of its send, or until
+    its end if it `receives`.
+    """
+
+    of_link: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    receives: NDArray[np.bool_]
+    alpha: NDArray[np.int64]
+    beta: NDArray[np.int64]
+    divisor: int
+
+
+class Held(NamedTuple):
+    """Intervals in which sends hold resources: columns, and how many rows are filled; all int64."""
+
+    resource: NDArray[np.int64]
+    begin: NDArray[np.int64]
+    until: NDArray[np.int64]
+    send: NDArray[np.int64]
+
+
+def list_holds(block: Block, holds: Holds, held: Held, count: int) -> int:
+    """Append the intervals of all sends of a block to `held`, from row `count` on; return the new count."""
+    for i in range(len(block.chunk)):
+        units = block.units[i]
+        if units < 0:
+            continue
+        e = block.link[i]
+        for h in range(holds.of_link[e], holds.of_link[e + 1]):
+            length = holds.alpha[h] + units * holds.beta[h]
+            if holds.divisor > 1:
+                length = -(-length // holds.divisor)
+            begin = block.end[i] - length if holds.receives[h] else block.start[i]
+            held.resource[count], held.begin[count] = holds.resource[h], begin
+            held.until[count], held.send[count] = begin + length, block.first + i
+            count += 1
+    return count
+
+
+def sweep(
+    held: Held, order: NDArray[np.int64], until: NDArray[np.int64], holder: NDArray[np.int64],
+    clashes: NDArray[np.int64],
+) -> int:  # fmt: skip
+    """Sweep intervals in order of begin; return the number that begin before another send's has ended.
+
+    - `order`, (num_rows,): Rows in order of begin.
+    - `until`, `holder`, (num_resources,): Latest end so far, and its send; updated in place.
+    - `clashes`, (most, 5): Output: resource, begin, send, the other send, and its end.
+    """
+    count = 0
+    for at in range(len(order)):
+        row = order[at]
+        r = held.resource[row]
+        if held.begin[row] < until[r] and held.send[row] != holder[r]:
+            if count < len(clashes):
+                clashes[count, 0], clashes[count, 1] = r, held.begin[row]
+                clashes[count, 2], clashes[count, 3] = held.send[row], holder[r]
+                clashes[count, 4] = until[r]
+            count += 1
+        if held.until[row] >= until[r]:
+            until[r], holder[r] = held.until[row], held.send[row]
+    return count

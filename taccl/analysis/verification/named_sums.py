@@ -1,0 +1,157 @@
+"""Sums of transfers that name the contributions that they carry, as a runtime with scratch space has them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import reduce
+from operator import or_
+
+import numpy as np
+
+from taccl.analysis.verification.columns import Columns
+from taccl.analysis.verification.findings import Findings
+from taccl.analysis.verification.loops import NEVER
+
+#: Max search nodes to compose one sum from arrived sums; beyond it, the sum is reported as undecided.
+_MOST_TRIED = 200_000
+
+
+class NamedSums:
+    """Replay of transfers that name their contributions.
+
+    A rank keeps its own contribution and every arrival separately and permanently. Each sum that it sends,
+    and each of its results, must be a disjoint union of sums that it holds by then. A sum that only its root
+    wants counts as on the way there whenever it is sent. Any other sum spreads once it is whole, at any rank.
+
+    - `num_redundant`: Arrivals that bring a rank a sum that it holds.
+    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root.
+    """
+
+    def __init__(self, columns: Columns, carried: list[int]) -> None:
+        chunks = columns.collective.chunks
+        self._columns, self._carried = columns, carried
+        #: Ranks that contribute to every chunk, as bit masks.
+        self._everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
+        everyone, stays = self._everyone, [data.destinations == (data.root,) for data in chunks]
+        pairs = list(zip(columns.chunk.tolist(), carried, strict=True))
+        self.reducing = np.array([bits != everyone[c] or stays[c] for c, bits in pairs], dtype=bool)
+        self.num_redundant = 0
+
+    def report(self, findings: Findings) -> None:
+        """Report sums that are misnamed, not there when they are sent, or not there at the end."""
+        columns, carried, everyone = self._columns, self._carried, self._everyone
+        links, chunks = columns.topology.links, columns.collective.chunks
+        if columns.collective.update_us_per_mb is not None:
+            said = "contributions that are kept apart show no update; expected a schedule that names none"
+            findings.report("update", said, chunk=None)
+        has: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (rank, chunk) -> sum -> since when
+        for chunk, data in enumerate(chunks):
+            for rank in data.origins:
+                has[rank, chunk][1 << rank] = -NEVER
+        rows = list(zip(columns.chunk.tolist(), columns.link.tolist(), columns.start.tolist(), strict=True))
+        ends, adds = columns.ends_of(slice(None)), columns.adds(slice(None)).tolist()
+        for i in np.argsort(ends, kind="stable").tolist():
+            chunk, link, _ = rows[i]
+            bits = carried[i]
+            lacks = bits != everyone[chunk]
+            if adds[i] != lacks:
+                expected = "reduced, as it lacks some" if lacks else "copied, as it has all"
+                findings.report("reduce", f"expected the sum of ranks {_ranks(bits)} to be {expected}", i)
+            if not bits or bits & ~everyone[chunk]:
+                text = f"carries contributions of ranks {_ranks(bits & ~everyone[chunk])}, which have none"
+                findings.report("presence", text if bits else "carries nothing", i)
+            for rank in links[link].dsts:
+                self.num_redundant += bits in has[rank, chunk]
+                has[rank, chunk].setdefault(bits, int(ends[i]))
+        for i, (chunk, link, start) in enumerate(rows):
+            srcs = links[link].srcs
+            if any(has[rank, chunk].get(carried[i], start + 1) <= start for rank in srcs):
+                continue
+            by_then = [bits for r in srcs for bits, since in has[r, chunk].items() if since <= start]
+            _report_unmade(findings, carried[i], by_then, i=i, rank=links[link].src, chunk=chunk)
+        for chunk, data in enumerate(chunks):
+            for rank in data.destinations:
+                _report_unmade(findings, everyone[chunk], [*has[rank, chunk]], rank=rank, chunk=chunk)
+
+    def links_passed(self) -> Iterator[int]:
+        """Yield the number of links that each transfer's sum has passed, in order of start.
+
+        A send has passed one link more than any sum at its sources that may be a part of it. A whole sum
+        starts to spread at the rank that completes it, root or not. A whole sum that arrived keeps the links
+        that it passed.
+        """
+        columns, carried = self._columns, self._carried
+        links, ends = columns.topology.links, columns.ends_of(slice(None))
+        lands = iter(np.lexsort((~columns.adds(slice(None)), ends)).tolist())
+        landing = next(lands, None)
+        #: Fewest links passed by each sum that arrived: {(rank, chunk): {sum: links}}
+        passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        under_way: list[int] = []
+        rows = zip(columns.chunk.tolist(), columns.link.tolist(), columns.start.tolist(), strict=True)
+        for i, (chunk, link, start) in enumerate(rows):
+            while landing is not None and ends[landing] <= start:
+                bits, number = carried[landing], under_way[landing]
+                for rank in links[int(columns.link[landing])].dsts:
+                    known = passed[rank, int(columns.chunk[landing])]
+                    known[bits] = min(number, known.get(bits, number))
+                landing = next(lands, None)
+            spreads = not self.reducing[i] and carried[i] == self._everyone[chunk]
+            before = [
+                number
+                for rank in links[link].srcs
+                for bits, number in passed[rank, chunk].items()
+                if (bits == carried[i] if spreads else not bits & ~carried[i])
+            ]
+            under_way.append(1 + max(before, default=0))
+            yield under_way[-1]
+
+
+def _report_unmade(
+    findings: Findings, wanted: int, known: list[int], *, rank: int, chunk: int, i: int | None = None
+) -> None:
+    """Report a sum that is not a disjoint union of known ones, by what it lacks or counts twice."""
+    usable = {bits for bits in known if bits and not bits & ~wanted}
+    reached = reduce(or_, usable, 0)
+    # Without an overlap, the sum of the bit masks equals their union.
+    if wanted in usable or reached == wanted == sum(usable):
+        return
+    if reached != wanted:
+        lacking = _ranks(wanted & ~reached)
+        if i is None:
+            text = f"the sum lacks contributions of ranks {lacking}"
+            findings.report("postcondition", text, rank=rank, chunk=chunk)
+        else:
+            text = f"the rank holds no contributions of ranks {lacking} that fit when the send starts"
+            findings.report("presence", text, i, rank=rank)
+        return
+    can_be_made = _is_disjoint_union(wanted, usable)
+    if not can_be_made:
+        text = f"the sum of ranks {_ranks(wanted)} cannot be made without counting a contribution twice"
+        if can_be_made is None:
+            text = f"whether the sum of ranks {_ranks(wanted)} can be made was not decided"
+        findings.report("double-count", text, i, rank=rank, chunk=chunk)
+
+
+def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
+    """True if some of the sums are disjoint and make up another; None if too many combinations exist."""
+    of_rank: dict[int, list[int]] = defaultdict(list)
+    for bits in sorted(usable, key=lambda bits: (-bits.bit_count(), bits)):
+        for place in range(bits.bit_length()):
+            if bits >> place & 1:
+                of_rank[place].append(bits)
+    left = [wanted]
+    for _ in range(_MOST_TRIED):
+        if not left or not left[-1]:
+            return bool(left)
+        missing = left.pop()
+        # Branch first on the rank contained in the fewest known sums.
+        place = min(
+            (r for r in range(missing.bit_length()) if missing >> r & 1), key=lambda r: len(of_rank[r])
+        )
+        left += [missing & ~bits for bits in of_rank[place] if not bits & ~missing]
+    return None
+
+
+def _ranks(bits: int) -> str:
+    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)

@@ -1,0 +1,122 @@
+"""Checks of single sends: indices and intervals, merging, and durations."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.verification.columns import Columns
+from taccl.analysis.verification.findings import Findings
+
+
+def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | None:
+    """Check that chunk, link and interval of each transfer are valid; return valid ones, or None for all."""
+    num_chunks, num_links = columns.collective.num_chunks, len(columns.topology.links)
+    if not len(columns):
+        return None
+    bounds = ((columns.chunk, num_chunks), (columns.link, num_links))
+    exist = all(0 <= int(column.min()) <= int(column.max()) < count for column, count in bounds)
+    if exist and _lasts(columns) and int(columns.start.min()) >= 0:
+        return None
+    chunk, link = columns.chunk, columns.link
+    chunk_exists = (chunk >= 0) & (chunk < num_chunks)
+    known = chunk_exists & (link >= 0) & (link < num_links)
+    lasts = known.copy()
+    at = np.flatnonzero(known)
+    lasts[at] = columns.ends_of(at) > columns.start[at]
+    for i in np.flatnonzero(~lasts | (columns.start < 0)).tolist():
+        if not chunk_exists[i]:
+            findings.report("index", f"there is no such chunk; expected 0-{num_chunks - 1}", i)
+        elif not known[i]:
+            findings.report("index", f"there is no such link; expected 0-{num_links - 1}", i)
+        elif not lasts[i]:
+            findings.report("interval", "the send does not end after it starts", i)
+        else:
+            findings.report("interval", "the send starts before time 0", i)
+    return None if lasts.all() else np.flatnonzero(lasts)
+
+
+def _lasts(columns: Columns) -> bool:
+    """True if it is certain that every send ends after it starts."""
+    if columns.end is not None:
+        return bool((columns.end > columns.start).all())
+    ticks = columns.ticks
+    shortest = ticks.link_alpha + int(ticks.chunk_units.min()) * ticks.link_beta
+    return bool((shortest > 0).all())
+
+
+def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> None:
+    """Check that transfers of a group share link, times and operation, and obey the merge limits.
+
+    Sets ``columns.units``.
+
+    - `sizes`: Number of transfers of every group that has several, invalid ones included.
+    """
+    if not sizes or columns.group is None:
+        return
+    members: dict[int, list[int]] = defaultdict(list)
+    for i in np.flatnonzero(np.isin(columns.group, list(sizes))).tolist():
+        members[int(columns.group[i])].append(i)
+    columns.units = columns.ticks.chunk_units[columns.chunk]
+    for group, each in members.items():
+        units = columns.units[each].sum()
+        columns.units[each] = -1
+        if _is_one_send(columns, findings, group, each) and len(each) == sizes[group]:
+            columns.units[each[0]] = units
+            _check_limits(columns, findings, each)
+
+
+def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[int]) -> bool:
+    """Check that transfers agree on link, times and operation, and have different chunks."""
+    link, start, reduce = columns.link, columns.start, columns.adds(np.array(members))
+    end = columns.ends_of(np.array(members))
+    first, is_sound = members[0], True
+    seen: set[int] = set()
+    shares = f"shares group {group} with chunk {columns.chunk[first]}"
+    for place, i in enumerate(members):
+        chunk, text = int(columns.chunk[i]), ""
+        if reduce[place] != reduce[0]:
+            text = f"{shares}, one reduced and one copied; expected one of the two for a whole send"
+        elif (link[i], start[i], end[place]) != (link[first], start[first], end[0]):
+            when = f"{findings.link_text(int(link[first]))}, {findings.span_text(first)}"
+            text = f"{shares}, {when}; expected the same link, start and end"
+        elif chunk in seen:
+            text = f"the chunk is twice in group {group}"
+        if text:
+            findings.report("merge", text, i)
+            is_sound = False
+        seen.add(chunk)
+    return is_sound
+
+
+def _check_limits(columns: Columns, findings: Findings, members: list[int]) -> None:
+    """Check a merged send against the sketch."""
+    count, clauses = len(members), columns.clauses
+    if count > 1 and int(columns.link[members[0]]) not in clauses.merging:
+        text = f"{count} chunks in one send; sends over this link do not merge"
+        findings.report("merge", text, members[0], clause="merging")
+    elif count > clauses.max_merge:
+        text = f"{count} chunks in one send; expected at most {clauses.max_merge}"
+        findings.report("merge", text, members[0], clause="max_merge")
+
+
+def check_times(columns: Columns, findings: Findings) -> None:
+    """Check that every send lasts alpha + bytes * beta of its link, if the schedule states ends."""
+    if columns.end is None:
+        return
+    ticks = columns.ticks
+    for block in columns.blocks():
+        expected = ticks.link_alpha[block.link] + block.units * ticks.link_beta[block.link]
+        is_off = (block.end - block.start != expected // ticks.divisor) | (expected % ticks.divisor != 0)
+        for i in np.flatnonzero(is_off & (block.units >= 0)).tolist():
+            link, units = int(block.link[i]), int(block.units[i])
+            ends = columns.topology.links[link]
+            found, due = int(block.end[i]) - int(block.start[i]), ticks.exact_latency(link, units)
+            findings.report(
+                "times",
+                f"takes {ticks.us(found)} us; alpha {ends.alpha_us} us and {units * ticks.unit_bytes} bytes "
+                f"at {ends.beta_us_per_mb} us/MB make {ticks.us(due)} us",
+                block.first + i,
+            )
