@@ -1,11 +1,9 @@
-"""Shortest paths, components, flows and spectra of directed graphs, given as arrays of arcs.
-
-Small graphs are searched by a few array operations, large ones by SciPy, whose import takes 0.25 s of CPU.
-"""
+"""Shortest paths, components, flows and spectra of directed graphs, given as arrays of arcs, by SciPy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,13 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-#: Additions for which shortest paths are relaxed here, in all rounds together (about 20 ms).
-_MOST_ADDITIONS = 2_000_000
-#: Nodes up to which flows are augmented here.
-_MOST_NODES = 40
-#: Nodes up to which eigenvectors are found from a full matrix (20 ms).
+#: Nodes up to which eigenvectors are found from a full matrix (20 ms), more by ARPACK.
 _MOST_OF_MATRIX = 200
-#: Length added to each arc for SciPy, which drops arcs of length 0; far below 1 / number of nodes.
+#: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes.
 _STEP = 2.0**-20
 
 
@@ -28,58 +22,40 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
 
     - `length`, (num_arcs,) or one for all: Whole numbers of at least 0.
     """
-    begins = np.atleast_1d(np.asarray(starts, dtype=np.int64))
-    found = np.full((len(begins), num_nodes), np.inf)
-    found[np.arange(len(begins)), begins] = 0.0
-    return _relaxed(found, src, dst, length, begins)
+    from scipy.sparse.csgraph import dijkstra
+
+    found = dijkstra(_shortest_arcs(num_nodes, src, dst, length), indices=np.atleast_1d(starts))
+    return _without_steps(found)
 
 
 def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
     """(num_nodes,) lengths of shortest paths from the nearest start, as `shortest_paths` has them."""
-    begins = np.array([*starts], dtype=np.int64)
-    found = np.full((1, num_nodes), np.inf)
-    found[0, begins] = 0
-    nearest: Floats = _relaxed(found, src, dst, length, begins)[0]
-    return nearest
-
-
-def _relaxed(found: Floats, src: Ints, dst: Ints, length: ArrayLike, starts: Ints) -> Floats:
-    """Lengths of shortest paths, from those of no arcs: a row of them for each start, or one for all."""
-    if not len(src):
-        return found
-    order = np.argsort(dst, kind="stable")
-    tail, head = src[order], dst[order]
-    took = np.broadcast_to(np.asarray(length, dtype=np.float64), len(src))[order]
-    first = np.flatnonzero(np.concatenate(([True], head[1:] != head[:-1])))
-    entered = head[first]
-    for _ in range(_MOST_ADDITIONS // (len(src) * max(1, len(found)))):
-        better = np.minimum(found[:, entered], np.minimum.reduceat(found[:, tail] + took, first, axis=1))
-        if np.array_equal(better, found[:, entered]):
-            return found
-        found[:, entered] = better
-    return _by_dijkstra(found.shape, tail, head, took, starts)
-
-
-def _by_dijkstra(shape: tuple[int, int], src: Ints, dst: Ints, length: Floats, starts: Ints) -> Floats:
-    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import dijkstra
 
-    num_rows, num_nodes = shape
-    order = np.lexsort((length, dst, src))  # the shortest of parallel arcs first
+    graph = _shortest_arcs(num_nodes, src, dst, length)
+    return _without_steps(dijkstra(graph, indices=[*starts], min_only=True))
+
+
+def _shortest_arcs(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike) -> Any:
+    """Sparse array of the shortest of parallel arcs."""
+    from scipy.sparse import csr_array
+
+    took = np.broadcast_to(np.asarray(length, dtype=np.float64), len(src))
+    order = np.lexsort((took, dst, src))
     code = src[order] * num_nodes + dst[order]
-    chosen = order[np.concatenate(([True], code[1:] != code[:-1]))]
-    graph = csr_array((length[chosen] + _STEP, (src[chosen], dst[chosen])), shape=(num_nodes, num_nodes))
-    found: Floats = np.floor(dijkstra(graph, indices=starts, min_only=num_rows < len(starts)))
-    return found.reshape(shape)
+    chosen = order[np.concatenate(([True], code[1:] != code[:-1]))] if len(order) else order
+    return csr_array((took[chosen] + _STEP, (src[chosen], dst[chosen])), shape=(num_nodes, num_nodes))
+
+
+def _without_steps(found: Floats) -> Floats:
+    whole: Floats = np.floor(found)
+    return whole
 
 
 def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
     """(num_nodes,) number of each node's strongly connected component."""
-    if len(src) * num_nodes <= _MOST_ADDITIONS // 4:
-        reached = np.isfinite(shortest_paths(num_nodes, src, dst, 0, np.arange(num_nodes)))
-        return np.unique((reached & reached.T).argmax(axis=1), return_inverse=True)[1]
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
@@ -90,19 +66,20 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
     """For every index, the smallest index in its orbit under the group that permutations generate."""
-    found = np.arange(size)
-    images = [np.asarray(each, dtype=np.int64) for each in permutations]
-    while True:
-        least = found.copy()
-        for image in images:
-            here, there = least.copy(), least[image]
-            low = np.minimum(here, there)
-            np.minimum.at(least, here, low)  # roots learn first, so that the rounds are few
-            np.minimum.at(least, there, low)
-        least = least[least]
-        if np.array_equal(least, found):
-            return found
-        found = least
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    index = np.arange(size)
+    if not len(permutations):
+        return index
+    images = np.concatenate([np.asarray(each, dtype=np.int64) for each in permutations])
+    arcs = np.tile(index, len(permutations)), images
+    graph = csr_array((np.ones(len(images), np.int8), arcs), shape=(size, size))
+    number, orbit = connected_components(graph, directed=False)
+    smallest = np.full(number, size)
+    np.minimum.at(smallest, orbit, index)
+    found: Ints = smallest[orbit]
+    return found
 
 
 def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:
@@ -146,33 +123,6 @@ def maximum_flow(
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
     """
-    if num_nodes > _MOST_NODES:
-        return _by_scipy(num_nodes, src, dst, width, source, sink)
-    room = np.zeros((num_nodes, num_nodes), dtype=np.int64)
-    np.add.at(room, (src, dst), width)
-    value = 0
-    while True:
-        before = np.full(num_nodes, -1)
-        before[source] = source
-        front = np.array([source])
-        while len(front) and before[sink] < 0:
-            open_arcs = (room[front] > 0) & (before < 0)
-            reached = np.flatnonzero(open_arcs.any(axis=0))
-            before[reached] = front[open_arcs[:, reached].argmax(axis=0)]
-            front = reached
-        if before[sink] < 0:
-            return value, np.flatnonzero(before >= 0)
-        path = [sink]
-        while path[-1] != source:
-            path.append(int(before[path[-1]]))
-        heads, tails = np.array(path[:-1]), np.array(path[1:])
-        more = int(room[tails, heads].min())
-        room[tails, heads] -= more
-        room[heads, tails] += more
-        value += more
-
-
-def _by_scipy(num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int) -> tuple[int, Ints]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -16,6 +16,7 @@ import numpy as np
 from taccl.baselines.routes import ShortestRoutes
 from taccl.costs import hold_columns, link_ends
 from taccl.errors import CollectiveError
+from taccl.graph_algorithms import shortest_paths
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -259,11 +260,10 @@ def _least_transfers(problem: Problem) -> int:
     lone = [(*here, *there, k) for k, (here, there) in enumerate(sets) if len(here) == len(there) == 1]
     if arrivals < _FEW_TRANSFERS or not lone:
         return arrivals
-    from scipy.sparse.csgraph import dijkstra
-
     src, dst, number = np.array(lone).T
     from_each = np.arange(n) if len(lone) > n else np.unique(src)
-    hops = dijkstra(ShortestRoutes.of(problem).graph, indices=from_each, unweighted=True)
+    tail, head, _ = ShortestRoutes.of(problem).arcs
+    hops = shortest_paths(n, tail, head, 1, from_each)
     hops = hops[np.searchsorted(from_each, src), dst]
     beyond = np.where(np.isfinite(hops), hops, 1) - 1  # `routed` refuses pairs without a route
     return arrivals + int((np.maximum(beyond, 0) * count[number]).sum())

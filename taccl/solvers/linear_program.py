@@ -1,6 +1,6 @@
 """Small linear programs, solved in this process by HiGHS.
 
-SciPy's `linprog` would do, but the import of ``scipy.optimize`` takes 0.35 s of CPU, and highspy 0.02 s.
+SciPy's `linprog` would do, but the import of ``scipy.optimize`` takes 0.12 s of CPU more than highspy.
 """
 
 from __future__ import annotations
