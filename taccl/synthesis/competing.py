@@ -43,6 +43,18 @@ _BEST = "multiplying"
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 
 
+#: Work on the verifier and the bound at the end, for each link and transfer; and its largest share of time.
+_RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
+#: Work on a baseline, for each arrival, link, and transfer that names what travels.
+_BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 3e-4, 2e-5, 1e-5
+#: Seconds of work for baselines before the search in any case, but at most this share of the time.
+_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.6
+#: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
+_BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
+#: Most transfers of a baseline that is tried in finer chunks.
+_CUT_TRANSFERS = 2_000
+
+
 def is_small(problem: Problem) -> bool:
     """True if the problem is latency-bound.
 
@@ -60,9 +72,9 @@ def is_small(problem: Problem) -> bool:
 def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
     """Seconds to keep back for the verifier and the bound, of those that are left."""
     transfers, links = _arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
-    work_s = budget.reserve_s_per_link * links + budget.reserve_s_per_transfer * transfers
+    work_s = _RESERVE_S_PER_LINK * links + _RESERVE_S_PER_TRANSFER * transfers
     kept_s = busy_factor() * max(budget.reserve_s, work_s)
-    return max(budget.reserve_s, min(kept_s, budget.most_reserve_share * left_s))
+    return max(budget.reserve_s, min(kept_s, _MOST_RESERVE_SHARE * left_s))
 
 
 def offer_first(search: Search) -> None:
@@ -72,7 +84,7 @@ def offer_first(search: Search) -> None:
     has a larger share. Each is broken off once its time is up.
     """
     portfolio, left_s = search.parameters.portfolio, search.deadline.left_s
-    least_s = min(portfolio.most_first_share * left_s, portfolio.least_first_s * busy_factor())
+    least_s = min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor())
     until, until_best = (
         search.deadline.sooner(max(share * left_s, least_s))
         for share in (portfolio.first_share, portfolio.best_share)
@@ -108,7 +120,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     few = (
         (_BUILD_S.get(name, 1.0), soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
-        if whole.num_transfers <= search.parameters.portfolio.cut_transfers and name not in tried
+        if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     )
     for *_, name in sorted(few):
         if until.has_passed:
@@ -212,7 +224,7 @@ def offer_baselines(search: Search, share: float = 1.0) -> None:
     problem, since, parameters = search.problem, time.monotonic(), search.parameters
     portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
     if longest_s == math.inf:
-        most_s = max(search.deadline.left_s, portfolio.balanced_least_s)
+        most_s = max(search.deadline.left_s, _BALANCED_LEAST_S)
         late = _takes_s(BALANCED, problem, parameters) > most_s
         if not (search.is_met or search.interrupted or late):
             search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
@@ -273,18 +285,18 @@ def obeying(name: str, problem: Problem) -> Schedule | None:
 def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
     """About what a baseline takes; infinity where too much is sent for it to compete."""
     portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
-    links_s = len(topology.links) * portfolio.baseline_s_per_link
+    links_s = len(topology.links) * _BASELINE_S_PER_LINK
     if name == BALANCED:  # once the dimensions are found
         transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
         is_long = transfers > portfolio.balanced_transfers
-        return math.inf if is_long else transfers * portfolio.balanced_s_per_transfer + links_s
+        return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
     starting, ending = _ends(problem)
     arrivals = _arrivals(problem)
     if arrivals > portfolio.baseline_arrivals:
         return math.inf
     if name in _NAMED:
-        return min(int(starting @ ending), _MOST_NAMED) * portfolio.named_s_per_transfer
-    return arrivals * portfolio.baseline_s_per_arrival + links_s
+        return min(int(starting @ ending), _MOST_NAMED) * _NAMED_S_PER_TRANSFER
+    return arrivals * _BASELINE_S_PER_ARRIVAL + links_s
 
 
 def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -21,12 +21,15 @@ from taccl.synthesis.heuristic.routes import Tree, read_trees
 from taccl.synthesis.parameters import SearchParameters
 from taccl.synthesis.search import Search
 
+#: Seconds for each transfer, about; nothing is exchanged if all take more than this share of the time.
+_EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
+
 
 def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
     """About what it takes to exchange sums; 0 where there are none, or there is not the time."""
     collective, portfolio = problem.collective, parameters.portfolio
     transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
-    once_s, most_s = transfers * portfolio.exchange_s_per_transfer, portfolio.exchange_share * left_s
+    once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
     return min(portfolio.exchanged * once_s, most_s) if once_s <= most_s else 0.0
 
 

@@ -28,6 +28,9 @@ from taccl.synthesis.large import schedule_large, suits
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import Options, Search
 
+#: Share of the time for a search in one chunk per rank, where all chunks may travel together.
+_FUSED_SHARE = 0.4
+
 
 def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
     """The problem in one chunk per rank, and the chunks that each one stands for; None if it does not apply.
@@ -143,7 +146,7 @@ def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline
     if found is None or not (most_merged(search.problem, least_share) > 1).any():
         return
     since, (whole, parts), options = time.monotonic(), found, search.options
-    limit = search.deadline.sooner(search.parameters.portfolio.fused_share * search.deadline.left_s)
+    limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
     ways: list[Callable[[], Any]] = [lambda: synthesize(whole, options.unobserved, limit).schedule]
     if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
         # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.

@@ -37,6 +37,12 @@ from taccl.synthesis.search import Search
 S = TypeVar("S", Schedule, CompactSchedule)
 
 
+#: Share of the time for the reduce phase; and where both phases are one problem. The rest is for the
+#: broadcast phase.
+_FIRST_SHARE = 0.5
+_ISOMORPHIC_SHARE = 0.8
+
+
 @dataclass(frozen=True, slots=True)
 class Half:
     """A problem whose chunks spread; its name is ``"reduce"``, ``"spread"``, or empty where none is split."""
@@ -88,10 +94,10 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
     if not halves[0].name:
         search_half(search)
         return
-    times, shares, names = search.parameters.halves, [1.0], None
+    shares, names = [1.0], None
     if len(halves) == 2:
         names = find_isomorphism(*(half.problem for half in halves))
-        shares = [times.first_share if names is None else times.isomorphic_share, 1.0]
+        shares = [_FIRST_SHARE if names is None else _ISOMORPHIC_SHARE, 1.0]
     searches: list[Search] = []
     for half, share in zip(halves, shares, strict=True):
         since, limit = time.monotonic(), search.deadline.sooner(share * search.deadline.left_s)

@@ -57,6 +57,12 @@ if TYPE_CHECKING:
 
 #: Name of each phase in progress reports.
 _DOING = {"": "", "reduce": "reduction", "spread": "copies"}
+#: Share of the time for the first half.
+_HALF_SHARE = 0.5
+#: Sends of all turns that improve a schedule, and least turns.
+_TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
+#: Most arrivals of sends that merge where they may.
+_MOST_MERGED = 100_000
 
 
 def suits(problem: Problem) -> bool:
@@ -148,7 +154,7 @@ def schedule_large(
     Raises `OutOfTime` if it was stopped before there was a schedule.
     """
     halves = split(problem)
-    share = parameters.halves.large_share if len(halves) > 1 else 1.0
+    share = _HALF_SHARE if len(halves) > 1 else 1.0
     limit_s = math.inf if time_limit_s is None else share * time_limit_s
     limits = Limits(deadline, None, target_ticks // len(halves), num_runs, seed, spill_dir, parameters)
     merges = merges and spill_dir is None and _may_merge(problem, parameters)
@@ -182,8 +188,7 @@ def _schedule_half(
         is_over = deadline.has_passed or demand.target is not None
         if is_masked or not is_open or is_over or not suits_improvement(problem):
             return schedule
-        ruin = limits.parameters.ruin
-        turns = max(ruin.least_turns, ruin.turn_sends // max(1, schedule.num_transfers))
+        turns = max(_LEAST_TURNS, _TURN_SENDS // max(1, schedule.num_transfers))
         whole = schedule.expand() if isinstance(schedule, CompactSchedule) else schedule
         better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
         if merges or better is whole:
@@ -197,7 +202,7 @@ def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
     """True if merging pays on some link, and the number of sends is small enough."""
     large, collective = parameters.large, problem.collective
     arrivals = sum(max(len(chunk.destinations), len(chunk.origins)) for chunk in collective.chunks)
-    return arrivals <= large.most_merged and bool((most_merged(problem, large.merging_share) > 1).any())
+    return arrivals <= _MOST_MERGED and bool((most_merged(problem, large.merging_share) > 1).any())
 
 
 def _merged(

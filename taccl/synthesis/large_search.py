@@ -21,6 +21,7 @@ from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.heuristic.queues import VERIFY_US_PER_TRANSFER
 from taccl.synthesis.large import are_kept, compile_kernels, effort, schedule_large, suits
 from taccl.synthesis.memory import check_memory, memory_need
 
@@ -38,6 +39,15 @@ _COLD = (
     "the compiled search was left out, as compiling it takes about 25 s of CPU, once; give a longer time "
     "limit (--time-limit 60) once"
 )
+
+
+#: Share of the time left for the bound, and least seconds; a better one is computed if this multiple of the
+#: first one's time is left.
+_BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
+#: Fewest ranks for which a result waits for its bound, however long the first claim takes.
+_PATIENT_RANKS = 1_000
+#: Microseconds per transfer to verify copies; largest share of the time left for that, and least seconds.
+_VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
 
 
 def search_large(search: Search) -> None:
@@ -162,7 +172,7 @@ class _Runs:
         collective = search.problem.collective
         ends = collective.destination_sets.sets
         to_one = not collective.combining and all(len(ranks) == 1 for ranks in ends)
-        each_us = self._large.verify_us_per_transfer if to_one else self._large.verify_copy_us
+        each_us = VERIFY_US_PER_TRANSFER if to_one else _VERIFY_COPY_US
         self._verify_s = memory_need(search.problem).num_transfers * each_us / 10**6
         self._left_s: float | None = None
 
@@ -170,7 +180,7 @@ class _Runs:
         """Runs of the list scheduler; what is better than the best is verified and kept."""
         search, since = self.search, time.monotonic()
         left_s = search.deadline.left_s
-        deadline = search.deadline.sooner(left_s - min(self._verify_s, self._large.verify_share * left_s))
+        deadline = search.deadline.sooner(left_s - min(self._verify_s, _VERIFY_SHARE * left_s))
         if search.best is None:
             deadline = search.patience.later(self._large.grace_s)
         status, seed = "done", search.options.seed + (search.best is not None)
@@ -180,7 +190,7 @@ class _Runs:
                 seed=seed, num_runs=num_runs, spill_dir=search.options.spill_dir,
             )  # fmt: skip
             # Somebody who pressed Ctrl-C does not wait for long.
-            may_verify = self._verify_s <= max(search.deadline.left_s, self._large.brief_s)
+            may_verify = self._verify_s <= max(search.deadline.left_s, _BRIEF_S)
             if search.best is None or (found.finish_ticks < search.best.finish_ticks and may_verify):
                 self._verify(found)
         except OutOfTime:
@@ -208,8 +218,8 @@ class _Runs:
             found.append(search.bound)
             quick_s = time.monotonic() - since
             left_s = search.deadline.left_s
-            if not search.is_met and left_s > self._large.more_bound_times * quick_s:
-                found.append(self._bound(self._large.bound_share * left_s))
+            if not search.is_met and left_s > _MORE_BOUND_TIMES * quick_s:
+                found.append(self._bound(_BOUND_SHARE * left_s))
         except OutOfTime:
             search.ran_out = True
         except KeyboardInterrupt:
@@ -227,9 +237,9 @@ class _Runs:
 
         The first claim may take longer: with very many ranks it is waited for.
         """
-        search, least_s = self.search, self._large.least_bound_s
+        search, least_s = self.search, _LEAST_BOUND_S
         left_s = max(least_s, search.deadline.left_s)
-        waiting = search.problem.topology.num_ranks >= self._large.patient_ranks
+        waiting = search.problem.topology.num_ranks >= _PATIENT_RANKS
         limit = replace(search.top.deadline, at_s=math.inf) if waiting else search.top.deadline
         finish = None if search.best is None else search.best.finish
         return limit.at_least(least_s).run(

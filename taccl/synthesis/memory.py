@@ -41,6 +41,8 @@ _TREE_BYTES = 12
 _VERIFIED_ROW_BYTES, _HELD_ROW_BYTES, _BLOCK = 90, 90, 1 << 18
 #: The proof: its library, and the linear program of a topology.
 _PROOF_BYTES, _PROOF_LINK_BYTES, _MOST_PROOF_LINKS = 60 * 10**6, 30_000, 16_000
+#: Share of the free memory that may be taken where no limit is given.
+_MEMORY_SHARE = 0.8
 #: From how many ranks the length of ways is sampled.
 _SAMPLED = 32
 
@@ -110,8 +112,7 @@ def check_memory(problem: Problem, options: Options) -> int | None:
     The limit is by default a share of what is free. Raises `InputError` if it is not enough for one; it says
     how much is needed, the limit, and what would fit.
     """
-    share = options.parameters.large.memory_share
-    limit, is_spilled = _limit(options.memory_limit_mb, share), options.spill_dir is not None
+    limit, is_spilled = _limit(options.memory_limit_mb, _MEMORY_SHARE), options.spill_dir is not None
     how = {"spilled": is_spilled, "summary": options.keep == "summary", "to_file": options.to_file}
     needs = {runs: memory_need(problem, num_runs=runs, **how) for runs in (None, 1)}
     for num_runs, need in needs.items():
@@ -119,7 +120,7 @@ def check_memory(problem: Problem, options: Options) -> int | None:
             return num_runs
     allowed, raised = f"{_about(limit)} allowed", "raise memory_limit_mb"
     if options.memory_limit_mb is None:
-        allowed += f", {share:.0%} of what is free on this machine"
+        allowed += f", {_MEMORY_SHARE:.0%} of what is free on this machine"
         raised = "give memory_limit_mb if you know better"
     fitting = []
     if _has_implicit(problem):
@@ -145,7 +146,7 @@ def check_columns(name: str, num_ranks: int, *, memory_limit_mb: int | None) -> 
     To be called before topology and collective, named for the error, are built: for very many ranks that
     takes long. Raises `InputError` if a row of ten bytes for every pair of ranks is more than the limit.
     """
-    limit, num_pairs = _limit(memory_limit_mb, DEFAULTS.large.memory_share), num_ranks * (num_ranks - 1)
+    limit, num_pairs = _limit(memory_limit_mb, _MEMORY_SHARE), num_ranks * (num_ranks - 1)
     if 10 * num_pairs > limit:
         raise InputError(
             f"{name} takes {num_pairs:.2g} transfers at least, which need {_about(10 * num_pairs)}, more "

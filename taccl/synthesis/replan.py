@@ -34,6 +34,10 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
 from taccl.units import format_count, format_us
 
+_RESERVE_SHARE = 0.3  # of the time, kept for the schedule itself and for verifying it
+_LEAST_SENDS = 400_000  # that ruin and recreate times in its turns however little time there is
+_MOST_ROUTES = 250_000  # with more (trees times ranks) nothing is improved
+
 
 @dataclass(frozen=True, slots=True)
 class Replan:
@@ -134,8 +138,8 @@ def replan(
     same = None
     with suppress(KeyError, ValueError):  # something is lost, or the order is none any more
         same = _unchanged(old, problem, new_chunk, new_link, new_rank)
-    schedule, constants, limits = None, parameters.replan, Limits(seed=seed, parameters=parameters)
-    if old.carries is None and suits_improvement(problem, most_routes=constants.most_routes):
+    schedule, limits = None, Limits(seed=seed, parameters=parameters)
+    if old.carries is None and suits_improvement(problem, most_routes=_MOST_ROUTES):
         links, links_now = old.problem.topology.links, problem.topology.links
         was_there = {
             link: e
@@ -148,9 +152,9 @@ def replan(
         if cut_off or (trees and same is None):
             asked = time.monotonic()
             compile_improvement()  # which no time limit counts
-            left_s = max(0.0, began + (1 - constants.reserve_share) * time_limit_s - asked)
+            left_s = max(0.0, began + (1 - _RESERVE_SHARE) * time_limit_s - asked)
             search = Improvement(problem, trees, limits, chunks=cut_off)
-            if search.run(turns=constants.least_sends // max(1, old.num_transfers) if cut_off else 0) >= 0:
+            if search.run(turns=_LEAST_SENDS // max(1, old.num_transfers) if cut_off else 0) >= 0:
                 schedule = search.schedule("replan")
     if schedule is not None and cut_off:
         # If the finish is no later than before, parts without a failure stay.

@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: Problems with at most so many hops have as long for their bound as it takes.
+_BRIEF_HOPS = 5_000
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of a search: backend, limits, seed, callbacks, what is kept of the schedule, all constants."""
@@ -396,7 +400,7 @@ def bound_within(
     """
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
-    is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= budget.brief_hops
+    is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
     last = replace(limit, at_s=math.inf) if is_brief else limit.at_least(budget.last_bound_s)
     try:
         with last.enforced():

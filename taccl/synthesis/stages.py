@@ -33,6 +33,35 @@ from taccl.synthesis.result import ModelRun
 from taccl.synthesis.search import Search
 from taccl.units import format_us
 
+#: CPU seconds of a run of the list scheduler per hop, by which a budget becomes a number of runs; and how
+#: many times the budget the runs may take on a busy machine.
+_RUN_S_PER_HOP, _PATIENCE = 6e-6, 4.0
+#: Noise of the list scheduler's priorities, relative, in turn.
+_NOISES = (0.0, 0.1, 0.5, 2.0, 8.0)
+#: Share of the time for the compiled list scheduler; most seconds for a job shop, and for one after routing.
+_COMPILED_SHARE, _MOST_JOINT_S, _MOST_JOB_SHOP_S = 0.1, 5.0, 4.0
+#: Share of the time for routing on CP-SAT alone.
+_CPSAT_ROUTING_SHARE = 0.5
+#: Least seconds of a job shop, and of a contiguity model.
+_LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
+#: Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
+#: a binary and two rows; with more pairs solvers mostly do not end within some seconds.
+_MOST_PAIRS = 1_000
+
+# Improvement by the job shop: the routes that are freed in every round.
+
+#: Share of chunk-rank states that are free at first, at least and at most; and factors on the share after
+#: a round, one of them at random.
+_FREE_FIRST, _FREE_LEAST, _FREE_MOST = 0.2, 0.1, 0.6
+_FREE_STEPS = (0.8, 1.0, 1.3)
+#: Share of rounds that free the last arrivals; the factor on it after a failure; and the share of these that
+#: ask for a schedule that meets the bound.
+_LAST_SHARE, _LAST_LESS_OFTEN, _LAST_BOUND_SHARE = 0.5, 0.7, 0.7
+#: Share of the other rounds that free states at random; the rest free arrivals at about one time.
+_RANDOM_SHARE = 0.5
+#: Seconds of a round: at least, and for one of the last arrivals; more for every free hop; at most.
+_ROUND_S, _LAST_ROUND_S, _ROUND_S_PER_HOP, _MOST_ROUND_S = 1.0, 0.6, 0.001, 4.0
+
 
 def run(search: Search, backend: str, limit_s: float) -> None:
     """The stages of a backend, in order, until there is nothing left to do.
@@ -59,7 +88,7 @@ def _alone(search: Search, limit_s: float) -> None:
 
 def _compiled(search: Search, limit_s: float, *, share: float | None = None) -> None:
     if is_quick(limit_s, search.parameters):
-        share = search.parameters.portfolio.compiled_share if share is None else share
+        share = _COMPILED_SHARE if share is None else share
         offer_compiled(search, budget_s=share * limit_s)
 
 
@@ -68,7 +97,7 @@ def _joint(search: Search, limit_s: float) -> None:
     portfolio, num_hops = search.parameters.portfolio, len(search.quotient.hops)
     if num_hops > portfolio.joint_hops or search.best_on_quotient is None:
         return
-    budget_s = busy_factor() * min(portfolio.most_joint_s, portfolio.joint_share * limit_s)
+    budget_s = busy_factor() * min(_MOST_JOINT_S, portfolio.joint_share * limit_s)
     job_shop(
         search,
         "joint",
@@ -85,7 +114,7 @@ def _routed(search: Search, limit_s: float) -> None:
     budget_s = min(busy_factor() * portfolio.routing_share * limit_s, search.deadline.left_s)
     routed = route(search, "highs", budget_s=budget_s)
     if routed is not None and not search.done:
-        budget_s = busy_factor() * min(portfolio.most_job_shop_s, portfolio.job_shop_share * limit_s)
+        budget_s = busy_factor() * min(_MOST_JOB_SHOP_S, portfolio.job_shop_share * limit_s)
         _schedule(search, routed, "cpsat", budget_s)
 
 
@@ -148,12 +177,12 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
     since = time.monotonic()
     search.report("list scheduler")
     best: ListSchedule | None = None
-    runs, most_s = 0, scheduling.patience * budget_s
+    runs, most_s = 0, _PATIENCE * budget_s
     max_runs = min(max_runs, _runs_in(budget_s, len(quotient.hops), scheduling))
     while runs < max_runs and (best is None or (time.monotonic() - since < most_s and not search.done)):
         priorities = critical_priorities(
             quotient,
-            noise=scheduling.noises[runs % len(scheduling.noises)],
+            noise=_NOISES[runs % len(_NOISES)],
             seed=search.options.seed * 1_000_003 + runs,
         )
         try:
@@ -171,7 +200,7 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
         if found is not None and (best is None or found.finish_ticks < best.finish_ticks):
             best = found
             search.offer(found, producer="list scheduler")
-        if best is None and runs >= 2 * len(scheduling.noises):
+        if best is None and runs >= 2 * len(_NOISES):
             break
     status = "done" if best is not None else "no-solution"
     message = f"{runs} run{'s' if runs != 1 else ''}"
@@ -181,9 +210,9 @@ def greedy(search: Search, *, budget_s: float, max_runs: int = 10_000) -> None:
 def _runs_in(budget_s: float, num_hops: int, scheduling: ListParameters) -> int:
     """Number of runs for a budget, rounded down to a power of 2, as the time that is left varies a little."""
     if budget_s <= 0:
-        return 2 * len(scheduling.noises)  # the first may find nothing
+        return 2 * len(_NOISES)  # the first may find nothing
     rounded_s = 2.0 ** math.floor(math.log2(budget_s))
-    return max(2 * len(scheduling.noises), int(rounded_s / (scheduling.run_s_per_hop * max(1, num_hops))))
+    return max(2 * len(_NOISES), int(rounded_s / (_RUN_S_PER_HOP * max(1, num_hops))))
 
 
 def ruin_and_recreate(search: Search) -> None:
@@ -237,7 +266,7 @@ def alone(search: Search, solver: str, *, budget_s: float) -> None:
     """
     until, shares = time.monotonic() + budget_s, search.parameters.solver
     sequenced: frozenset[int] = frozenset()
-    routed, share = None, shares.cpsat_routing_share if solver == "cpsat" else shares.routing_share
+    routed, share = None, _CPSAT_ROUTING_SHARE if solver == "cpsat" else shares.routing_share
     while routed is None or sequenced:
         left_s = until - time.monotonic()
         lower = 0 if routed is None else routed.bound_ticks
@@ -259,7 +288,7 @@ def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
         return frozenset()
     windows = Windows(quotient, upper)
     pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
-    too_large = sum(pairs.values()) > search.parameters.solver.most_pairs
+    too_large = sum(pairs.values()) > _MOST_PAIRS
     return frozenset(resource for resource, count in pairs.items() if count and not too_large)
 
 
@@ -324,7 +353,7 @@ def _schedule(search: Search, routed: Routed, solver: str, budget_s: float) -> L
     since = time.monotonic()
     search.report(f"contiguity on {solver}")
     model = contiguity_stage.ContiguityModel(quotient, schedule)
-    limit_s = max(search.parameters.solver.least_contiguity_s, min(budget_s, search.deadline.left_s))
+    limit_s = max(_LEAST_CONTIGUITY_S, min(budget_s, search.deadline.left_s))
     arrays = model.model.arrays()
     answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
     finish = None
@@ -373,7 +402,7 @@ def job_shop(
         upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
         lower_ticks=search.bound_ticks,
         hint=hint,
-        time_limit_s=max(search.parameters.solver.least_s, min(budget_s, search.deadline.left_s)),
+        time_limit_s=max(_LEAST_S, min(budget_s, search.deadline.left_s)),
         on_progress=lambda _: search.report(f"{name} on cpsat"),
         **options if seed is None else options | {"seed": seed},
     )
@@ -399,22 +428,22 @@ def _improve(search: Search, limit_s: float) -> None:
     since = time.monotonic()
     if search.done or search.best_on_quotient is None:
         return
-    freeing, portfolio = search.parameters.neighbourhood, search.parameters.portfolio
+    portfolio = search.parameters.portfolio
     patience_s = (portfolio.half_improve_share if search.half else portfolio.improve_share) * limit_s
     patience_s = busy_factor() * max(portfolio.least_improve_s, patience_s)
     rng = random.Random(search.options.seed)
     quotient, current = search.quotient, search.best_on_quotient
     start_us = search.best_us
-    rounds, share, better, last_share = 0, freeing.first_share, 0, freeing.last_share
+    rounds, share, better, last_share = 0, _FREE_FIRST, 0, _LAST_SHARE
     search.last_improved = time.monotonic()
     while not search.done and time.monotonic() - search.last_improved < patience_s:
         entering = _entering(quotient, current)
         part, middle, upper_ticks = share, rng.random() * current.finish_ticks, None
         is_last = rng.random() < last_share
         if is_last:
-            part, middle = rng.uniform(0.5, 2.0) * freeing.least_share, current.finish_ticks
-            upper_ticks = search.bound_ticks if rng.random() < freeing.bound_share else None
-        if not is_last and rng.random() < freeing.random_share:
+            part, middle = rng.uniform(0.5, 2.0) * _FREE_LEAST, current.finish_ticks
+            upper_ticks = search.bound_ticks if rng.random() < _LAST_BOUND_SHARE else None
+        if not is_last and rng.random() < _RANDOM_SHARE:
             free = {p for p in range(len(quotient.states)) if rng.random() < share}
         else:
             nearest = sorted(entering, key=lambda p: (abs(entering[p][1] - middle), p))
@@ -429,20 +458,20 @@ def _improve(search: Search, limit_s: float) -> None:
             hint=current,
             budget_s=busy_factor()
             * min(
-                (freeing.last_round_s if is_last else freeing.round_s) + len(optional) * freeing.s_per_hop,
-                freeing.most_round_s,
+                (_LAST_ROUND_S if is_last else _ROUND_S) + len(optional) * _ROUND_S_PER_HOP,
+                _MOST_ROUND_S,
             ),
             upper_ticks=upper_ticks,
             seed=rng.randrange(2**31),
             record=False,
         )
         rounds += 1
-        last_share *= freeing.less_often if is_last else 1.0
+        last_share *= _LAST_LESS_OFTEN if is_last else 1.0
         if found is not None and found.finish_ticks <= current.finish_ticks:
             if found.finish_ticks < current.finish_ticks:
-                better, last_share = better + 1, freeing.last_share
+                better, last_share = better + 1, _LAST_SHARE
             current = found
-        share = min(freeing.most_share, max(freeing.least_share, share * rng.choice(freeing.steps)))
+        share = min(_FREE_MOST, max(_FREE_LEAST, share * rng.choice(_FREE_STEPS)))
     message = f"{rounds} rounds, {better} better, from {start_us:.4g} us" if start_us is not None else ""
     search.record("improve", "cpsat", "done", since, finish_us=search.best_us, message=message)
 

@@ -68,6 +68,17 @@ from taccl.synthesis.suggesting.suggest import quick_schedule
 from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
 from taccl.units import format_count, format_us
 
+#: More hops for each second of the time limit go to the compiled search, unless they are few.
+_HOPS_PER_S = 50_000
+#: Share of the time for baselines in finer chunks, where their number is open.
+_CUT_SHARE = 0.25
+#: Least seconds of a search, however long what comes before it took.
+_LEAST_SEARCH_S = 0.05
+#: Share of the time kept for ruin and recreate without a sketch, which leaves models few hops.
+_SKETCHED_SHARE = 0.3
+#: Seconds for saying why a problem is infeasible, at most.
+_EXPLAIN_S = 10.0
+
 
 @checked
 def synthesize(
@@ -244,7 +255,7 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         if options.backend in ("auto", "greedy") and options.keeps_sends:
             offer_first(whole)
             if problem.chunks_open:
-                share = options.parameters.portfolio.cut_share
+                share = _CUT_SHARE
                 first = offer_cut(whole, cut, limit.sooner(share * limit.left_s))
         found = _search_in_chunks(problem, options, limit, first, whole.problem)
     except KeyboardInterrupt:
@@ -316,7 +327,7 @@ def _search_in_chunks(
             return Search(asked, options, limit, best=quick).result(choice)
         problem, apart = _feasible(asked, left_s, parameters)
     kept_s = reserve_s(problem, limit.left_s, budget)
-    search = Search(problem, options, limit.later(-kept_s).at_least(budget.least_s), best=apart)
+    search = Search(problem, options, limit.later(-kept_s).at_least(_LEAST_SEARCH_S), best=apart)
     search.stages = first.stages
     chosen = f"{format_count(asked.collective.chunks_per_rank, 'chunk')} per rank"
     search.record("chunks" if is_open else "choice", "taccl", "done", since, message=chosen)
@@ -377,7 +388,7 @@ def _search_and_improve(
     is_guided = bool(proposals) or (may_suggest and is_unguided(problem, parameters))
     improving_s = 0.0
     if is_free and suits_improvement(problem) and is_quick(left_s, parameters):
-        improving_s = (budget.improve_share if is_guided else budget.sketched_share) * left_s
+        improving_s = (budget.improve_share if is_guided else _SKETCHED_SHARE) * left_s
     competes, comes_first = backend in ("auto", "greedy"), is_small(problem)
     most_s = budget.improve_share * search.deadline.left_s
     moment_s = min(competing_s(problem, most_s, parameters), most_s) if competes else 0.0
@@ -457,7 +468,7 @@ def choose(
         return False, f"{backend}, as asked"
     limits = parameters.choice
     own = "the portfolio" if backend == "auto" else "the list scheduler"
-    most = int(round(min(limits.most_hops, max(limits.few_hops, limits.hops_per_s * time_limit_s)), -3))
+    most = int(round(min(limits.most_hops, max(limits.few_hops, _HOPS_PER_S * time_limit_s)), -3))
     hops = effort(problem)
     if hops <= most:
         return False, f"{own}: {hops} hops, at most {most}"
@@ -538,7 +549,7 @@ def _feasible(
                 return rooted or problem, apart
         if isinstance(error, TopologyError):
             raise
-        limit_s = min(parameters.budget.explain_s, time_limit_s)
+        limit_s = min(_EXPLAIN_S, time_limit_s)
         raise _infeasible(problem, limit_s) or InfeasibleError(str(error)) from None
     return problem, None
 
@@ -588,7 +599,7 @@ def _search_spreading(search: Search, *, backend: str) -> None:
     if search.best is None:
         if search.interrupted:
             raise KeyboardInterrupt
-        raise _infeasible(search.problem, search.parameters.budget.explain_s) or NoSolutionError(
+        raise _infeasible(search.problem, _EXPLAIN_S) or NoSolutionError(
             f"{search.problem!r}: no schedule found; give more time or loosen the sketch",
             bound_us=search.bound_us,
         )

@@ -78,8 +78,9 @@ class TestPhases:
     def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
         """An alltoall on 20 x 20 ranks; where routes are known, each hop is sent along them once."""
         monkeypatch.setattr(deadline, "_TICK_S", 0.01)
-        router = {"path_exponents": [0], "path_choices": [[1]]} if phase != "balancing routes" else {}
-        few = SearchParameters.from_dict({"router": router})
+        if phase != "balancing routes":
+            monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
+            monkeypatch.setattr(router, "_PATH_CHOICES", ((1,),))
 
         def press(_, doing, __):
             if doing.startswith(phase):
@@ -89,12 +90,12 @@ class TestPhases:
         never = Deadline()
         with ends:
             found = never.run(
-                lambda: schedule_large(problem, num_runs=1, deadline=never, parameters=few),
+                lambda: schedule_large(problem, num_runs=1, deadline=never),
                 tell=press,
                 patience_s=math.inf,
             )
             assert taccl.verify(found).ok
-            assert found.finish > schedule_large(problem, num_runs=1, parameters=few).finish
+            assert found.finish > schedule_large(problem, num_runs=1).finish
 
     @pytest.mark.slow
     def test_limit_keeps_the_best(self):
@@ -110,12 +111,10 @@ class TestPhases:
         """With no time left routes are those of the first pass, and complete."""
         searches = []
         search = router.route
-        patient = SearchParameters.from_dict({"router": {"margin": 1e9}})
+        monkeypatch.setattr(router, "_MARGIN", 1e9)
         monkeypatch.setattr(router, "route", lambda *what: (searches.append(what[3]), search(*what))[1])
         problem = problem_of(topologies.mesh(5, 5), "alltoall")
-        assert taccl.verify(
-            schedule_large(problem, num_runs=1, deadline=Deadline.after(60), parameters=patient)
-        ).ok
+        assert taccl.verify(schedule_large(problem, num_runs=1, deadline=Deadline.after(60))).ok
         assert {prices.exponent for prices in searches} == {0}  # and none of a later pass
 
     @pytest.mark.slow

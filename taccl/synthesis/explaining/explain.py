@@ -43,7 +43,7 @@ from taccl.synthesis.explaining.loosening import (
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import no_bound
 
-_MAX_NAMED = 8
+_MAX_NAMED = 8  # pairs of ranks that a message names
 #: Clauses that are left out one by one; what merges is loosened instead.
 _PRICED = tuple(scope for scope in BINDING if scope != "merge")
 #: Key of the bound without any clause.

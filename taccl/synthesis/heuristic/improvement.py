@@ -29,12 +29,25 @@ from taccl.synthesis.heuristic.improvement_kernel import improve
 from taccl.synthesis.heuristic.improvement_state import Arcs, Calendar, Room, Rules, SearchState, Trees, Work
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.parameters import DEFAULTS, RuinParameters, SearchParameters
 from taccl.topology.fabrics import ring
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.heuristic.fabric import Ints
+
+#: Chunks in a send that is made; holds of one resource, without which a schedule is not found; and sends that
+#: a turn takes out at most, about.
+_MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
+#: Backward and forward re-timings of a turn; one turn in so many has them.
+_PASSES, _EVERY = 1, 16
+#: How much worse, relatively, what is gone on from may get in the first turn.
+_THRESHOLD = 0.01
+#: Weights of lateness of sends and use of resources among schedules of equal finish, as parts of the finish.
+#: They are squared `_SHARPNESS` times, so that sends in its last tenth count most.
+_LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
+#: Turns of the first run for each send, and turns times sends, at most.
+_TURNS_PER_SEND, _RUN_SENDS = 100, 10_000_000
 
 
 def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
@@ -76,11 +89,11 @@ class Improvement:
         chunks: Collection[int] | None = None,
     ) -> None:
         self.problem, self.limits = problem, limits
-        self.trees, ruin = list(trees), limits.parameters.ruin
-        self.arcs = _arcs(problem, ruin.most_merged if merges else 1)
+        self.trees = list(trees)
+        self.arcs = _arcs(problem, _MOST_MERGED if merges else 1)
         self.demand = _demand(problem, self.trees, chunks)
         num_trees = len(self.trees)
-        self.now, self.kept, self.best = (_state(self.arcs, num_trees, ruin.most_holds) for _ in range(3))
+        self.now, self.kept, self.best = (_state(self.arcs, num_trees, _MOST_HOLDS) for _ in range(3))
         self._work = Work(self.arcs, self.demand, _room(self.arcs, num_trees, limits.seed))
         self.counts = np.zeros(3, np.int64)
         self._start()
@@ -126,10 +139,9 @@ class Improvement:
 
     def run(self, *, turns: int) -> int:
         """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
-        ruin = self.limits.parameters.ruin
         rules = Rules(
-            self.limits.target_ticks, turns, ruin.passes, ruin.every, ruin.threshold, ruin.most_ruined,
-            ruin.lateness, ruin.economy, ruin.sharpness,
+            self.limits.target_ticks, turns, _PASSES, _EVERY, _THRESHOLD, _MOST_RUINED,
+            _LATENESS, _ECONOMY, _SHARPNESS,
         )  # fmt: skip
         states, signal = (self.now, self.kept, self.best), np.zeros(1, np.int64)
         with self.limits.deadline.stopping(signal):
@@ -173,7 +185,7 @@ def improve_schedule(
         return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
     began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
     trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
-    best, length, made, better, idle = schedule, ruin.turns_of(len(schedule)), 0, 0, 0
+    best, length, made, better, idle = schedule, first_turns(len(schedule), ruin), 0, 0, 0
     while idle < ruin.idle_runs and left > 0:
         if made and (best.finish_ticks <= limits.target_ticks or until.has_passed):
             break
@@ -192,6 +204,11 @@ def improve_schedule(
             trees = read_trees(best)
     told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
     return best, told if better or best is schedule else f"{told} by other starts along the same trees"
+
+
+def first_turns(num_sends: int, ruin: RuinParameters) -> int:
+    """Turns of the first run over a schedule of `num_sends` sends."""
+    return max(1, min(ruin.run_turns, _TURNS_PER_SEND * num_sends, _RUN_SENDS // max(1, num_sends)))
 
 
 @cache

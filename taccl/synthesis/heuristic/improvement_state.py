@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Bools, Floats, Ints
 
 NONE = -1
-NEVER = 1 << 60
-FAR = 1e300
+NEVER = 1 << 60  # ticks that no send reaches
+FAR = 1e300  # a cost above all others
 
 
 class Arcs(NamedTuple):

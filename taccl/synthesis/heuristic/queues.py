@@ -29,6 +29,19 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Demand, Fabric, Ints
 
 
+#: Sends of all runs together; then the most runs, and the most runs along trees. There are at least two.
+_TOTAL_SENDS = 200_000
+_MOST_RUNS = 40
+_MOST_TREE_RUNS = 100
+#: Orders that are tried along the same paths, and along the same trees.
+_PATH_ORDERS = 5
+_TREE_ORDERS = 2
+_WAITING = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
+MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may take
+_ORDER_NS = 70  # nanoseconds, about, to order a hop
+VERIFY_US_PER_TRANSFER = 2.0  # microseconds, about, to verify a transfer of a chunk to one rank
+
+
 def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
     """The best schedule of several seeds along routes to the one rank that each chunk goes to.
 
@@ -40,12 +53,12 @@ def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Se
     there was a schedule.
     """
     routes = find_paths(fabric, demand, limits)
-    verifying_s = len(routes.slot) * limits.parameters.large.verify_us_per_transfer / 10**6
-    parameters, find = limits.parameters.queues, partial(find_paths, fabric, demand)
-    most = min(parameters.most_runs, parameters.total_sends // max(1, len(routes.slot)))
+    verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
+    find = partial(find_paths, fabric, demand)
+    most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
     best = _send_best(
         fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
-        orders=parameters.path_orders, num_runs=limits.num_runs or max(2, most),
+        orders=_PATH_ORDERS, num_runs=limits.num_runs or max(2, most),
     )  # fmt: skip
     return best or send_at_once(fabric, demand, routes, limits)
 
@@ -117,19 +130,19 @@ def send_along_trees(
     - `routes`, `find`: The first trees to try; and further ones, within some limits, at a price of `waiting`.
     - `limit_ticks`: Only what ends by then counts; None if nothing does, or it was stopped.
     """
-    parameters, first = limits.parameters.queues, limits.seed
+    first = limits.seed
     runs = min(
-        parameters.most_tree_runs,
-        parameters.total_sends // max(1, len(routes.slot)),
-        parameters.tree_orders * max(1, parameters.many_steps // max(1, search_steps(fabric, demand))),
+        _MOST_TREE_RUNS,
+        _TOTAL_SENDS // max(1, len(routes.slot)),
+        _TREE_ORDERS * max(1, MANY_STEPS // max(1, search_steps(fabric, demand))),
     )
 
     def find_more(limits: Limits) -> Routes:
-        again = (limits.seed - first) // parameters.tree_orders
-        return find(limits, waiting=parameters.waiting[again % len(parameters.waiting)])
+        again = (limits.seed - first) // _TREE_ORDERS
+        return find(limits, waiting=_WAITING[again % len(_WAITING)])
 
     return _send_best(
-        fabric, demand, routes, find_more, limits, orders=parameters.tree_orders,
+        fabric, demand, routes, find_more, limits, orders=_TREE_ORDERS,
         num_runs=limits.num_runs or max(1, runs), limit_ticks=limit_ticks,
     )  # fmt: skip
 
@@ -181,7 +194,7 @@ def _send(
 ) -> Sends | None:
     """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
     num_hops, deadline = len(routes.slot), limits.deadline
-    sending, ordering = sending_ns(fabric, num_hops, limits), limits.parameters.router.order_ns * num_hops
+    sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
     signal = np.zeros(2, np.int64)
     under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
     with under_way, deadline.stopping(signal):

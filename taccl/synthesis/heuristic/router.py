@@ -34,6 +34,33 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Bools, Int32s, Ints
 
 
+#: Exponents of the load (at most powers of 2) in the prices of trees, pass by pass. They are low at first,
+#: so that trees spread out, and steep in the end, when only the largest loads are to be avoided.
+TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
+#: Cost of a tick of the most loaded resource beyond its time; and of a tick for which a rank waits for a
+#: chunk.
+_TREE_WEIGHT = 8.0
+_PATH_WEIGHT = 4.0
+_WAITING = 0.25
+#: Links that all passes over all trees look at, which takes some seconds.
+_MOST_STEPS = 1_000_000_000
+#: Most links that all passes of the search for relays' routes may visit. For more chunks the number of
+#: passes falls, to one at least.
+KEPT_STEPS = 480_000_000
+#: For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
+#: those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
+_PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
+_PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
+_PATIENCE = 2  # no further tree after so many that did not help
+#: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
+#: choice; and to send a hop. No pass begins that leaves less than `margin` times its
+#: estimated time for sending.
+_LINK_NS = 25
+_CHOICE_NS = 35
+_QUEUE_NS = 1000
+_MARGIN = 1.3
+
+
 @dataclass(frozen=True, slots=True)
 class Routes:
     """The route of every chunk, slot after slot, and the load that they make."""
@@ -68,15 +95,15 @@ def find_trees(
     Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
     before every chunk had a tree.
     """
-    deadline, parameters = limits.deadline, limits.parameters.router
+    deadline = limits.deadline
     nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
     state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
-    cost = float(parameters.waiting if waiting is None else waiting)
+    cost = float(_WAITING if waiting is None else waiting)
     classes = masks or [(fabric, np.arange(demand.num_chunks))]
     rng = np.random.default_rng(limits.seed)
     best, least, peak = state.way, np.inf, 0.0
-    num_passes = (most_steps or parameters.most_steps) // max(1, search_steps(fabric, demand))
-    passes = parameters.tree_exponents[: max(1, num_passes)]
+    num_passes = (most_steps or _MOST_STEPS) // max(1, search_steps(fabric, demand))
+    passes = TREE_EXPONENTS[: max(1, num_passes)]
     with deadline.stopping(signal):
         for i, exponent in enumerate(passes):
             left = demand.num_chunks
@@ -86,7 +113,7 @@ def find_trees(
                     left -= len(chunks)
                     order = rng.permutation(chunks)
                     order = order[nets.target_of[order] < nets.target_of[order + 1]]
-                    prices = CongestionPrices(exponent, parameters.tree_weight, cost, peak)
+                    prices = CongestionPrices(exponent, _TREE_WEIGHT, cost, peak)
                     with counting(deadline, signal, "", len(chunks), len(chunks), left):
                         is_done = route(some, nets, state, prices, order, signal)
                     _raise_if_lost(signal)
@@ -111,29 +138,27 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
     Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
     every chunk had a path.
     """
-    groups, paths = _groups(fabric, demand, len(limits.parameters.router.path_exponents))
+    groups, paths = _groups(fabric, demand, len(_PATH_EXPONENTS))
     state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
-    deadline, parameters, rng = limits.deadline, limits.parameters.router, np.random.default_rng(limits.seed)
-    passes = tuple(zip(parameters.path_exponents, parameters.path_choices, strict=True))
+    deadline, rng = limits.deadline, np.random.default_rng(limits.seed)
+    passes = tuple(zip(_PATH_EXPONENTS, _PATH_CHOICES, strict=True))
     best, peak, idle = paths.tree, 0.0, 0
     every = np.arange(len(groups.units))
     num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
-    tree_ns = parameters.link_ns * len(every) * fabric.num_slots
+    tree_ns = _LINK_NS * len(every) * fabric.num_slots
     began = time.monotonic()
     with deadline.stopping(signal):
         for k, (exponent, choices) in enumerate(passes):
-            hop_ns = parameters.choice_ns * num_hops * _rows_per_hop(fabric)
+            hop_ns = _CHOICE_NS * num_hops * _rows_per_hop(fabric)
             sending = sending_ns(fabric, num_hops, limits)
             took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
             # Whether there is time for this pass, and for sending after it, goes by the passes so far.
             spent_s = time.monotonic() - began
-            if k and parameters.margin * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(
-                took_ns[:k]
-            ):
+            if k and _MARGIN * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(took_ns[:k]):
                 break
             name = f"balancing routes, pass {k + 1} of {num_passes}"
             ahead = sum(took_ns[k + 1 :]) + sending
-            weight = parameters.path_weight if k else 0.0
+            weight = _PATH_WEIGHT if k else 0.0
             with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
                 prices = CongestionPrices(exponent, weight, 0.0, peak)
                 route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
@@ -143,7 +168,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
                 step = hop_ns * (k + 2)
                 behind = ahead + step * (len(choices) - i - 1)
                 with counting(deadline, signal, again, len(order), step, behind):
-                    prices = CongestionPrices(power, parameters.path_weight, 0.0, peak)
+                    prices = CongestionPrices(power, _PATH_WEIGHT, 0.0, peak)
                     found = paths._replace(way=paths.way[: k + 1])
                     chosen = choose(fabric, groups, state, found, prices, order, signal)
                 _raise_if_lost(signal)
@@ -155,7 +180,7 @@ def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Rou
             now = _peak(state)
             if k == 0 or now < peak:
                 best, peak, idle = paths.tree.copy(), now, 0
-            if idle >= parameters.patience or signal[STOP]:
+            if idle >= _PATIENCE or signal[STOP]:
                 break
     paths = paths._replace(tree=best)
     hop_of = _hops_of(fabric, paths)
@@ -171,7 +196,7 @@ def search_steps(fabric: Fabric, demand: Demand) -> int:
 
 def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
     """Approximate nanoseconds to send along `num_hops` hops."""
-    return limits.parameters.router.queue_ns * num_hops * _rows_per_hop(fabric)
+    return _QUEUE_NS * num_hops * _rows_per_hop(fabric)
 
 
 def _hops_of(fabric: Fabric, paths: Paths) -> Ints:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from taccl.synthesis.heuristic.fabric import Bools, Fabric, Floats, Int32s, Ints
 
 _NONE = -1
-_NEVER = 1e300
+_NEVER = 1e300  # a cost above all others
 
 #: Places in the array by which kernels are followed: they stop once the first is 1, the second becomes the
 #: number of nets or chunks that are done, and the third a net or chunk that has no route.

@@ -16,8 +16,8 @@ from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError
 from taccl.synthesis.heuristic.events import STUCK, Timeline, run_events
 from taccl.synthesis.heuristic.limits import Limits, Sends, best_of
-from taccl.synthesis.heuristic.queues import send_along_trees, send_queued, travel_ticks
-from taccl.synthesis.heuristic.router import find_trees, search_steps
+from taccl.synthesis.heuristic.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
+from taccl.synthesis.heuristic.router import KEPT_STEPS, TREE_EXPONENTS, find_trees, search_steps
 from taccl.synthesis.heuristic.spreading_kernel import SpreadingState, mark_needed, spread_chunks
 
 if TYPE_CHECKING:
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Bytes, Demand, Fabric
     from taccl.synthesis.heuristic.router import Routes
+
+
+#: Runs of open spreading at least; and, where rarest chunks are not looked for, after how many slow sends'
+#: time behind others a rank gets over a slow link what these have already.
+_SPREADING_RUNS = 4
+_BEHIND = (1.0, 2.0, 0.5, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +46,8 @@ class Rule:
 def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
     """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
     orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
-    parameters = limits.parameters.queues
-    rarest = fabric.num_ranks * demand.num_chunks**2 <= parameters.many_steps
-    thetas = parameters.behind[: 1 if rarest or len(fabric.component) == 1 else None]
+    rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
+    thetas = _BEHIND[: 1 if rarest or len(fabric.component) == 1 else None]
     return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
 
 
@@ -67,9 +72,7 @@ def spread(
         again, number = divmod(run, len(tried))
         return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
 
-    best = best_of(
-        attempt, limits, limits.num_runs or max(limits.parameters.queues.spreading_runs, len(tried))
-    )
+    best = best_of(attempt, limits, limits.num_runs or max(_SPREADING_RUNS, len(tried)))
     if best is None:
         raise OutOfTime("stopped before any rule had a schedule; give more time")
     is_over = (limits.until or limits.deadline).has_passed
@@ -87,16 +90,15 @@ def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand
     Where the search for them took long, it was one of few passes: then they are not kept.
     """
     assert demand.wanted is not None, "not all ranks want all chunks"
-    parameters = limits.parameters.router
-    routes = find_trees(fabric, demand, limits, most_steps=parameters.kept_steps)
+    routes = find_trees(fabric, demand, limits, most_steps=KEPT_STEPS)
     wanted = demand.wanted.copy()
     bit = (1 << (routes.chunk & 7)).astype(np.uint8)
     np.bitwise_or.at(wanted, (fabric.dst[routes.slot], routes.chunk >> 3), bit)
     longest = np.zeros(demand.num_chunks, np.int64)
     np.maximum.at(longest, routes.chunk, travel_ticks(fabric, demand.units, routes))
-    steps = search_steps(fabric, demand) * len(parameters.tree_exponents)
+    steps = search_steps(fabric, demand) * len(TREE_EXPONENTS)
     relayed = replace(demand, wanted=wanted, needed=demand.wanted, reach=longest)
-    return relayed, routes if steps <= parameters.kept_steps else None
+    return relayed, routes if steps <= KEPT_STEPS else None
 
 
 def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from taccl.synthesis.heuristic.fabric import Bools, Bytes, Fabric, Ints
 
-_LONGEST_SORTED = 16
-_CHUNK_BITS = 32
+_LONGEST_SORTED = 16  # links of a rank that are sorted by insertion
+_CHUNK_BITS = 32  # of a key, for the number of a chunk
 _NONE = -1
 
 

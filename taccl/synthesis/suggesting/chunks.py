@@ -31,6 +31,11 @@ from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, quick_schedule, suggest_for
 from taccl.units import format_count
 
+#: Seconds per hop for the first sketch; with less time none is suggested.
+_SUGGEST_S_PER_HOP = 1.5e-6
+#: Chunks merge in nodes, too, where that takes this share of the time or less.
+_MERGING_PAYS = 0.97
+
 
 @checked
 def choose_chunks(
@@ -87,7 +92,7 @@ def choose_with_sketches(
     problems = {count: cut(whole, count) for count in suggesting.counts if count <= max(1, most)}
     best, best_us, untried = _soonest(problems, options, until, give_up)
     sketches: list[SketchProposal] = []
-    late = effort(problem) * suggesting.suggest_s_per_hop > until.left_s
+    late = effort(problem) * _SUGGEST_S_PER_HOP > until.left_s
     if suggests and not late and is_unguided(problem, options.parameters):
         partitions = {count: each for count, each in problems.items() if count in suggesting.partitions}
         with suppress(InputError, OutOfTime), until.interruptible():  # what a sketch cannot speak of
@@ -166,7 +171,7 @@ def _soonest(
     ring_us = baseline_us("ring", problems[1], give_up, options.parameters)
     if ring_us < best_us:
         best, best_us = problems[1], ring_us
-    if merging is not None and merging_us < suggesting.merging_pays * best_us:
+    if merging is not None and merging_us < _MERGING_PAYS * best_us:
         best, best_us = merging, merging_us
     return best, best_us, untried
 

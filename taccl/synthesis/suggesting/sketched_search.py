@@ -22,6 +22,14 @@ from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for
 
+#: Shares of the time: for a first schedule without a sketch, for suggestions, and of the rest for one sketch.
+_PLAIN_SHARE, _SUGGEST_SHARE, _SKETCH_SHARE = 0.1, 0.25, 0.7
+#: Share of the time for the compiled search before anything is suggested.
+_LARGE_SHARE = 0.5
+#: Seconds per hop of the list scheduler's first schedule. With less time left the compiled one replaces it,
+#: which needs no quotient; and the least seconds for that.
+_S_PER_HOP, _LEAST_COMPILED_S = 1e-4, 1.0
+
 
 def is_unguided(problem: Problem, parameters: SearchParameters = DEFAULTS) -> bool:
     """True if a problem has no sketch, sends to make, and enough hops that a sketch may help."""
@@ -60,10 +68,10 @@ def search_guided(
     A large problem without proposals is first searched plainly, for some of the time. `search_plain` is the
     search of a problem as it is, by a backend.
     """
-    suggesting, problem = search.parameters.suggesting, search.problem
+    problem = search.problem
     is_searched = is_large and not proposals
     if is_searched:
-        limit_s = suggesting.large_share * search.deadline.left_s
+        limit_s = _LARGE_SHARE * search.deadline.left_s
         part = search.part(problem, "", search.deadline.sooner(limit_s), serves_above=True)
         try:
             search_large(part)
@@ -89,8 +97,8 @@ def search_guided(
             search.ran_out = part.ran_out
 
     if not is_searched:
-        first_s = suggesting.first_share * limit_s  # by whichever list scheduler is quick
-        if effort(problem) * suggesting.s_per_hop <= first_s:
+        first_s = _PLAIN_SHARE * limit_s  # by whichever list scheduler is quick
+        if effort(problem) * _S_PER_HOP <= first_s:
             with contextlib.suppress(OutOfTime):  # there is a schedule then
                 run(problem, first_s, backend="greedy")
         if not (search.is_met or search.interrupted) and suits(problem):
@@ -108,7 +116,7 @@ def search_guided(
         search.record("suggested", "taccl", "done", since, finish_us=finish_us)
         tried.append(sketch)
         alike = sum(each.finish_us == sketch.finish_us for each in proposals[i:])  # they share the time
-        limit_s = suggesting.sketch_share / alike * search.deadline.left_s
+        limit_s = _SKETCH_SHARE / alike * search.deadline.left_s
         with contextlib.suppress(NoSolutionError):
             run(sketch.problem, limit_s, bound=sketch.bound)
     if search.best is None:
@@ -118,9 +126,9 @@ def search_guided(
     elif not is_searched and not search.done:
         left_s = search.deadline.left_s
         with contextlib.suppress(InputError, NoSolutionError):  # too little memory, or time
-            if effort(problem) * suggesting.s_per_hop <= left_s:
+            if effort(problem) * _S_PER_HOP <= left_s:
                 run(problem, left_s)
-            elif left_s >= suggesting.least_compiled_s:  # no time for a quotient
+            elif left_s >= _LEAST_COMPILED_S:  # no time for a quotient
                 offer_compiled(search, budget_s=left_s)
     if tried:
         search.notes.append(_told(search, tried))
@@ -138,7 +146,7 @@ def _suggested(search: Search, limit_s: float) -> list[SketchProposal]:
         found = suggest_for(
             [search.problem.collective.chunks_per_rank], lambda _: search.problem, search.options,
             most=suggesting.sketches, give_up=give_up,
-            time_limit_s=min(suggesting.most_suggest_s, suggesting.suggest_share * limit_s),
+            time_limit_s=min(suggesting.most_suggest_s, _SUGGEST_SHARE * limit_s),
         )  # fmt: skip
     if found:
         names = ", ".join(sketch.sketch.name for sketch in found)

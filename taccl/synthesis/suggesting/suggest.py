@@ -39,6 +39,13 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
 
+#: Of the time for the bounds of all proposals at most; seconds for the best one's, and for each other's.
+_BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
+#: With more hops, once reduced, the compiled list scheduler tries a candidate; with fewer the other, so long.
+_MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
+#: Chunks in one send between nodes, at most.
+_MOST_MERGED = 6
+
 
 @checked
 def suggest_sketches(
@@ -141,15 +148,15 @@ def suggest_for(
     suggesting = options.parameters.suggesting
     is_patient = give_up is NEVER
     if is_patient:
-        bounds_s = suggesting.first_bound_s + (most - 1) * suggesting.bound_s
+        bounds_s = _FIRST_BOUND_S + (most - 1) * _BOUND_S
         give_up = Deadline.after(time_limit_s)
-        time_limit_s -= min(bounds_s, suggesting.bounds_share * time_limit_s)
+        time_limit_s -= min(bounds_s, _BOUNDS_SHARE * time_limit_s)
     per_rank = suggesting.first_partition if suggesting.first_partition in counts else min(counts)
     first = cut(per_rank)
     check_reachable(first)
     shape = find_shape(first.topology, deadline=NEVER if is_patient else give_up)
     trials = _Trials(cut, shape, options, give_up.sooner(time_limit_s), give_up)
-    most_merged = min(first.clauses.max_merge, suggesting.most_merged)
+    most_merged = min(first.clauses.max_merge, _MOST_MERGED)
     merges = (1,) if first.topology.num_nodes == 1 or most_merged == 1 else (1, most_merged)
     if shape.is_small(min(first.chunk_bytes)):
         merges = merges[::-1]
@@ -171,7 +178,7 @@ def suggest_for(
             distinct[made] = candidate
     best, proposals = list(distinct.values())[:most], []
     for place, candidate in enumerate(best):
-        bound_s = suggesting.bound_s if place else suggesting.first_bound_s
+        bound_s = _BOUND_S if place else _FIRST_BOUND_S
         limit_s = max(give_up.left_s, options.parameters.budget.least_bound_s) / (len(best) - place)
         proposals.append(_proposal(trials, candidate, min(bound_s, limit_s), limit_s))
     return sorted(proposals, key=lambda each: (each.finish_us, each.bound_us))
@@ -263,11 +270,11 @@ def quick_schedule(
 ) -> Schedule | CompactSchedule | None:
     """Quick estimate of a sketch: a schedule by some list scheduler; None if there is none."""
     suggesting = options.parameters.suggesting
-    if effort(problem) > suggesting.most_ranked_hops * timing_group(problem).counted:
+    if effort(problem) > _MOST_RANKED_HOPS * timing_group(problem).counted:
         return compiled_schedule(problem, options, give_up)
     search = Search(problem, options.unobserved, give_up, gives_up=give_up is not NEVER)
     runs = suggesting.ranking_runs
-    search_halves(search, lambda half: stages.greedy(half, budget_s=suggesting.ranking_s, max_runs=runs))
+    search_halves(search, lambda half: stages.greedy(half, budget_s=_RANKING_S, max_runs=runs))
     return search.best
 
 

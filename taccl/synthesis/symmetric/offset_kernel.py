@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from taccl.kernels import compiled, inner
 from taccl.schedule.pattern import ClassTicks
 
-_RANDOM_MASK = (1 << 31) - 1
+_RANDOM_MASK = (1 << 31) - 1  # bits of a random number
 
 
 class LinkClasses(NamedTuple):

@@ -15,7 +15,7 @@ from taccl.topology.regular import CyclicProduct
 from taccl.topology.translations import Translations
 from taccl.units import format_size
 
-_BYTES_PER_HOP = 150
+_BYTES_PER_HOP = 150  # of memory, about, for each hop
 
 
 def route(translations: Translations, ticks: ClassTicks, pieces: int, *, most_hops: int) -> Pattern:

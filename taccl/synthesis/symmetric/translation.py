@@ -25,14 +25,16 @@ from taccl.errors import InputError
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
 from taccl.synthesis.heuristic.fabric import components
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters, SymmetricParameters
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.symmetric.offset_paths import route
 from taccl.topology.translations import LinkClass, Translations
 from taccl.units import format_size
 
 _PRODUCER = "translation"
-_BYTES_PER_ROW = 100
-_NO_DEADLINE = 2**62
+_BYTES_PER_ROW = 100  # of memory, about, for each row of a pattern
+_NO_DEADLINE = 2**62  # ticks that no run reaches
+#: Random orders: how many, and rows of all of them together.
+_RESTARTS, _RESTART_ROWS = 60, 400_000
 
 
 def translate(
@@ -66,9 +68,7 @@ def translate(
         translations, "allgather", chunks_per_rank=chunks_per_rank, chunk_bytes=chunk_bytes
     )
     goal = int(bound.bound * blank.ticks.ticks_per_us)
-    grow = partial(
-        _tree, translations, pieces=chunks_per_rank, goal=goal, seed=seed, symmetric=parameters.symmetric
-    )
+    grow = partial(_tree, translations, pieces=chunks_per_rank, goal=goal, seed=seed)
     pattern, summed = empty, 0
     if collective != "allgather":
         classes = translations.reversed()
@@ -110,7 +110,6 @@ def _tree(
     pieces: int,
     goal: int,
     seed: int,
-    symmetric: SymmetricParameters,
 ) -> tuple[Pattern, int]:
     """The tree over all offsets that finishes first, and when; a run that meets the goal is the last."""
     from taccl.synthesis.symmetric.offset_kernel import OffsetTree, make_link_classes, spread_offsets
@@ -127,7 +126,7 @@ def _tree(
         leads_to = steps.T.ravel().astype(np.int64)
         joined = components(np.tile(places, num_classes), leads_to, np.repeat(speed, num_ranks), num_ranks)
         kinds.append(joined[speed].astype(np.int32))
-    restarts = min(symmetric.restarts, symmetric.restart_rows // nodes)
+    restarts = min(_RESTARTS, _RESTART_ROWS // nodes)
     runs = [(kind, -1) for kind in kinds]
     runs += [(kinds[noise % len(kinds)], seed + noise) for noise in range(1, restarts + 1)]
     best: OffsetTree | None = None

@@ -15,7 +15,12 @@ from taccl.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis import stages
-from taccl.synthesis.heuristic.improvement import Improvement, improve_schedule, suits_improvement
+from taccl.synthesis.heuristic.improvement import (
+    Improvement,
+    first_turns,
+    improve_schedule,
+    suits_improvement,
+)
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.large import schedule_large
@@ -297,7 +302,7 @@ def test_a_search_without_success_ends():
     ).expand()
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
-    turns = 3 * DEFAULTS.ruin.turns_of(len(first))  # one run, and another of twice the turns
+    turns = 3 * first_turns(len(first), DEFAULTS.ruin)  # one run, and another of twice the turns
     assert done == f"{turns} turns, 0 better, from {first.finish_us:.4g} us"
 
 

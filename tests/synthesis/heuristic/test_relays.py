@@ -15,7 +15,6 @@ from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.spreading import spread
-from taccl.synthesis.parameters import SearchParameters
 
 
 @pytest.fixture
@@ -28,15 +27,15 @@ def problem():
     return make_problem(taccl.topologies.mesh(3, 4), joint, chunk_bytes=10**6, clauses=Clauses())
 
 
-def test_relays_lead_to_all_that_want_a_chunk(problem) -> None:
+def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch) -> None:
     """After one pass as after all: what is sent verifies, and ranks relay that are in no group of the chunk."""
     for steps in (0, 10**9):
-        few = Limits(parameters=SearchParameters.from_dict({"router": {"kept_steps": steps}}))
+        monkeypatch.setattr(spreading, "KEPT_STEPS", steps)
         fabric, demand = problem_arrays(problem)
-        relayed, routes = spreading._with_relays(fabric, demand, few)
+        relayed, routes = spreading._with_relays(fabric, demand, Limits())
         assert (routes is None) == (steps == 0)
         assert relayed.wanted is not None and relayed.needed is demand.wanted
         assert np.bitwise_count(relayed.wanted).sum() > np.bitwise_count(relayed.needed).sum()
-        found = spread(fabric, demand, few)
+        found = spread(fabric, demand, Limits())
         schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
         assert verify(schedule).ok
