@@ -57,7 +57,10 @@ def minimise(
     matrix.format_ = highspy.MatrixFormat.kColwise
     matrix.start_, matrix.index_, matrix.value_ = _by_column(entries, len(upper), len(objective))
     solver: Any = highspy.Highs.__base__()  # its own class prints a banner to stdout
-    for name, value in (("output_flag", False), ("solver", method), ("time_limit", limit_s)):
+    # HiGHS 1.16 presolves 361 rows of cut counting for 4 s; without it the simplex method takes 0.01 s.
+    presolve = "on" if method == "ipm" else "off"
+    settings = {"output_flag": False, "solver": method, "time_limit": limit_s, "presolve": presolve}
+    for name, value in settings.items():
         solver.setOptionValue(name, value)
     solver.passModel(program)
     solver.run()
