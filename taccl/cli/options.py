@@ -268,8 +268,8 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol that promises least, unless one is asked for; says so.
 
-    Promises are those of the best baseline, and of the bound where baselines would take long. Without time
-    to compare them the topology's own protocol is taken.
+    The promise of a protocol is the soonest finish of the baselines, re-timed under it, and its bound where
+    baselines would take long. Without time to compare them the topology's own protocol is taken.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -285,16 +285,20 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     limit: Deadline = options.deadline
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
 
-    def promise(topology: Topology) -> float:
-        plain = taccl.make_problem(topology, problem.collective, size_bytes=size)
-        if arrivals <= _TRIED_ARRIVALS:
-            with suppress(InputError):  # no baseline can do it
-                return taccl.baselines.best(plain, cut=False).predicted_us
-        return float(taccl.lower_bound(plain, budget_s=0.1).bound + topology.launch_us)
+    def plain(topology: Topology) -> Problem:
+        return taccl.make_problem(topology, problem.collective, size_bytes=size)
+
+    def promise(topology: Topology, schedules: Iterable[Schedule]) -> float:
+        finishes_us = [taccl.simulate(each, topology=topology).finish_us for each in schedules]
+        least_us = min(finishes_us, default=None)
+        if least_us is None:
+            least_us = float(taccl.lower_bound(plain(topology), budget_s=0.1).bound)
+        return least_us + float(topology.launch_us)
 
     try:
         with limit.enforced():
-            promised = {each: promise(problem.topology.under(each)) for each in protocols}
+            made = _baselines_of(plain(problem.topology)) if arrivals <= _TRIED_ARRIVALS else []
+            promised = {each: promise(problem.topology.under(each), made) for each in protocols}
     except OutOfTime:
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one")
@@ -303,6 +307,15 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
     said = ", ".join(f"{name} {format_us(us)}" for name, us in promised.items())
     say(f"note: protocol {chosen} promises least for {format_size(size)} ({said})")
     return replace(problem, topology=problem.topology.under(chosen))
+
+
+def _baselines_of(problem: Problem) -> list[Schedule]:
+    """Schedules of all baselines that can do the problem, in its own chunks."""
+    found = []
+    for name in taccl.baselines.BASELINES:
+        with suppress(InputError):
+            found.append(taccl.baselines.baseline(name, problem, cut=False))
+    return found
 
 
 def settle_topology(options: argparse.Namespace) -> None:

@@ -23,6 +23,20 @@ def test_the_protocol_that_promises_least_is_taken_and_said(run):
 
 
 @pytest.mark.slow
+def test_baselines_are_made_once_for_all_protocols(run, monkeypatch):
+    """They are re-timed under each, which takes a fraction of the time."""
+    made = []
+    make = taccl.baselines.baseline
+    monkeypatch.setattr(
+        "taccl.baselines.baseline",
+        lambda name, *rest, **how: (made.append(name), make(name, *rest, **how))[1],
+    )
+    code, _, err = run("bound", *H100, "--size", "1MB")
+    assert (code, "promises least" in err) == (0, True)
+    assert sorted(made) == sorted(taccl.baselines.BASELINES)
+
+
+@pytest.mark.slow
 def test_a_protocol_can_be_asked_for(run_json):
     """One step of 3.4 us under simple, and 15.4 us before it."""
     code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")
