@@ -120,15 +120,25 @@ class Sends(NamedTuple):
         )
 
     def busy_ticks(self, problem: Problem) -> int:
-        """Lower bound on the finish: ticks for which the busiest resource is held."""
+        """Lower bound on the finish: ticks for which a resource is held, and least ticks before and after."""
         costs, holds = problem.costs, hold_columns(problem.topology)
-        _, first = np.unique(self.group, return_index=True)
-        units = np.add.reduceat(costs.chunk_units[self.chunk], first) if len(first) else self.group
-        send, hold = holds.of_sends(self.link[first])
+        first = np.flatnonzero(np.diff(self.group, prepend=-1))
+        if not len(first):
+            return 0
+        units, link = np.add.reduceat(costs.chunk_units[self.chunk], first), self.link[first]
+        send, hold = holds.of_sends(link)
+        resource, receives = holds.resource[hold], holds.receives[hold]
         held = costs.hold_alpha[hold] + units[send] * costs.hold_beta[hold]
-        busy = np.zeros(len(problem.topology.resources), np.int64)
-        np.add.at(busy, holds.resource[hold], held)
-        return int(busy.max(initial=0))
+        duration = (costs.link_alpha[link] + units * costs.link_beta[link])[send]
+        begin, until = np.where(receives, duration - held, 0), np.where(receives, duration, held)
+        # A link may hold a resource at both of its ends, and then in between.
+        order = np.lexsort((send, resource))
+        new = np.flatnonzero(np.diff(resource[order], prepend=-1) | np.diff(send[order], prepend=-1))
+        begin, until = np.minimum.reduceat(begin[order], new), np.maximum.reduceat(until[order], new)
+        rest = duration[order][new] - until
+        each = np.flatnonzero(np.diff(resource[order][new], prepend=-1))
+        busy = np.add.reduceat(until - begin, each)
+        return int((busy + np.minimum.reduceat(begin, each) + np.minimum.reduceat(rest, each)).max())
 
     def schedule(self, problem: Problem, *, producer: str) -> Schedule:
         """The schedule of the sends: each starts as soon as its data and its resources permit."""
@@ -151,16 +161,8 @@ def routed(
       carries.
     """
     check_number(problem, _least_transfers(problem))
-    routes, n = ShortestRoutes.of(problem), problem.topology.num_ranks
-    pairs, which = np.unique(moves.src * n + moves.dst, return_inverse=True)
-    found = [routes.route(*divmod(pair, n)) for pair in pairs.tolist()]
-    lengths = np.array([len(route) for route in found], np.int64)
-    links = np.array([link for route in found for link in route], np.int64)
-    each = lengths[which]
-    check_number(problem, int(each.sum()) if len(sums) else 0)
-    row = np.repeat(np.arange(len(which)), each)
-    hop = np.arange(len(row)) - np.repeat(np.cumsum(each) - each, each)
-    link = links[(np.cumsum(lengths) - lengths)[which[row]] + hop]
+    row, hop, link = ShortestRoutes.of(problem).hops(moves.src, moves.dst)
+    check_number(problem, len(row) if len(sums) else 0)
     order = np.lexsort((row, hop, moves.step[row]))
     row, hop, link = row[order], hop[order], link[order]
     message = moves.message[row] * (1 + hop.max(initial=0)) + hop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
+    Floats = NDArray[np.float64]
+
 #: So many plans, the best by what they are about to take, and so many of those whose parts differ in each way
 #: are made schedules, until there are so many transfers; none that is about to take so much longer.
-_MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 40_000, 1.2
+_MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
 #: Into how many pieces messages are cut, as what comes first goes on while the rest is under way.
 _PIECES = (1, 4)
 #: A step of more sends, whatever they carry, is left out: each takes its time.
@@ -106,14 +108,21 @@ def _fastest_plan(problem: Problem) -> Schedule:
         seen[plan.how] += 1
         if number >= _MOST_PLANS and seen[plan.how] > _MOST_ALIKE:
             continue
+        known: set[bytes] = set()
         for pieces in _PIECES[: steps.most_pieces]:
             is_late = best is not None and steps.ticks(plan) > _LATE * best.finish_ticks
             if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
                 break
-            found = steps.sends(plan, pieces).schedule(problem, producer=steps.producer(plan))
-            made += found.num_transfers
+            sends = steps.sends(plan, pieces)
+            made += len(sends.chunk)
+            least, order = sends.busy_ticks(problem), np.stack(sends[:3]).tobytes()
+            if order in known or (best is not None and least >= best.finish_ticks):
+                continue
+            known.add(order)
+            found = sends.schedule(problem, producer=steps.producer(plan))
             with suppress(ValueError):  # ranks that exchange sums may wait for each other
-                found = fastest((found, listed(found, longest_first=True)))
+                if found.finish_ticks > least:
+                    found = fastest((found, listed(found, longest_first=True)))
             if best is None or found.finish_ticks < best.finish_ticks:
                 best, best_plan = found, plan
     assert best is not None, "there is a plan"
@@ -176,7 +185,7 @@ class _Steps:
             counts[k] = -(-num_chunks // held_by)
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
-        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, NDArray[np.float64]]:
+        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats]:
             verb, digit = head
             share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
             return self._step(share, digit, verb != "scatter")
@@ -218,52 +227,71 @@ class _Steps:
         verbs = ("scatter", scattered), ("sum", part.summed), ("gather", gathered)
         return [(verb, digit) for verb, digits in verbs for digit in digits]
 
-    @cached
-    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, NDArray[np.float64]]:
-        """About what it takes to exchange messages of so many chunks, and for how long each resource is held.
+    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats]:
+        """Estimated ticks of an exchange of messages of `count` chunks, and ticks that each resource is held.
 
-        - `is_same`: Whether a rank sends the same to all, which goes over no link twice.
+        - `is_same`: True if a rank sends the same to all, which crosses no link twice.
         """
-        problem, costs = self.problem, self.problem.costs
-        holds, clauses = hold_columns(problem.topology), problem.clauses
-        units = int(costs.chunk_units.max())
-        most = np.ones(len(problem.topology.links))
-        most[sorted(clauses.merging)] = clauses.max_merge
-        num_chunks = max(1, round(count))
-        sends = np.ceil(num_chunks / most)
-        each = num_chunks / sends * units  # units of a send
-        took = costs.link_alpha + each * costs.link_beta
-        held = costs.hold_alpha + each[holds.link] * costs.hold_beta
-        hops = self._hops(digit, is_same)
-        ticks, total = (0.0 if hops else math.inf), np.zeros(len(problem.topology.resources))
-        for links in hops:
-            used = sends * np.bincount(links, minlength=len(sends))
-            busy = np.bincount(holds.resource, used[holds.link] * held, len(total))
+        return self._exchange(max(1, round(count)), digit, is_same)
+
+    @cached
+    def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats]:
+        total = np.zeros(len(self.problem.topology.resources))
+        ticks = 0.0 if self._hops(digit, is_same) else math.inf
+        sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
+        for alpha, beta, resource, merges, rest_alpha, rest_beta in self._loads(digit, is_same):
+            busy: Floats = sends @ alpha + num_chunks * beta
             rest = np.zeros_like(busy)
-            np.maximum.at(rest, holds.resource, (used[holds.link] > 0) * (took[holds.link] - held))
+            np.maximum.at(rest, resource, rest_alpha + num_chunks / sends[merges] * rest_beta)
             ticks += float((busy + rest).max())
             total += busy
         return ticks, total
 
     @cached
-    def _hops(self, digit: Digit, is_same: bool = False) -> list[NDArray[np.int64]]:
-        """The first links of all routes along a digit, the second ones, and so on; none for too many.
+    def _loads(self, digit: Digit, is_same: bool) -> list[tuple[NDArray[Any], ...]]:
+        """For each hop, ticks that its sends hold each resource, and by which they take longer than that.
 
-        - `is_same`: Whether what a rank sends goes over each link once.
+        - `alpha`, (2, num_resources): Ticks per send over links that do not merge, and over those that do.
+        - `beta`, (num_resources,): Ticks per chunk.
+        - `resource`, `merges`, `rest_alpha`, `rest_beta`, (num_kinds,): Distinct rests of sends, in ticks per
+          send and per chunk.
         """
-        hops: dict[int, list[int]] = defaultdict(list)
-        passed: set[tuple[int, int]] = set()
-        count = 0
-        for src, dst in (ends for turn in self.turns(digit) for ends in enumerate(turn)):
-            route = self.routes.route(src, dst)
-            count += len(route)
-            if count > _MOST_SENDS:
-                return []
-            for i, link in enumerate(route):
-                if not is_same or (src, link) not in passed:
-                    hops[i].append(link)
-                    passed.add((src, link))
-        return [np.array(links, dtype=np.int64) for _, links in sorted(hops.items())]
+        topology, costs = self.problem.topology, self.problem.costs
+        holds, units = hold_columns(topology), int(costs.chunk_units.max())
+        merging = np.zeros(len(topology.links), np.int64)
+        merging[list(self.problem.clauses.merging)] = 1
+        count, found = len(topology.resources), []
+        for links in self._hops(digit, is_same):
+            used = np.bincount(links, minlength=len(topology.links))
+            row = np.flatnonzero(used[holds.link])
+            link, resource = holds.link[row], holds.resource[row]
+            alpha = np.zeros((2, count))
+            np.add.at(alpha, (merging[link], resource), used[link] * costs.hold_alpha[row])
+            beta = np.bincount(resource, used[link] * units * costs.hold_beta[row], count)
+            rest_alpha = costs.link_alpha[link] - costs.hold_alpha[row]
+            rest_beta = units * (costs.link_beta[link] - costs.hold_beta[row])
+            kinds = np.unique(np.stack((resource, merging[link], rest_alpha, rest_beta)), axis=1)
+            found.append((alpha, beta, *kinds[:, (kinds[2] > 0) | (kinds[3] > 0)]))
+        return found
+
+    @cached
+    def _hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:
+        """Links of the first hops of all routes along a digit, of the second ones, and so on.
+
+        The list is empty if there are too many.
+
+        - `is_same`: True if what a rank sends crosses each link once.
+        """
+        turns = np.array(self.turns(digit))
+        src, dst = (each.ravel() for each in np.broadcast_arrays(np.arange(turns.shape[1]), turns))
+        message, hop, link = self.routes.hops(src, dst)
+        if len(link) > _MOST_SENDS:
+            return []
+        if is_same:
+            _, first = np.unique(src[message] * len(self.problem.topology.links) + link, return_index=True)
+            first.sort()
+            hop, link = hop[first], link[first]
+        return [link[hop == each] for each in range(int(hop.max()) + 1)]
 
     def is_direct(self, plan: StepPlan) -> bool:
         """True if no message is relayed."""

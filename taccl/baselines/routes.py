@@ -7,15 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taccl.caching import cached
 from taccl.errors import TopologyError
 from taccl.graph_algorithms import shortest_paths
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
+
+    Ints = NDArray[np.int64]
 
 
 class ShortestRoutes:
@@ -80,6 +83,18 @@ class ShortestRoutes:
             link, at = min(last)
             links.append(link)
         return links[::-1]
+
+    def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
+        """Hops of the shortest routes of some pairs of ranks: (pair, place in its route, link) of each."""
+        n = len(self._into)
+        pairs, which = np.unique(src * n + dst, return_inverse=True)
+        found = [self.route(*divmod(pair, n)) for pair in pairs.tolist()]
+        lengths = np.array([len(route) for route in found], np.int64)
+        links = np.array([link for route in found for link in route], np.int64)
+        each = lengths[which]
+        pair = np.repeat(np.arange(len(which)), each)
+        hop = np.arange(len(pair)) - np.repeat(np.cumsum(each) - each, each)
+        return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
 
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:

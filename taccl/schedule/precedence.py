@@ -325,14 +325,14 @@ class Precedence:
             if rank in self.own.collective.chunks[chunk].origins:
                 here.append(Arrival(-1, 1 << rank, -1))
             here.sort()
-        #: Parts of sums sent before; later sends of the same sum use the same parts.
-        known: dict[tuple[int, int, int], list[Arrival]] = {}
+        #: Parts of sums sent before, and what to wait for; later sends of the same sum use the same parts.
+        known: dict[tuple[int, int, int], tuple[list[Arrival], list[tuple[int, int]]]] = {}
         for transfer, s in enumerate(self.send):
             chunk, bits, begun = self.chunk[transfer], carried[transfer], self.start[s]
             for rank in links[self.link[s]].srcs:
                 if bits == 1 << rank and rank in self.own.collective.chunks[chunk].origins:
                     continue
-                parts = known.get((rank, chunk, bits))
+                parts, awaited = known.get((rank, chunk, bits), (None, []))
                 if parts is None or any(part.end > begun for part in parts):
                     here = arrivals[rank, chunk]
                     parts = make_up(bits, [each for each in here if each.end <= begun])
@@ -340,10 +340,12 @@ class Precedence:
                         parts = make_up(bits, here)
                     if parts is None:
                         raise _absent(rank, chunk)
-                    known[rank, chunk, bits] = parts
-                for part in parts:
-                    if part.send >= 0:
-                        self._wait(part.send, s, DATA, after=self.duration[part.send])
+                    awaited = [(part.send, self.duration[part.send]) for part in parts if part.send >= 0]
+                    if len(awaited) > _FEW:
+                        awaited = [(self._join(awaited, DATA), 0)]
+                    known[rank, chunk, bits] = parts, awaited
+                for source, after in awaited:
+                    self._wait(source, s, DATA, after=after)
 
     def _of_sums(self) -> None:
         """Add waits for sums in place: a sum is sent after all arrivals it includes, before any other."""

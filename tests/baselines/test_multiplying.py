@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 
 import pytest
@@ -11,6 +12,7 @@ from taccl import collectives
 from taccl.baselines import multiplying, one_shot, recursive
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
+from taccl.topology import fabrics
 from taccl.topology.topology import TopologyBuilder
 
 
@@ -201,3 +203,12 @@ def test_other_collectives_are_refused():
     for collective, why in ((collectives.scan(4), "derive"), (custom, "what all ranks have")):
         with pytest.raises(CollectiveError, match=why):
             multiplying(make_problem(topology, collective, chunk_bytes=1000))
+
+
+def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
+    """Behind one switch, two ranks that exchange halves hold their ports all the time: no list scheduling."""
+    monkeypatch.setattr(
+        sys.modules["taccl.baselines.multiplying"], "listed", lambda *_, **__: pytest.fail("listed")
+    )
+    problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
+    assert multiplying(problem, cut=False).num_transfers == 2

@@ -15,7 +15,7 @@ from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.combine import contributions_apart, summed_at_destinations
-from taccl.schedule.precedence import Arrival, make_up
+from taccl.schedule.precedence import Arrival, Precedence, make_up
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import TopologyBuilder
@@ -326,3 +326,24 @@ def needed_alone(problem, chunk, links, named):
             chunk, links, named = ([column[i] for i in rows] for column in (chunk, links, named))
         at -= 1
     return exact_times(problem, chunk=chunk, link=links, sequence=range(len(chunk)), contributions=named)
+
+
+def test_sums_of_many_arrivals_are_joined_once():
+    """Three ranks that get a sum of four from rank 0 wait for one join of its three arrivals."""
+    topology = taccl.topologies.fully_connected(4)
+    link = {(e.src, e.dst): i for i, e in enumerate(topology.links)}
+    ends = [(1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3)]
+    contributions = [(1,), (2,), (3,), *[(0, 1, 2, 3)] * 3]
+    problem = make_problem(topology, one_sum(4), chunk_bytes=1000)
+    schedule = exact_times(
+        problem, chunk=[0] * 6, link=[link[each] for each in ends], sequence=range(6),
+        contributions=contributions,
+    )  # fmt: skip
+    order = Precedence(problem, problem, **schedule.columns)
+    assert order.num_events == order.num_sends + 1
+    assert taccl.verify(schedule).ok
+    again = exact_times(
+        problem, chunk=schedule.chunk, link=schedule.link, starts=schedule.start,
+        contributions=schedule.contributions,
+    )  # fmt: skip
+    assert again.digest() == schedule.digest()
