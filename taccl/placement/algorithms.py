@@ -8,23 +8,30 @@ one message travel together. A schedule of ours gives the same columns, with tim
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from taccl import collectives
 from taccl.arguments import known_name
+from taccl.baselines.moves import Moves
+from taccl.baselines.recursive import swaps
+from taccl.baselines.ring import around
 from taccl.baselines.tree import two_trees
 from taccl.errors import InputError
 from taccl.names import matching
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from taccl.baselines.moves import Ints, Row
     from taccl.collective import Collective
     from taccl.schedule.schedule import Schedule
+
+    #: A collective, and the moves that do it.
+    Made = tuple[Collective, Iterable[Row]]
 
 #: Most pieces into which each of the two trees cuts its half of the data; our choice.
 MOST_PIECES = 256
@@ -90,10 +97,6 @@ class Algorithm:
         return pairs // max(1, num_messages), pairs % max(1, num_messages)
 
 
-#: Step, chunk, source, destination, whether it is added up; arrays, or one number for all of them.
-_Moves = tuple[int, Any, Any, Any, bool]
-
-
 def stock(name: str, collective: str, num_ranks: int, *, group: int | None = None) -> Algorithm:
     """The algorithm of a library for a collective, in rank order.
 
@@ -148,30 +151,12 @@ def of_schedule(schedule: Schedule) -> Algorithm:
     )  # fmt: skip
 
 
-def _of_moves(name: str, collective: Collective, moves: Iterator[_Moves]) -> Algorithm:
-    """Moves as columns; what goes between two ranks in one step, to be added up or kept, is a message."""
-    parts: list[NDArray[np.int64]] = []
-    for step, chunks, srcs, dsts, reduces in moves:
-        places = [np.asarray(each, dtype=np.int64).ravel() for each in (chunks, srcs, dsts)]
-        parts.append(np.stack(np.broadcast_arrays(*places, np.int64(step), np.int64(reduces))))
-    chunk, src, dst, steps, added = np.concatenate(parts, axis=1)
-    number = collective.num_ranks
-    ends = (steps * number + src) * number + dst
-    _, message = np.unique(2 * ends + added, return_inverse=True)
-    return Algorithm(name, collective, chunk, src, dst, added.astype(bool), message, steps, steps + 1)
-
-
-def _round(ring: NDArray[np.int64], chunks: NDArray[np.int64], kind: str, first: int = 0) -> Iterator[_Moves]:
-    """Chunks round rings: ``ring[..., p]`` is the rank at place p, and gathers ``chunks[..., p, :]``."""
-    size = ring.shape[-1]
-    place = np.arange(size)
-    after = ring[..., (place + 1) % size, None]
-    halves = {"reduce-scatter": (1,), "allgather": (0,), "allreduce": (1, 0)}[kind]
-    for half, lag in enumerate(halves):
-        for step in range(size - 1):
-            moved = chunks[..., (place - lag - step) % size, :]
-            chunk, src, dst = np.broadcast_arrays(moved, ring[..., None], after)
-            yield first + half * (size - 1) + step, chunk, src, dst, bool(lag)
+def _of_moves(name: str, collective: Collective, rows: Iterable[Row]) -> Algorithm:
+    """The algorithm of some moves; those of one step, source, destination and `adds` are a message."""
+    moves, number = Moves.of(rows), collective.num_ranks
+    ends = (moves.step * number + moves.src) * number + moves.dst
+    _, message = np.unique(2 * ends + moves.adds, return_inverse=True)
+    return Algorithm(name, collective, *moves[1:5], message, moves.step, moves.step + 1)
 
 
 def _sums(num_ranks: int, num_chunks: int) -> Collective:
@@ -182,94 +167,87 @@ def _sums(num_ranks: int, num_chunks: int) -> Collective:
     )
 
 
-def _rings(kind: str, num_ranks: int, number: int) -> tuple[Collective, Iterator[_Moves]]:
+def _rounds(rings: Ints, chunk: Ints, kind: str, first: int = 0) -> Iterator[Row]:
+    """Moves round rings: a sum of each chunk that ends at its place, a gather of each from there, or both.
+
+    - `rings`, (..., size): Ranks of each ring in order.
+    - `chunk`, (..., size, num_chunks): Chunks of each place.
+    """
+    size = rings.shape[-1]
+    for adds in {"reduce-scatter": (True,), "allgather": (False,), "allreduce": (True, False)}[kind]:
+        yield from around(rings, chunk, np.arange(size)[:, None], first=first, adds=adds)
+        first += size - 1
+
+
+def _rings(kind: str, num_ranks: int, number: int) -> Made:
     """Every other ring goes the other way round."""
     ranks = np.arange(num_ranks)
-    ways = np.stack([ranks if way % 2 == 0 else (-ranks) % num_ranks for way in range(number)])
-    chunks = ways[..., None] * number + np.arange(number)[:, None, None]
-    return collectives.make(kind, num_ranks, chunks_per_rank=number), _round(ways, chunks, kind)
+    rings = np.stack([ranks if ring % 2 == 0 else (-ranks) % num_ranks for ring in range(number)])
+    chunk = rings[..., None] * number + np.arange(number)[:, None, None]
+    return collectives.make(kind, num_ranks, chunks_per_rank=number), _rounds(rings, chunk, kind)
 
 
-def _halving_doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
-    """Partners differ in one bit, the lowest first, with half of the data; see `stock`.
+def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
+    """Partners differ in one bit, the lowest first, and exchange half of the data, then all in reverse.
 
-    An allreduce among a number of ranks that is no power of two folds the ranks beyond it: they hand their
-    data to a neighbour first, and get the sum at the end.
+    In an allreduce of a number of ranks that is no power of two, each rank beyond it adds its data to a
+    neighbour's first, and gets the sum at the end.
     """
     core = 1 << (num_ranks.bit_length() - 1)
-    extra = num_ranks - core
+    extra, part = num_ranks - core, np.arange(core)
     if extra and kind != "allreduce":
         raise InputError(_POWER.format(num_ranks, f"halving-doubling of {kind}"), where="algorithm")
     #: The rank that plays each part: of the first 2 * extra ranks the odd ones.
     rank = np.concatenate((np.arange(1, 2 * extra, 2), np.arange(2 * extra, num_ranks)))
-    whole = _sums(num_ranks, core) if extra else collectives.make(kind, num_ranks)
-
-    def moves() -> Iterator[_Moves]:
-        part, chunk = np.arange(core)[:, None], np.arange(core)[None, :]
-        bits = core.bit_length() - 1
-        even = np.arange(0, 2 * extra, 2)[:, None]
-        every, with_all = np.broadcast_arrays(chunk, even)
-        yield 0, every, with_all, with_all + 1, True
-        halving = range(bits) if kind != "allgather" else ()
-        for step, bit in enumerate(halving, 1):
-            low, high = (1 << bit) - 1, 1 << bit
-            goes = ((part ^ chunk) & low == 0) & ((part ^ chunk) & high != 0)
-            who, what = np.nonzero(goes)
-            yield step, what, rank[who], rank[who ^ high], True
-        doubling = range(bits)[::-1] if kind != "reduce-scatter" else ()
-        for step, bit in enumerate(doubling, bits + 1):
-            who, what = np.nonzero((part ^ chunk) & ((2 << bit) - 1) == 0)
-            yield step, what, rank[who], rank[who ^ (1 << bit)], False
-        yield 2 * bits + 1, every, with_all + 1, with_all, False
-
-    return whole, moves()
+    even = np.arange(0, 2 * extra, 2)[:, None]
+    steps = [[(part ^ (1 << bit)).tolist()] for bit in reversed(range(core.bit_length() - 1))]
+    gather = Moves.of(swaps(part, part, steps))
+    rows: list[Row] = [(0, part, even, even + 1, True)]
+    phases = {"reduce-scatter": [gather.reversed()], "allgather": [gather]}
+    for step, moves in enumerate(phases.get(kind, [gather.reversed(), gather])):
+        first = 1 + step * len(steps)
+        rows.append((first + moves.step, moves.chunk, rank[moves.src], rank[moves.dst], moves.adds))
+    rows.append((1 + 2 * len(steps), part, even + 1, even, False))
+    return _sums(num_ranks, core) if extra else collectives.make(kind, num_ranks), rows
 
 
-def _doubling(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
+def _doubling(kind: str, num_ranks: int, _: int) -> Made:
     """Partners, near ones first, exchange all of what they have summed so far."""
     if num_ranks & (num_ranks - 1):
         raise InputError(_POWER.format(num_ranks, "doubling"), where="algorithm")
     ranks = np.arange(num_ranks)
-    moves = ((bit, 0, ranks, ranks ^ (1 << bit), True) for bit in range(num_ranks.bit_length() - 1))
-    return _sums(num_ranks, 1), moves
+    rows = [(bit, 0, ranks, ranks ^ (1 << bit), True) for bit in range(num_ranks.bit_length() - 1)]
+    return _sums(num_ranks, 1), rows
 
 
-def _double_tree(kind: str, num_ranks: int, pieces: int) -> tuple[Collective, Iterator[_Moves]]:
+def _double_tree(kind: str, num_ranks: int, pieces: int) -> Made:
     """Odd pieces use one tree, even pieces the other; sums go up while earlier sums come down.
 
-    In each step, messages over the edges of one colour precede those of the next: of one colour a rank sends
-    and receives one message each way at most, so that no port waits for two others in turn.
+    Edges have two colours: in each step, messages over those of the first go first. Of one colour a rank
+    sends and receives one message each way at most, so that no port waits for two others in turn.
     """
-    trees = [np.array(edges) for edges in two_trees(range(num_ranks))]
-    deepest = max(int(tree[:, 0].max()) for tree in trees)
-
-    def moves() -> Iterator[_Moves]:
-        for step in range(pieces + 2 * deepest + 1):
-            for which, tree in enumerate(trees):
-                depth, above, below = tree.T
-                _, first = np.unique(above, return_index=True)
-                colour = np.ones(len(above), dtype=np.int64)
-                colour[first] = 0
-                for number, src, dst, reduces in (
-                    (step - (deepest - depth), below, above, True),
-                    (step - deepest - 1 - depth, above, below, False),
-                ):
-                    for side in (0, 1):
-                        goes = (number >= 0) & (number < pieces) & (colour == side)
-                        place = 8 * step + 4 * side + 2 * (not reduces) + which
-                        yield place, 2 * number[goes] + which, src[goes], dst[goes], reduces
-
-    return _sums(num_ranks, 2 * pieces), moves()
+    trees = [np.array(edges).T for edges in two_trees(range(num_ranks))]
+    deepest = max(int(depth.max()) for depth, _, _ in trees)
+    number = np.arange(pieces)[:, None]
+    rows: list[Row] = []
+    for which, (depth, above, below) in enumerate(trees):
+        colour = np.ones_like(above)
+        colour[np.unique(above, return_index=True)[1]] = 0
+        chunk, up, down = 2 * number + which, number + deepest - depth, number + deepest + 1 + depth
+        rows.append((8 * up + 4 * colour + which, chunk, below, above, True))
+        rows.append((8 * down + 4 * colour + 2 + which, chunk, above, below, False))
+    return _sums(num_ranks, 2 * pieces), rows
 
 
-def _pairwise(kind: str, num_ranks: int, _: int) -> tuple[Collective, Iterator[_Moves]]:
+def _pairwise(kind: str, num_ranks: int, _: int) -> Made:
+    """In step s, rank r sends to rank r + s."""
     ranks = np.arange(num_ranks)
-    shifts = ((shift, (ranks + shift) % num_ranks) for shift in range(1, num_ranks))
-    moves = ((shift, ranks * num_ranks + dst, ranks, dst, False) for shift, dst in shifts)
-    return collectives.make(kind, num_ranks), moves
+    ends = ((shift, (ranks + shift) % num_ranks) for shift in range(1, num_ranks))
+    rows = [(shift, ranks * num_ranks + dst, ranks, dst, False) for shift, dst in ends]
+    return collectives.make(kind, num_ranks), rows
 
 
-def _hierarchical(kind: str, num_ranks: int, group: int) -> tuple[Collective, Iterator[_Moves]]:
+def _hierarchical(kind: str, num_ranks: int, group: int) -> Made:
     """Sums inside groups of consecutive ranks, between ranks of one place in their groups, and back."""
     divisors = [size for size in range(2, num_ranks) if num_ranks % size == 0]
     if not group and divisors:
@@ -278,20 +256,18 @@ def _hierarchical(kind: str, num_ranks: int, group: int) -> tuple[Collective, It
         found = f"groups of {group}" if group else "no way to cut them into groups"
         raise InputError(f"found {found} for {num_ranks} ranks; expected equal groups", where="algorithm")
     inside = np.arange(num_ranks).reshape(-1, group)
-    num_groups = len(inside)
-
-    def moves() -> Iterator[_Moves]:
-        of_place = np.broadcast_to(inside.T, (num_groups, group, num_groups))  # what each place gathers
-        yield from _round(inside, of_place, "reduce-scatter")
-        yield from _round(inside.T, inside.T[..., None], "allreduce", group - 1)
-        yield from _round(inside, of_place, "allgather", group - 1 + 2 * (num_groups - 1))
-
-    return collectives.make(kind, num_ranks), moves()
+    near, far = group - 1, 2 * (len(inside) - 1)
+    rows = [
+        *_rounds(inside, inside.T, "reduce-scatter"),
+        *_rounds(inside.T, inside.T[..., None], "allreduce", near),
+        *_rounds(inside, inside.T, "allgather", near + far),
+    ]
+    return collectives.make(kind, num_ranks), rows
 
 
 _SUMS = ("allreduce", "allgather", "reduce-scatter")
 #: {algorithm: (maker, collectives, default of the number in its name, or 0 if it takes none)}.
-ALGORITHMS: dict[str, tuple[Callable[..., tuple[Collective, Iterator[_Moves]]], Sequence[str], int]] = {
+ALGORITHMS: dict[str, tuple[Callable[..., Made], Sequence[str], int]] = {
     "ring": (lambda kind, num_ranks, _: _rings(kind, num_ranks, 1), _SUMS, 0),
     "rings": (_rings, _SUMS, 2),
     "double-tree": (_double_tree, ("allreduce",), 1),
