@@ -1,7 +1,7 @@
-"""Every send of a plan along dimensions: as seen from one rank, or of all of them.
+"""Sends of a plan along dimensions: as an implicit schedule of one rank, or of all ranks.
 
-The form that suits a dimension says what each run of a passage sends (`taccl.baselines.passages`). So the
-times of all are known beforehand, and no two meet on a link or a port.
+The runs of a passage determine its sends and their times (`taccl.baselines.passages`). No two of them use a
+link or a port at the same time.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 
-#: A full schedule of more transfers than this is refused.
+#: Max transfers of a listed schedule.
 _MOST_LISTED = 5_000_000
-#: Most transfers that are merged, which takes longer.
+#: Max transfers of schedules for which merged sends are tried (about 1 s).
 _MOST_MERGED = 40_000
 
 
 def translations_along(dims: Dimensions) -> Translations:
-    """The shifts along every dimension; `TopologyError` where one is a line."""
+    """Translations along every dimension; raises `TopologyError` if one is a line."""
     if not dims.is_regular:
         raise TopologyError(
             "found a line, along which ranks differ; expected rings, switches and fully connected groups",
@@ -54,7 +54,7 @@ def translations_along(dims: Dimensions) -> Translations:
 
 
 def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
-    """Ticks of a send of one piece along every dimension; costs are of the links, or of classes of them."""
+    """Pace of a send of one piece along each dimension, from costs of links or of classes of links."""
     if isinstance(costs, ClassTicks):
         number = {each.dst: g for g, each in enumerate(translations_along(dims).classes)}
         found = [number[stride] for stride in dims.strides]
@@ -72,7 +72,7 @@ def paces_of(dims: Dimensions, costs: Costs | ClassTicks) -> tuple[Pace, ...]:
 def implicit_along(
     plan: PassagePlan, shape: Translations, *, chunk_bytes: int, producer: str
 ) -> ImplicitSchedule:
-    """The schedule of a plan as seen from one rank."""
+    """Implicit schedule of a plan: the sends of one rank."""
     number = np.full(plan.dims.num_ranks, -1, np.int64)
     number[[each.dst for each in shape.classes]] = np.arange(len(shape.classes))
     columns = []
@@ -96,13 +96,13 @@ def implicit_along(
 
 
 def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> CompactSchedule:
-    """The schedule of a plan, send by send; the plan is of as many chunks as the problem has a rank."""
+    """Schedule of a plan, send by send; plan and problem have the same number of chunks per rank."""
     chunk, link, start, _, reduces = _columns(plan, problem)
     return CompactSchedule(problem, chunk, link, start, producer, reduces=reduces)
 
 
 def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
-    """Chunk, link, start and step of every send, and whether it reduces; in order of start."""
+    """Chunk, link, start and step of each send, and True if it reduces; in order of start."""
     num_ranks, num_chunks = plan.dims.num_ranks, plan.num_chunks
     tables = links_along(problem.topology, plan.dims)
     rows, num_steps = [], 0
@@ -125,7 +125,7 @@ def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
 
 
 class _PassageSends(NamedTuple):
-    """Sends of a passage: of the piece from or to `root`, in an exchange for the rank `item` away."""
+    """Sends of a passage: pieces from or to `root`; in an exchange, for the rank that `item` is away."""
 
     root: NDArray[np.int64]
     item: NDArray[np.int64]
@@ -138,7 +138,7 @@ class _PassageSends(NamedTuple):
 
 
 def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkPassage, _PassageSends]]:
-    """The sends of what starts at some ranks, or of sums that end there, passage by passage."""
+    """Sends of chunks that start at some ranks, or of sums that end there, passage by passage."""
     known: dict[tuple[tuple[int, ...], int, int, bool], _PassageSends] = {}
     for each in plan.passages:
         alike = each.order, each.place, each.chunk % 2, each.reduces
@@ -149,10 +149,10 @@ def _sends(plan: PassagePlan, roots: NDArray[np.int64]) -> Iterator[tuple[ChunkP
 
 
 def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64]) -> _PassageSends:
-    """The sends of a passage, each from the begin of its run on.
+    """Sends of a passage, with starts relative to their runs.
 
-    Pieces that a rank passes on alike differ in where they started along the dimensions done before; in an
-    exchange, in where they start or go along all others.
+    Pieces of one rank differ in their origins along the dimensions that are done. In an exchange they differ
+    in origins or destinations along all other dimensions.
     """
     axis, dims = each.dimension, plan.dims
     strides, sizes = dims.strides, dims.sizes
@@ -196,9 +196,11 @@ def _of_passage(plan: PassagePlan, each: ChunkPassage, roots: NDArray[np.int64])
 def listed_along(
     dims: Dimensions, problem: Problem, orders: Sequence[Sequence[int]], *, producer: str
 ) -> Schedule:
-    """The full schedule of a problem whose chunks take orders; with sends merged where that is sooner.
+    """Schedule of a problem, send by send; sends merge if that finishes sooner.
 
-    `CollectiveError` says where it would be too large.
+    Raises `CollectiveError` if it has too many transfers.
+
+    - `orders`: Dimensions of each chunk of a rank, as in `plan_along`.
     """
     num_transfers, name = 2 * len(orders) * dims.num_ranks**2, problem.collective.name
     if num_transfers > _MOST_LISTED:
@@ -218,7 +220,7 @@ def listed_along(
 
 
 def _merged(plan: PassagePlan, problem: Problem, producer: str) -> Schedule:
-    """The schedule of a plan whose pieces merge where they go over one link in one step, re-timed."""
+    """Schedule of a plan, re-timed with the pieces merged that cross one link in one step."""
     chunk, link, start, step, reduce = _columns(plan, problem)
     order = np.lexsort((start, step, link))
     same = (np.diff(link[order]) == 0) & (np.diff(step[order]) == 0)

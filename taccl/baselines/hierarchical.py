@@ -1,4 +1,4 @@
-"""Along the dimensions of a network, in one order or in orders that level loads; or between nodes first."""
+"""Hierarchical collectives: along dimensions, in one order or in balanced orders, or between nodes first."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule
 
 
-#: Of up to so many dimensions every order is tried.
+#: Max dimensions of which all orders are tried.
 _MOST_ENUMERATED = 5
-#: The exponent of the norm of loads that is kept least; our choice, of 4, 8, 16 and infinity.
+#: Exponent of the norm of loads that is minimised; our choice, of 4, 8, 16 and infinity.
 _NORM = 16
 
 
@@ -75,34 +75,33 @@ def hierarchical(
 ) -> Schedule | ImplicitSchedule:
     """A schedule along the dimensions of the topology, or between nodes and then inside each.
 
-    Of a product of dimensions (`taccl.dimensions`): an allreduce scatters sums along one dimension after
-    another and gathers them in the opposite order, chunks following one another; within a dimension round a
-    ring, straight or by doubling, whichever is soonest done. Else chunks cross to the same local rank of
-    other nodes, round a ring of nodes, and then spread in each node, round a ring or straight to each; a
-    reduction does the reverse. The fastest is returned, and its `producer` names it. The sketch is left
-    aside, but for merging.
+    On a product of dimensions (`taccl.dimensions`), an allreduce scatters sums along one dimension after
+    another and gathers them in the opposite order; chunks are pipelined. Within a dimension they go round a
+    ring, directly, or by doubling. On other topologies, chunks go round rings of the ranks of one place in
+    all nodes. Then they spread in each node, round a ring or directly. Reductions are the reverse. The
+    fastest form is returned, and its `producer` names it. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
     problem : Problem or Dimensions
-        Of dimensions comes an implicit schedule, for as many ranks as one likes.
+        For dimensions the schedule is implicit, which supports any number of ranks.
     cut : bool
-        As in `ring`, where `chunks` is not given.
+        As in `ring`, if `chunks` is not given.
     chunks : int, optional
-        Into how many each rank's part of the data is cut; of dimensions by default 64.
+        Number of chunks per rank; for dimensions, the default is 64.
     order : sequence of int, optional
-        The dimensions, numbered from 0, as a reduction takes them; by default as they are.
+        Dimensions, numbered from 0, in the order in which a reduction uses them; by default their own order.
     collective, size
-        Of dimensions: ``"allreduce"``, ``"reduce-scatter"``, ``"allgather"`` or ``"alltoall"``, and the
+        For dimensions: ``"allreduce"``, ``"reduce-scatter"``, ``"allgather"`` or ``"alltoall"``, and the
         larger of a rank's input and output buffer.
 
     Raises
     ------
     CollectiveError
-        If there are no dimensions where an order is given; else if there is one node, nodes differ in size,
-        or the collective is a scan.
+        If an order is given and the topology has no dimensions; or if there is one node, nodes differ in
+        size, or the collective is a scan.
     TopologyError
-        If no links lead from one rank to another, or dimensions do not look the same from every rank.
+        If no links lead from one rank to another, or dimensions differ from rank to rank.
 
     References
     ----------
@@ -142,10 +141,10 @@ def hierarchical(
 
 @checked
 def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule whose chunks take the dimensions of the topology in orders that level their loads.
+    """A schedule whose chunks use the dimensions of the topology in orders that balance their loads.
 
-    Each chunk in turn takes the order that leaves the busiest dimension least busy. `taccl.synthesize` with
-    ``backend="dimension-balanced"`` also knows the optimal shares, and larger problems.
+    Each chunk in turn has the order that minimises the largest load. `taccl.synthesize` with
+    ``backend="dimension-balanced"`` also computes optimal shares, and supports larger problems.
 
     Parameters
     ----------
@@ -155,8 +154,8 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
     Raises
     ------
     CollectiveError
-        If the topology has not two dimensions, or the collective is no allgather, reduce-scatter, allreduce
-        or alltoall of all ranks.
+        If the topology has fewer than two dimensions, or the collective is not an allgather, reduce-scatter,
+        allreduce or alltoall of all ranks.
 
     References
     ----------
@@ -170,7 +169,7 @@ def dimension_balanced(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def _order(dims: Dimensions, order: Sequence[int] | None) -> tuple[int, ...]:
-    """The order that is given, or the dimensions' own."""
+    """The given order, or the dimensions' own."""
     found = tuple(range(len(dims)) if order is None else order)
     if sorted(found) != list(range(len(dims))):
         raise CollectiveError(
@@ -251,17 +250,16 @@ def _balanced(problem: Problem, *, dims: Dimensions) -> Schedule:
 def level_orders(
     dims: Dimensions, num_chunks: int, *, exchange: bool = False, smooth: bool = False
 ) -> list[tuple[int, ...]]:
-    """For each chunk in turn the order that levels what the dimensions have to do so far.
+    """Order of dimensions for each chunk in turn, which balances the loads of the dimensions so far.
 
-    It is that whose largest load is least, or (`smooth`) that whose loads have the least norm. The former
-    takes long ways through slow dimensions as soon as these have time to spare, the latter spares these too
-    long: which is better depends on the network.
+    The order minimises the largest load, or with `smooth` a norm of the loads. The former loads slow
+    dimensions as soon as they have time, the latter loads them late; networks differ in which is better.
     """
     total, chosen = np.zeros(len(dims)), []
     for number in range(num_chunks):
         orders = orders_of(dims, total.tolist())
         loads = np.array([dims.loads_us_per_mb(order, exchange=exchange) for order in orders], float)
-        # In an exchange all orders load alike: turns keep every dimension busy.
+        # In an exchange all orders have equal loads; rotation keeps every dimension busy.
         if exchange:
             which = number % len(dims)
         elif smooth:
@@ -275,12 +273,12 @@ def level_orders(
 
 
 def most_level(loads: NDArray[np.float64]) -> int:
-    """The row whose largest load is least; of equals, by the next largest, and so on."""
+    """Row whose largest load is least; ties are broken by the next largest load, and so on."""
     return int(np.lexsort(np.sort(loads, axis=1).round(9).T)[0])
 
 
 def orders_of(dims: Dimensions, total: Sequence[float]) -> list[tuple[int, ...]]:
-    """Every order of few dimensions; of many, each first, and the others from the least loaded on."""
+    """All orders of few dimensions; of more, one for each first, with the least loaded of the others next."""
     count = len(dims)
     turned = [
         (first, *sorted({*range(count)} - {first}, key=lambda k: (total[k], k))) for first in range(count)
@@ -289,9 +287,9 @@ def orders_of(dims: Dimensions, total: Sequence[float]) -> list[tuple[int, ...]]
 
 
 def dimensions_of(problem: Problem, *, baseline: str) -> Dimensions:
-    """The dimensions of a problem's topology, for a whole collective that goes along them.
+    """Dimensions of a problem's topology.
 
-    `CollectiveError` where there are none, or it is another.
+    Raises `CollectiveError` if it has none, or if the collective is not supported along dimensions.
     """
     try:
         dims = dimensions(problem.topology)

@@ -1,19 +1,21 @@
-"""Plans of recursive multiplying: the groups of ranks in each step, and the parts of chunks they exchange.
+"""Plans of recursive multiplying: the groups of ranks in each step, and the parts of the chunks.
 
-The place of a rank in its node, and its node, are numbers in digits of mixed bases. In a step, ranks that
-differ in one digit exchange all they hold: with base 2, recursive doubling. Or they exchange along the digits
-of places alone what starts in their node, while each sends its own straight to all ranks of other nodes.
+A rank's node and its place there are written as digits of mixed bases. In a step, ranks that differ in one
+digit exchange all that they hold; with base 2, this is recursive doubling. Alternatively they exchange along
+the digits of places only. Then each rank sends its own chunks *straight* to all ranks of other nodes.
 
-Of sums, what goes to all is scattered along some digits first: each rank of a group gets what the others have
-of its part of the chunks. Along the other digits each gets all that the others have summed, and adds it up
-itself. At last sums are gathered along the first digits, in the opposite order. With base 2, scattering alone
-is recursive halving and doubling, adding up alone is recursive doubling.
+Sums for all ranks are scattered along some digits first: each rank of a group receives its share of what the
+others hold. Along the other digits each rank receives all partial sums of the others, and adds them up. Last,
+sums are gathered along the first digits in the opposite order. With base 2, scattering alone is recursive
+halving and doubling; summing alone is recursive doubling.
 
-Parts of the chunks may go each their own way, so that all links work at once. They cross between nodes *in
-turns*: one part before all sums in nodes, one after the first of these, and so on. They go *round about* on a
-torus: each part begins along another dimension. Or they go *one behind another*: while one crosses between
-nodes, the next is still scattered in its node. What spreads, and sums for one rank each, goes *node by node*:
-what came from one is gathered while more comes from the next.
+The chunks may be divided into parts with plans of their own, so that all links are used at once:
+
+- *in turns*: each part crosses between nodes before another one of the sums in nodes;
+- *round about*, on a torus: each part begins along another dimension;
+- *one behind another*: one part crosses between nodes while the next is scattered in its node;
+- *node by node*, without sums or with one destination each: chunks of one node are gathered while those of
+  the next node arrive.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: How parts go that send nothing together; the latter are of what spreads, by how far it comes from.
+#: Kinds of plans whose parts share no messages.
 BEHIND, BY_NODE = "one behind another", "node by node"
 
 
 class Digit(NamedTuple):
-    """A digit of the node's number (`across`), or of the place in it; a step of it adds its weight.
+    """A digit of the node's number (`across`), or of the place in the node.
 
-    Of weight 0 it is every rank of another node, and this one. From one node to the next the place moves on
-    by `shift`, so that what crosses at several times goes over several links. With a `turn` it is one other
-    rank alone, which differs by that.
+    - `weight`: Difference between ranks whose digits differ by one; 0 stands for all ranks of other nodes.
+    - `shift`: Places by which partners in the next node differ, so that parts cross over different links.
+    - `turn`: Difference of the only partner; by default each other value of the digit has a turn.
     """
 
     across: bool
@@ -49,9 +51,9 @@ class Digit(NamedTuple):
 
 
 class PlanPart(NamedTuple):
-    """Part of the chunks: digits along which its sums are scattered, and then added up.
+    """Plan of a part of the chunks: digits along which sums are scattered, and then summed.
 
-    At last they are gathered along the first again, the last first; as is what spreads.
+    Last, chunks are gathered along the first digits, in the opposite order.
     """
 
     scattered: tuple[Digit, ...]
@@ -63,9 +65,9 @@ class PlanPart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Parts of equal numbers of chunks, with a plan for each; `how` they differ, as text.
+    """Plans of parts with equal numbers of chunks; `how` names the kind of division.
 
-    What parts send in the same step goes together, unless they go one behind another, or node by node.
+    Parts that take the same step share its messages, except `BEHIND` and `BY_NODE`.
     """
 
     parts: tuple[PlanPart, ...]
@@ -76,12 +78,12 @@ class StepPlan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """So many chunks in a row are of one part, as they are scattered among as many ranks."""
+        """Number of consecutive chunks in one part: that of ranks among which they are scattered."""
         return max(math.prod(digit.base for digit in part.scattered) for part in self.parts)
 
 
 class PlanStep(NamedTuple):
-    """A step of some parts: `verb`, the digit along which, and the numbers of the parts."""
+    """A step of some parts along a digit; `verb` is ``"scatter"``, ``"sum"`` or ``"gather"``."""
 
     verb: str
     digit: Digit
@@ -89,19 +91,20 @@ class PlanStep(NamedTuple):
 
 
 def straight_digit(num_nodes: int, num_local: int) -> Digit:
-    """The digit of every rank of another node, and this one."""
+    """The digit that stands for all ranks of other nodes, and the rank itself."""
     return Digit(True, (num_nodes - 1) * num_local + 1, 0)
 
 
 def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most: int) -> Iterator[StepPlan]:
-    """Plans for nodes of so many ranks, of no larger bases than `most`.
+    """All plans for nodes of equal size.
 
-    - `sums`: Whether chunks are sums.
-    - `to_one`: Whether each is for one rank.
+    - `sums`: True if chunks are summed.
+    - `to_one`: True if each chunk has one destination.
+    - `most`: Largest base.
     """
     for inner in _all_bases(num_local, most):
         local = tuple(_digits(inner, across=False))
-        if num_nodes > 1 and sums == to_one:  # as data are the same for many, or from many
+        if num_nodes > 1 and sums == to_one:
             turns = [Digit(True, num_nodes, 1, turn=turn) for turn in range(1, num_nodes)]
             yield StepPlan((*(PlanPart(local, (turn,)) for turn in turns), PlanPart(local)), BY_NODE)
         for outer in _all_bases(num_nodes, most):
@@ -118,7 +121,7 @@ def all_plans(num_nodes: int, num_local: int, *, sums: bool, to_one: bool, most:
 
 
 def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: int) -> Iterator[StepPlan]:
-    """What is scattered along the first i digits in nodes and j between them, in all ways."""
+    """Plans of all kinds that scatter sums along the first i digits in nodes and the first j between them."""
     scattered, near, out = (*local[:i], *far[:j]), local[i:], far[j:]
     part = PlanPart(scattered, (*near, *out))
     yield StepPlan((part,))
@@ -140,7 +143,7 @@ def _plans_of_sums(local: tuple[Digit, ...], far: tuple[Digit, ...], i: int, j: 
 
 
 def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a product of no larger numbers than `most`, in every order."""
+    """Factorisations of a number in every order, with factors up to `most`."""
     if number == 1:
         yield ()
     for base in range(2, min(number, most) + 1):
@@ -150,7 +153,7 @@ def _all_bases(number: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _digits(bases: Sequence[int], *, across: bool) -> Iterator[Digit]:
-    """Digits of such bases, the lowest first."""
+    """Digits of the given bases, the lowest first."""
     weight = 1
     for base in bases:
         yield Digit(across, base, weight)

@@ -1,12 +1,12 @@
-"""Chunks along the dimensions of a network, each in an order of its own: what is busy when.
+"""Pipelined collectives along the dimensions of a network: the time of each chunk on each dimension.
 
-A form says over which links what starts at each rank of a dimension goes, and when: round a ring, straight,
-or by doubling. All ranks do the same, and each has as many pieces; reductions run a form backwards. The two
-ways round a ring, or along a line, are lanes: nothing that goes one way waits for the other.
+A *form* lists the hops of a collective along one dimension, step by step: round a ring, direct, or by
+doubling. All ranks act alike, with equal numbers of pieces; reductions reverse a form. The two directions of
+a ring or a line are *lanes*, which never wait for each other.
 
-A chunk is scattered over the ranks of one dimension after another, being summed, or gathered along them in
-the opposite order; in an alltoall it is exchanged along each. A chunk along one dimension is a passage, in
-which all ranks do the same. Passages are put on their dimensions by a list scheduler.
+Each chunk has its own order of dimensions. It is summed and scattered along one dimension after another, or
+gathered along them in the opposite order, or exchanged along each (alltoall). A *passage* is one chunk along
+one dimension. A list scheduler starts the passages on their dimensions.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ if TYPE_CHECKING:
 
 #: Default number of parts of a rank's data: our choice.
 NUM_CHUNKS = 64
-#: Steps are scheduled one by one where these are no more runs than this.
+#: Max runs of a plan; with more steps than that, a run has several.
 _MOST_RUNS = 20_000
-#: A plan this near to the busiest dimension is not improved; others for so many runs put.
+#: A plan is improved if it takes longer than its busiest dimension by this factor. The improvement ends after
+#: this number of scheduled runs, or of tries.
 _NEAR, _WORK, _MOST_TRIES = 1.01, 100_000, 150
-#: By which part of the finish chunks are moved to improve it: all of them a little, or a few of them far.
+#: Standard deviations of random moves of chunks, as shares of the finish: of all chunks, or of a few.
 _A_LITTLE, _FAR = 0.02, 0.15
 
 
 class Pace(NamedTuple):
-    """Ticks for which a send of one piece holds what it goes over, and that it takes."""
+    """Ticks for which a send of one piece holds its link or port, and ticks that it takes."""
 
     held: int
     latency: int
 
 
 class DigitHop(NamedTuple):
-    """A hop of what starts at a rank, from and to ranks whose digits differ by so much from its own.
+    """A hop of the pieces of a rank, between ranks whose digits differ from its own by `src` and `dst`.
 
-    Hops of one step that share a port have turns, in each of which all pieces go, or every other one: the
-    even ones where `half` is 0, the odd ones where it is 1. In an exchange they are for the `target`.
+    - `turn`: Turn of the hop among those of its step that share a port.
+    - `half`: 0 if even pieces go, 1 if odd pieces go, -1 if all go.
+    - `target`: Difference of the destination's digit, in an exchange.
     """
 
     src: int
@@ -57,15 +59,17 @@ class DigitHop(NamedTuple):
     target: int = 0
 
     def going(self, num_pieces: int, parity: int) -> range:
-        """The pieces that go, one behind the other."""
+        """Pieces that go, in order; `parity` 1 swaps even and odd ones."""
         return range(num_pieces) if self.half < 0 else range(self.half ^ parity, num_pieces, 2)
 
 
 class Run(NamedTuple):
-    """What a lane does at a stretch: hops, and how many ticks after its begin their turns begin.
+    """Consecutive hops of a lane, scheduled as one task.
 
-    The lane is 1 or -1 where there are two, as they go upwards or downwards. It is busy for `busy` ticks;
-    what it does next begins `lag` ticks after the run, or later.
+    - `lane`: 1 upwards or -1 downwards; 0 if the dimension has one lane.
+    - `hops`: (ticks after the run's start, hop) of each turn.
+    - `busy`: Ticks for which the lane is busy.
+    - `lag`: Min ticks from the run's start to the start of the lane's next run of the same passage.
     """
 
     lane: int
@@ -75,16 +79,17 @@ class Run(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The hops of every lane, step by step; in an exchange ranks have something else for each other rank."""
+    """Hops of each lane, step by step; `exchange` is True if each destination has its own pieces."""
 
     lanes: tuple[tuple[tuple[DigitHop, ...], ...], ...]
     exchange: bool
 
     def runs(self, num_pieces: int, pace: Pace, *, parity: int, most: int) -> Iterator[Run]:
-        """The runs of each lane in turn, at most so many; a step that waits for none begins no other.
+        """Runs of each lane in turn; a step that need not wait for the one before continues its run.
 
-        - `parity`: 1 where even and odd pieces change places, so that chunks in turn use both ways round a
+        - `parity`: 1 if even and odd pieces change places, so that successive chunks use both directions of a
           ring.
+        - `most`: Max runs per lane.
         """
         for way, lane in zip((1, -1) if len(self.lanes) > 1 else (0,), self.lanes, strict=True):
             steps = [step for step in lane if step[0].going(num_pieces, parity)]
@@ -109,10 +114,11 @@ class Form(NamedTuple):
 
 
 class ChunkPassage(NamedTuple):
-    """A chunk along one dimension of its order, gathered or exchanged, or (`reduces`) the same backwards.
+    """A chunk along one dimension of its order, gathered or exchanged; reversed in time if it `reduces`.
 
-    Each rank passes on as many pieces alike as there are ranks along the dimensions done before, or,
-    exchanged, along all others. `begins`, in ticks, are those of the runs.
+    - `num_pieces`: Pieces of each rank: number of ranks along the dimensions that are done; in an exchange,
+      along all other dimensions.
+    - `begins`: Start of each run in ticks.
     """
 
     chunk: int
@@ -131,7 +137,7 @@ class ChunkPassage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PassagePlan:
-    """When chunks pass along each dimension, and when all have."""
+    """Passages of all chunks with their starts, and the finish of the last."""
 
     dims: Dimensions
     collective: str
@@ -150,14 +156,14 @@ def plan_along(
     doubling: bool = False,
     improve: bool = True,
 ) -> PassagePlan:
-    """Passages of chunks along dimensions: each as early as its chunk and its dimension let it.
+    """Plan of the passages of chunks along dimensions, by list scheduling.
 
     - `collective`: One of `IMPLICIT_COLLECTIVES`.
-    - `orders` (sequence of sequence of int): Of every chunk the dimensions, in the order in which a reduction
-      takes them, or an alltoall.
-    - `paces`: Of every dimension.
-    - `doubling`: Whether pieces are doubled behind switches; else they go straight.
-    - `improve`: Whether other sequences of chunks are tried where the busiest dimension is often idle.
+    - `orders` (sequence of sequence of int): Dimensions of each chunk, in the order in which a reduction or
+      an alltoall uses them.
+    - `paces`: Pace of each dimension.
+    - `doubling`: True if pieces are doubled behind switches; by default they are sent directly.
+    - `improve`: True if other sequences of chunks are tried while the busiest dimension is often idle.
     """
     if collective not in IMPLICIT_COLLECTIVES:
         raise CollectiveError(
@@ -200,7 +206,7 @@ def plan_along(
 
 
 def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
-    """The runs of passages as tasks, in their order; each lane of a dimension is a resource."""
+    """Runs of passages as tasks, in order; each lane of a dimension is a resource."""
     tasks, done = Tasks(), list[tuple[int, int]]()  # the last runs of the chunk so far, and their gaps
     for number, each in enumerate(passages):
         first, tail = len(tasks.duration), paces[each.dimension].latency - paces[each.dimension].held
@@ -228,12 +234,14 @@ def _tasks_of(passages: Sequence[ChunkPassage], paces: Sequence[Pace]) -> Tasks:
 
 
 def _listed(tasks: Tasks, chunk_of: Sequence[int], *, improve: bool) -> list[int]:
-    """When each task begins.
+    """Start of each task in ticks.
 
-    Earlier chunks go first. Then tasks are listed backwards in time, those that end last first, and so once
-    more forwards, which closes gaps (forward-backward improvement: Valls, Ballestin and Quintanilla,
-    "Justification and RCPSP", European Journal of Operational Research 165, 2005). Chunks are moved at
-    random, and that again, while it does no harm.
+    Earlier chunks go first. Forward-backward improvement then closes gaps: tasks are listed in reversed time,
+    those that end last first, and again forwards. Random moves of chunks follow, each improved in the same
+    way, and kept if the finish is no later.
+
+    Source: Valls, Ballestin and Quintanilla, "Justification and RCPSP", European Journal of Operational
+    Research 165 (2005).
     """
     busy: dict[int, int] = {}
     for holds in tasks.holds:
@@ -270,7 +278,7 @@ def _listed(tasks: Tasks, chunk_of: Sequence[int], *, improve: bool) -> list[int
 
 
 def form_of(each: Dimension, *, exchange: bool, doubling: bool = False) -> Form:
-    """The form that suits a dimension; behind a switch straight, or, where pieces are merged, by doubling."""
+    """Form of a dimension: round a ring or a line, direct elsewhere, or by doubling behind a switch."""
     size, is_ring = each.size, each.kind == "ring" and each.size > 2
     if is_ring or each.kind == "line":
         reach = size // 2 if is_ring else size - 1

@@ -1,8 +1,8 @@
-"""Recursive doubling, swing and bine trees: ranks exchange all they hold with one partner a step.
+"""Recursive doubling, swing and bine trees: ranks exchange all they hold with one partner per step.
 
-Halving is doubling as its reverse. The partner of step s of recursive doubling is ``2**s`` away; that of
-swing and bine comes, of an even rank, ``1 - 2 + 4 - ... (-2)**s`` after it, and of an odd rank as far before
-it: a third less far, and on alternate sides.
+Halving is doubling reversed. In step s of recursive doubling, the partner is ``2**s`` away. In swing and bine
+trees it is ``1 - 2 + 4 - ... (-2)**s`` after an even rank, or before an odd rank. These distances are a third
+shorter, on alternate sides.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ Bound = Callable[[int, "Ints", "Ints", bool], "Flags"]
 
 @checked
 def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks exchange all they hold with one partner a step, log2(num_ranks) steps.
+    """A schedule in which ranks exchange all they hold with one partner per step, log2(num_ranks) steps.
 
-    Partners differ in one bit of their rank. Of the two orders of bits, near or far partners first, the
-    faster is returned, and its `producer` names it. An allreduce is done by halving and doubling, or, where
-    that is faster, by doubling alone: partners exchange all of what they summed so far. The sketch is left
-    aside, but for merging.
+    Partners differ in one bit of their rank, near or far ones first. An allreduce is halving and doubling, or
+    doubling alone, in which partners exchange their whole partial sums. The fastest form is returned, and its
+    `producer` names it. Only the merging clauses of the sketch apply.
 
     A broadcast becomes a binomial tree, an alltoall a hypercube exchange.
 
@@ -73,19 +72,19 @@ def recursive(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def swing(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks exchange with partners that swing from one side to the other, log2 of them.
+    """A schedule in which ranks exchange with log2(num_ranks) partners on alternate sides.
 
-    One half of the chunks goes to partners on the one side first, the other half on the other, so that both
-    directions of a ring are used. On several nodes of one size, nodes and ranks in a node make a grid, as a
-    torus cut into nodes by its rows does: partners are by turns in another node and in the same, and the
-    chunks have four parts. They spread to far partners first, and sums come from near ones first, as what is
-    exchanged with near partners is most. An allreduce is done so, or, where that is faster, by exchanging
-    all of what was summed so far. The sketch is left aside, but for merging.
+    Half of the chunks go to partners on one side first, the other half to the other side, so that both
+    directions of a ring are used. Nodes of equal size form a grid, as rows of a torus do. On a grid, partners
+    are alternately in another node and in the same node, and chunks have four parts. Chunks spread to far
+    partners first, and sums come from near partners first, because near partners exchange the most. The
+    alternative for an allreduce is to exchange whole partial sums; the faster form is returned. Only the
+    merging clauses of the sketch apply.
 
     Parameters
     ----------
     problem, cut
-        As in `ring`; chunks are cut so that there are some for every part.
+        As in `ring`; chunks are cut so that every part has some.
 
     Raises
     ------
@@ -111,11 +110,11 @@ def swing(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def bine(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which chunks go along binomial trees whose edges are short: those of negabinary numbers.
+    """A schedule along binomial trees with short edges, those of negabinary numbers.
 
-    The trees of all roots together are exchanges with the partners of `swing`, near or far ones first: the
-    faster is returned, and its `producer` names it. Of an allreduce doublings are tried, too, as in
-    `recursive`. The sketch is left aside, but for merging.
+    The trees of all roots together are exchanges with the partners of `swing`, near or far ones first. An
+    allreduce also has the forms of `recursive` that double. The fastest form is returned, and its `producer`
+    names it. Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
@@ -139,7 +138,10 @@ def bine(problem: Problem, *, cut: bool = True) -> Schedule:
 
 
 def exchange(problem: Problem, parts: Sequence[Partners], *, bound: Bound | None = None) -> Sends:
-    """Sends of any problem by exchanges of all that partners hold, in steps for each part of the chunks."""
+    """Sends of any problem by exchanges of all that partners hold; each part of the chunks has own steps.
+
+    - `bound`: As in `swaps`.
+    """
     return run(problem, partial(_spread, parts=parts, bound=bound))
 
 
@@ -168,7 +170,7 @@ def after_exchange(summed: Sequence[tuple[int, ...]], turns: Turns) -> list[tupl
 
 
 def swing_partner(place: int, step: int, size: int, *, mirrored: bool = False) -> int:
-    """The place, of `size` on a ring, that exchanges with a place in a step."""
+    """Partner of a place in a step, on a ring of `size` places."""
     distance: int = sum((-2) ** i for i in range(step + 1))
     return (place + (distance if place % 2 == mirrored else -distance)) % size
 
@@ -212,10 +214,13 @@ def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None)
     return routed(problem, Moves.of(moves))
 
 
-def swaps(holder: Ints, chunk: Ints, steps: Partners, bound: Bound | None = None) -> Iterator[Row]:
+def swaps(
+    holder: Ints, chunk: Ints, steps: Partners, bound: Bound | None = None
+) -> Iterator[tuple[int, Ints, Ints, Ints, bool]]:
     """Moves of exchanges: in each step every rank passes on all chunks that it holds, the longest held first.
 
     - `holder`, `chunk`, (num_held,): Chunks at the start, and their ranks, which rise.
+    - `bound`: Restricts the chunks that are sent and kept; by default all are.
     """
     for step, turns in enumerate(steps):
         held = [(holder, chunk)]
@@ -233,7 +238,7 @@ def swaps(holder: Ints, chunk: Ints, steps: Partners, bound: Bound | None = None
 
 
 def _parts(topology: Topology) -> list[Partners]:
-    """The partners of each part: along every dimension first, and on either side."""
+    """Partners of each part: every dimension is the first of two parts, one for each side."""
     nodes = topology.ranks_of_node
     is_even = len({len(ranks) for ranks in nodes}) == 1
     grid = np.array(nodes if is_even else [range(topology.num_ranks)])

@@ -1,4 +1,4 @@
-"""The ring algorithm: chunks go round, and rings of ranks in which each has a fast link to the next."""
+"""The ring algorithm, and the search for rings of fast links."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     Nodes = Sequence[Sequence[int]]
 
 
-#: How many partial orders one search looks at before it gives up.
+#: Max partial orders that one search visits.
 _MAX_VISITS = 20_000
 
-#: How many rings a set may have.
+#: Max rings of a set.
 _MAX_RINGS = 8
 
 
 @checked
 def ring(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which every chunk goes round a ring of ranks, and reductions come round it.
+    """A schedule in which every chunk goes round a ring of ranks; reductions are the reverse.
 
     Four forms compete, and the `producer` names the fastest. They have one ring or several, with chunks dealt
     out by the rings' speed. Chunks go round one way, or half of the ring each way. Only the merging clauses
@@ -51,9 +51,9 @@ def ring(problem: Problem, *, cut: bool = True) -> Schedule:
     Parameters
     ----------
     problem : Problem
-        What is to be done.
+        The problem to solve.
     cut : bool
-        Whether chunks may be cut, so that every ring has one for each rank, or more.
+        True if chunks may be cut, so that every ring has one for each rank, or more.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
 
 
 def _dealt(slowest: Sequence[int], count: int) -> Ints:
-    """(count,) ring of each chunk: that which passes on its chunks soonest, dealt out one by one."""
+    """(count,) ring of each chunk, one by one: the ring that finishes with one more chunk first."""
     pending = [(ticks, number) for number, ticks in enumerate(slowest)]
     heapify(pending)
     found = np.empty(count, np.int64)
@@ -181,7 +181,7 @@ def find_rings(topology: Topology, ticks: tuple[int, ...]) -> list[list[int]]:
 
 
 def near_nodes(topology: Topology, routes: ShortestRoutes) -> Nodes:
-    """Nodes in an order that keeps those together whose links hold less; as they are where all are alike."""
+    """Nodes in an order that keeps those together whose links hold less; unchanged if all are alike."""
     nodes = topology.ranks_of_node
     held = np.zeros((len(nodes), len(nodes)))
     for (i, a), (j, b) in permutations(enumerate(ranks[0] for ranks in nodes), 2):
@@ -262,9 +262,9 @@ def _search(
 def walk(
     ways: Sequence[set[int]], closing: set[tuple[int, int]], shuffled: random.Random | None = None
 ) -> list[int] | None:
-    """Depth-first search that tries ranks with few ways on first (Warnsdorff's rule); the others by number.
+    """Depth-first search that tries ranks with few onward links first (Warnsdorff's rule).
 
-    Or by chance, if `shuffled` is given.
+    Ties are broken by number, or randomly if `shuffled` is given.
     """
     visits = 0
 

@@ -54,7 +54,7 @@ class ShortestRoutes:
 
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
-        """(source, end, length) of the fastest links; each hop adds a little, so that ties go to fewer."""
+        """(source, end, length) of the fastest links; each hop adds a little, so fewer hops win ties."""
         rows = [(s, d, self._length(t)) for d, into in enumerate(self._into) for s, (t, _) in into.items()]
         return np.array(rows, dtype=np.int64).reshape(-1, 3).T
 
@@ -98,7 +98,7 @@ class ShortestRoutes:
 
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
-        """Every other rank, farthest first: how far, and its shortest routes' first hops (ticks, link)."""
+        """Every other rank, farthest first: (distance, rank, (ticks, link) of its routes' first hops)."""
         lengths = self._lengths(dst, backwards=True)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for at, into in enumerate(self._into):
@@ -110,7 +110,7 @@ class ShortestRoutes:
 
     @cached
     def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
-        """Distance of each rank from one, or of it from each."""
+        """Distance from a rank to each rank, or (`backwards`) from each rank to it."""
         src, dst, length = self.arcs
         ends = (dst, src) if backwards else (src, dst)
         lengths: list[float] = shortest_paths(len(self._into), *ends, length, rank)[0].tolist()

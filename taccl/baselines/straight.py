@@ -1,7 +1,7 @@
 """Direct sends from each source to each destination: pairwise exchange, and one-shot sums.
 
-What one-shot sends is named (`Schedule.carries`): a rank keeps what arrives apart, as a runtime with scratch
-space does, so that its own contribution may still go out alone once others have come in.
+One-shot sums name their contributions (`Schedule.carries`): a rank keeps arrivals unreduced, as a runtime
+with scratch space does. So it can still send its own contribution alone after others have arrived.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 @checked
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which, in step s, rank r sends to rank r + s what starts at r and ends at r + s.
+    """A schedule in which rank r sends its chunks for rank r + s directly in step s.
 
-    Between nodes of equal size, a step has a distance between nodes and one within them, so that NICs which
-    ranks share carry the same in every step. Where no link joins the two, the chunks are relayed over a
-    shortest route. The sketch is left aside, but for merging.
+    Between nodes of equal size, a step has a distance between nodes and one within them, so that shared NICs
+    carry the same load in every step. Ranks without a link relay over a shortest route. Only the merging
+    clauses of the sketch apply.
 
     Parameters
     ----------
@@ -71,16 +71,16 @@ def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
 
 @checked
 def one_shot(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which ranks send their contributions to all that want the sum, which add them up.
+    """A schedule in which ranks send their contributions to all destinations of the sum, which add them up.
 
-    The sketch is left aside, but for merging.
+    Only the merging clauses of the sketch apply.
 
     Parameters
     ----------
     problem : Problem
-        Allreduce, reduce-scatter, reduce, or sums of the user's own.
+        Allreduce, reduce-scatter, reduce, or custom sums.
     cut : bool
-        Whether chunks may be cut, so that more of them follow one another.
+        True if chunks may be cut, so that more of them follow one another.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def _exchange(problem: Problem) -> Sends:
     far, near = _shifts(topology, src, dst)
     route_of = [routes.route(*ends) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
     num_hops = np.array([len(route) for route in route_of], np.int64)
-    # Relayed chunks first: those that go straight fill the time of the last hops.
+    # Relayed chunks first: direct ones fill the time of the last hops.
     order = np.lexsort((chunk, dst, src, near, -num_hops, far))
     number = np.unique(np.stack((far, -num_hops, near)), axis=1, return_inverse=True)[1].ravel()
     # While chunks of one step are relayed, those of the next set out.
@@ -163,7 +163,7 @@ def exchange_us(problem: Problem) -> Floats:
 
 
 def _pairs(problem: Problem) -> Iterator[tuple[int, int, int]]:
-    """Every chunk, where it starts, and each other rank where it ends."""
+    """(chunk, its start, another rank) for each destination of each chunk."""
     for c, chunk in enumerate(problem.collective.chunks):
         yield from ((c, chunk.origins[0], dst) for dst in chunk.destinations if dst != chunk.origins[0])
 

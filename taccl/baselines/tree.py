@@ -25,7 +25,7 @@ Edges = list[tuple[int, int, int]]
 
 @checked
 def tree(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which half of the chunks goes down one binary tree, half down another.
+    """A schedule in which half of the chunks go down one binary tree, and half down another.
 
     Ranks inside one tree are leaves in the other, so that both trees together use every rank's links in both
     directions. Reductions go up the same trees. Two forms compete, and the `producer` names the faster: trees
@@ -38,9 +38,9 @@ def tree(problem: Problem, *, cut: bool = True) -> Schedule:
     Parameters
     ----------
     problem : Problem
-        What is to be done.
+        The problem to solve.
     cut : bool
-        Whether chunks may be cut, so that more of them follow one another down the trees.
+        True if chunks may be cut, so that more of them follow one another down the trees.
 
     Raises
     ------

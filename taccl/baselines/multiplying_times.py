@@ -1,0 +1,228 @@
+"""Estimated times of plans of recursive multiplying, step by step, from what each step holds."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl.baselines.multiplying_plans import (
+    BEHIND,
+    BY_NODE,
+    Digit,
+    PlanPart,
+    PlanStep,
+    StepPlan,
+    straight_digit,
+)
+from taccl.baselines.routes import ShortestRoutes
+from taccl.caching import cached
+from taccl.costs import hold_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.baselines.moves import Ints
+    from taccl.problem import Problem
+
+    Floats = NDArray[np.float64]
+
+#: Max sends of one step, whatever they carry; plans with more are left out.
+MOST_SENDS = 50_000
+
+
+class Grid:
+    """The ranks of a topology on a grid of nodes and places in them; one row if nodes differ in size.
+
+    - `ranks`, (num_nodes, num_local): Rank at each place.
+    - `place`, (num_ranks, 2): Node and place of each rank.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        nodes = problem.topology.ranks_of_node
+        is_even = len({len(ranks) for ranks in nodes}) == 1
+        self.ranks = np.array(nodes if is_even else [range(problem.topology.num_ranks)])
+        self.place = np.argwhere(self.ranks >= 0)[np.argsort(self.ranks.ravel())]
+        self.straight = straight_digit(*self.ranks.shape)
+        self.cache: dict[Any, Any] = {}
+
+    @cached
+    def turns(self, digit: Digit) -> list[list[int]]:
+        """Partner of each rank in every turn: the ranks that differ in the digit, the next one first."""
+        (node, at), (num_nodes, num) = self.place.T, self.ranks.shape
+        if not digit.weight:
+            return [
+                self.ranks[(node + shift) % num_nodes, (at + further) % num].tolist()
+                for further in range(num)
+                for shift in range(1, num_nodes)
+            ]
+        axis = 0 if digit.across else 1
+        value = self.place[:, axis] // digit.weight % digit.base
+        turns = []
+        for shift in (digit.turn,) if digit.turn else range(1, digit.base):
+            there = self.place.copy()
+            there[:, axis] += ((value + shift) % digit.base - value) * digit.weight
+            there[:, 1] += (there[:, 0] - node) * digit.shift
+            turns.append(self.ranks[there[:, 0], there[:, 1] % num].tolist())
+        return turns
+
+    def numbers(self, digits: Sequence[Digit]) -> Ints:
+        """(num_ranks,) number that some digits of each rank make, the lowest first."""
+        number, weight = np.zeros(len(self.place), np.int64), 1
+        for digit in digits:
+            number += weight * (self.place[:, 1 - digit.across] // digit.weight % digit.base)
+            weight *= digit.base
+        return number
+
+
+class StepTimes:
+    """Estimated times of the plans of a problem, and the order of their steps.
+
+    - `sums`: True if chunks are summed.
+    - `to_one`: True if each chunk has one destination.
+    """
+
+    def __init__(self, problem: Problem, grid: Grid) -> None:
+        self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
+        self.sums = problem.collective.combining
+        self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
+
+    def ticks(self, plan: StepPlan) -> float:
+        """Estimated finish of a plan; infinite if a step has too many sends."""
+        digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
+        num_ranks = len(self.grid.place)
+        if self.grid.straight in digits:  # at the same time as what goes on in the nodes
+            local = StepPlan((PlanPart(digits[:-1]),))
+            share = count / num_ranks ** (1 if self.sums or not self.to_one else 2)
+            return max(self.ticks(local) / len(self.grid.ranks), self._step(share, self.grid.straight)[0])
+        if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
+            return sum(self._step(count / num_ranks / each.base, each)[0] for each in digits)
+        return self.timeline(plan)[0]
+
+    @cached
+    def timeline(self, plan: StepPlan) -> tuple[float, list[PlanStep]]:
+        """Estimated finish of a plan, and its steps in order of their starts.
+
+        Parts take each step together where they then end no later.
+        """
+        spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
+        left = [self._steps_of(part, spreads) for part in plan.parts]
+        num_chunks = self.problem.collective.num_chunks
+        counts = [len(self.dealt(k, plan)) for k in range(len(left))]
+        for k, part in enumerate(plan.parts if spreads else ()):
+            held_by = len(self.grid.place) if by_node else math.prod(digit.base for digit in part.scattered)
+            counts[k] = -(-num_chunks // held_by)
+        ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
+
+        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats]:
+            verb, digit = head
+            share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
+            return self._step(share, digit, verb != "scatter")
+
+        order = []
+        while any(left):
+            starts = []
+            for k in (k for k, steps in enumerate(left) if steps):
+                ticks, busy = takes(left[k][0], [k])
+                if ticks == math.inf:
+                    return ticks, []
+                starts.append((max(ready[k], float(free[busy > 0].max(initial=0))), k))
+            since, first = min(starts)
+            head, some = left[first][0], [first]
+            alike = [k for _, k in starts if left[k][0] == head and k != first]
+            for k in sorted(alike, key=ready.__getitem__) if plan.how not in (BEHIND, BY_NODE) else ():
+                then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
+                if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
+                    since, some = then, [*some, k]
+            ticks, busy = takes(head, some)
+            free[busy > 0] = since + busy[busy > 0]
+            for k in some:
+                del left[k][0]
+                ready[k] = since + ticks
+                if head[0] != "sum":
+                    base = head[1].base
+                    counts[k] = -(-counts[k] // base) if head[0] == "scatter" else counts[k] * base
+            order.append(PlanStep(*head, tuple(some)))
+        return max(ready), order
+
+    def _steps_of(self, part: PlanPart, spreads: bool) -> list[tuple[str, Digit]]:
+        """Verb and digit of each step of a part, in order; chunks without sums are only gathered."""
+        scattered = () if spreads else part.scattered
+        gathered = part.scattered[::-1] if spreads or not self.to_one else ()
+        verbs = ("scatter", scattered), ("sum", part.summed), ("gather", gathered)
+        return [(verb, digit) for verb, digits in verbs for digit in digits]
+
+    def dealt(self, part: int, plan: StepPlan) -> Ints:
+        """Chunks of a part of a plan: blocks of chunks are dealt out to the parts."""
+        chunks = np.arange(self.problem.collective.num_chunks)
+        found: Ints = chunks[chunks // plan.block % len(plan.parts) == part]
+        return found
+
+    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats]:
+        """Estimated ticks of an exchange of messages of `count` chunks, and ticks that each resource is held.
+
+        - `is_same`: True if a rank sends the same to all, which crosses no link twice.
+        """
+        return self._exchange(max(1, round(count)), digit, is_same)
+
+    @cached
+    def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats]:
+        total = np.zeros(len(self.problem.topology.resources))
+        ticks = 0.0 if self.hops(digit, is_same) else math.inf
+        sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
+        for alpha, beta, resource, merges, rest_alpha, rest_beta in self._loads(digit, is_same):
+            busy: Floats = sends @ alpha + num_chunks * beta
+            rest = np.zeros_like(busy)
+            np.maximum.at(rest, resource, rest_alpha + num_chunks / sends[merges] * rest_beta)
+            ticks += float((busy + rest).max())
+            total += busy
+        return ticks, total
+
+    @cached
+    def _loads(self, digit: Digit, is_same: bool) -> list[tuple[NDArray[Any], ...]]:
+        """For each hop, ticks that its sends hold each resource, and by which they take longer than that.
+
+        - `alpha`, (2, num_resources): Ticks per send over links that do not merge, and over those that do.
+        - `beta`, (num_resources,): Ticks per chunk.
+        - `resource`, `merges`, `rest_alpha`, `rest_beta`, (num_kinds,): Distinct rests of sends, in ticks per
+          send and per chunk.
+        """
+        topology, costs = self.problem.topology, self.problem.costs
+        holds, units = hold_columns(topology), int(costs.chunk_units.max())
+        merging = np.zeros(len(topology.links), np.int64)
+        merging[list(self.problem.clauses.merging)] = 1
+        count, found = len(topology.resources), []
+        for links in self.hops(digit, is_same):
+            used = np.bincount(links, minlength=len(topology.links))
+            row = np.flatnonzero(used[holds.link])
+            link, resource = holds.link[row], holds.resource[row]
+            alpha = np.zeros((2, count))
+            np.add.at(alpha, (merging[link], resource), used[link] * costs.hold_alpha[row])
+            beta = np.bincount(resource, used[link] * units * costs.hold_beta[row], count)
+            rest_alpha = costs.link_alpha[link] - costs.hold_alpha[row]
+            rest_beta = units * (costs.link_beta[link] - costs.hold_beta[row])
+            kinds = np.unique(np.stack((resource, merging[link], rest_alpha, rest_beta)), axis=1)
+            found.append((alpha, beta, *kinds[:, (kinds[2] > 0) | (kinds[3] > 0)]))
+        return found
+
+    @cached
+    def hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:
+        """Links of the first hops of all routes along a digit, of the second ones, and so on.
+
+        The list is empty if there are too many.
+
+        - `is_same`: True if what a rank sends crosses each link once.
+        """
+        turns = np.array(self.grid.turns(digit))
+        src, dst = (each.ravel() for each in np.broadcast_arrays(np.arange(turns.shape[1]), turns))
+        message, hop, link = ShortestRoutes.of(self.problem).hops(src, dst)
+        if len(link) > MOST_SENDS:
+            return []
+        if is_same:
+            _, first = np.unique(src[message] * len(self.problem.topology.links) + link, return_index=True)
+            first.sort()
+            hop, link = hop[first], link[first]
+        return [link[hop == each] for each in range(int(hop.max()) + 1)]
