@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import timeit
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -12,6 +12,8 @@ import taccl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 #: Time limit that no search of a test reaches on any machine: what the test asserts does not depend on the clock.
 AMPLE_S = 3600.0
@@ -64,6 +66,15 @@ def brief_plan(topology: taccl.Topology | str, collective: str, **options: Any) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("taccl.explore.plan.synthesize", synthesis)
         return taccl.plan(topology, collective, **{"time_limit_s": AMPLE_S, **options})
+
+
+def in_time(attempt: Callable[[float], T], enough: Callable[[T], bool]) -> T:
+    """Result of an attempt under the first of growing time limits, in seconds, that is enough on this machine."""
+    for limit_s in (0.5, 4.0, 32.0, 256.0):
+        found = attempt(limit_s)
+        if enough(found):
+            break
+    return found
 
 
 def cpu_s(work: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from taccl.solvers.child import Control
 from taccl.solvers.model import MilpModel
 from taccl.solvers.registry import known_solvers, require_known, solver_infos, solver_task
 from taccl.solvers.solver import STATUSES, _Call, solve
-from tests.effort import AMPLE_S
+from tests.effort import AMPLE_S, in_time
 from tests.fuzzing import thinned
 from tests.solvers.solver_models import (
     SOLVERS,
@@ -64,10 +64,19 @@ def test_cpsat_says_when_it_rounded():
     assert "rounded grid" in solution.message
 
 
+def split(solver, **options):
+    """Solution of a soft market split, which no solver proves, under a time limit that suffices for a point."""
+
+    def attempt(limit_s):
+        return solve(market_split(soft=True), solver, time_limit_s=limit_s, **options)
+
+    return in_time(attempt, lambda solution: solution.status != "no-solution")
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_time_limit_with_a_solution(solver):
     """On a limit with a solution in hand the status is feasible, and the bound is below the objective."""
-    solution = solve(market_split(soft=True), solver, time_limit_s=1)
+    solution = split(solver)
     assert solution.status == "feasible", solution.message
     assert solution.objective > 0
     assert solution.bound is None or solution.bound <= solution.objective
@@ -86,13 +95,13 @@ def test_time_limit_with_nothing(solver):
 @pytest.fixture(scope="module")
 def known():
     """A good solution of the soft market split."""
-    return solve(market_split(soft=True), "highs", time_limit_s=1.5)
+    return split("highs")
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_hint_is_used(solver, known):
     """With a solution as a hint, no solver returns a worse one, even with little time."""
-    solution = solve(market_split(soft=True), solver, time_limit_s=1, hint=known.values)
+    solution = split(solver, hint=known.values)
     assert solution.status == "feasible", solution.message
     assert solution.objective <= known.objective
 
@@ -248,7 +257,12 @@ def test_point_that_breaks_the_model_is_a_crash():
 def test_progress_is_reported():
     """`on_progress` sees each better point, and the solution keeps the times."""
     seen = []
-    solution = solve(market_split(soft=True), "highs", time_limit_s=1, on_progress=seen.append)
+
+    def attempt(limit_s):
+        seen.clear()
+        return solve(market_split(soft=True), "highs", time_limit_s=limit_s, on_progress=seen.append)
+
+    solution = in_time(attempt, lambda solution: solution.status != "no-solution")
     assert solution.first_feasible_s is not None
     assert [item["objective"] for item in seen] == [item[1] for item in solution.progress]
     assert any("values" in item for item in seen)
@@ -263,8 +277,8 @@ def interrupt_once(progress):
         fired.append(True)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 fired = []
-solution = solve(market_split(soft=True), %r, time_limit_s=60, on_progress=interrupt_once)
-print(solution.status, solution.values is not None, solution.seconds < 20)
+solution = solve(market_split(soft=True), %r, time_limit_s=3600, on_progress=interrupt_once)
+print(solution.status, solution.values is not None)
 """
 
 
@@ -274,7 +288,7 @@ def test_interrupt_returns_the_best_so_far(solver):
     """Ctrl-C returns the best point, in a script without a main guard."""
     text = INTERRUPTED % solver
     done = in_fresh_process(text, check=False)
-    assert done.stdout.split() == ["interrupted", "True", "True"], done.stderr
+    assert done.stdout.split() == ["interrupted", "True"], done.stderr
 
 
 @pytest.mark.slow
