@@ -104,7 +104,7 @@ def test_sums_that_all_need_take_the_bytes_of_every_send() -> None:
     """
     problem = taccl.make_problem(taccl.topologies.dgx2(), "allreduce", size_bytes=16_000)
     best = max(each.bound for each in certificates(problem))
-    assert Fraction(3, 2) < best < synthesize(problem, backend="greedy", time_limit_s=5).schedule.finish
+    assert Fraction(3, 2) < best < synthesize(problem, backend="greedy", time_limit_s=0.2).schedule.finish
 
 
 def test_data_that_enters_a_node_last_has_no_time_to_spread() -> None:
@@ -166,7 +166,7 @@ def random_bytes(seed: int) -> list[Problem]:
 def test_no_schedule_in_any_chunks_beats_the_bytes() -> None:
     """The largest claim of any number of chunks holds for each number; the verifier's and all tiny schedules."""
     decided = 0
-    for seed in cases("byte counting, over all schedules", few=4, many=400):
+    for seed in cases("byte counting, over all schedules", few=8, many=400):
         problems = random_bytes(seed)
         found = [each for problem in problems for each in certificates(problem)]
         assert all(each.check() for each in found), seed

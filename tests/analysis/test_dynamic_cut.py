@@ -21,7 +21,7 @@ from taccl.problem import make_problem
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.topology import TopologyBuilder
 from tests.analysis.few_sources import few_start, least_ticks
-from tests.fuzzing import fuzzed
+from tests.fuzzing import fuzzed, thinned
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_chunks_come_one_after_another_on_both_ways(number: int, finish_us: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scatter", "gather"])
+@pytest.mark.parametrize("name", thinned(["scatter", "gather"]))
 def test_what_a_port_passes_does_not_go_round_by_another_node(name: str) -> None:
     """15 chunks for ranks of its node leave rank 0 by a port, 0.3 us each; by a NIC, and back, they take twice 2.6."""
     problem = make_problem(dgx2(2), name, size_bytes=32, chunks_per_rank=1)

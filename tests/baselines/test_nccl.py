@@ -10,7 +10,7 @@ from taccl.baselines import nccl, nccl_choices
 from taccl.baselines.nccl import nccl_bounded
 from taccl.errors import CollectiveError
 from taccl.topology.topology import TopologyBuilder
-from tests.fuzzing import MANY
+from tests.fuzzing import MANY, thinned
 from tests.measure.logs import row
 
 
@@ -74,7 +74,7 @@ def test_switches_that_add_are_used():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("nodes", thinned([2, 3]))
 def test_nodes_whose_switches_add_are_joined_by_trees(nodes):
     """Each card has an eighth of the data, which passes it once each way of two nodes, twice of three."""
     problem = problem_of(taccl.topologies.dgx_h100(nodes, nvls=True), size=2**30)

@@ -159,8 +159,8 @@ def test_paths_that_lead_to_no_file(folder, command):
 _CONTENTS = {
     "empty": b"", "blank": b" \n", "UTF-16": "schema = 1".encode("utf-16"), "Latin": b"name = '\xe9'",
     "gzip": b"\x1f\x8b\x08\0\0", "zip": b"PK\x03\x04\0", "parquet": b"PAR1\x15\x04\x15PAR1", "list": b"[1]",
-    "deep TOML": b"a = " + b"[" * 20_000 + b"]" * 20_000, "dotted TOML": b"a" + b".a" * 20_000 + b" = 1",
-    "deep JSON": b'{"a":' * 20_000, "deep enough JSON": b'{"nnodes":' * 900 + b"1" + b"}" * 900,
+    "deep TOML": b"a = " + b"[" * 5_000 + b"]" * 5_000, "dotted TOML": b"a" + b".a" * 5_000 + b" = 1",
+    "deep JSON": b'{"a":' * 5_000, "deep enough JSON": b'{"nnodes":' * 900 + b"1" + b"}" * 900,
     "deep XML": b"<algo>" * 20_000, "wide XML": b'<algo name="' + b"x" * 1_000_000 + b'"/>',
     "bomb": b'<!DOCTYPE a [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><system>&b;</system>',
     "alias": b"a: &a [x, x]\nnpus_count: [ *a, *a ]\ntopology: [ Ring ]\n",

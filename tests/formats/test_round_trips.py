@@ -18,6 +18,7 @@ from taccl.formats.registry import format_of_content, read, write
 from taccl.formats.table import FORMATS
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
+from tests.fuzzing import some
 from tests.program.examples import schedule_of as schedule
 
 SCHEDULES = st.tuples(
@@ -59,7 +60,7 @@ def test_topologies_and_problems_come_back(kind, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES)
 def test_schedules_come_back(which):
     """The same file, to the byte, and the same digest."""
@@ -71,7 +72,7 @@ def test_schedules_come_back(which):
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=some(4, 10), deadline=None)
 @given(SCHEDULES)
 def test_upstream_algorithms_come_back(which):
     """With as many transfers, as late, and as right."""
@@ -83,7 +84,7 @@ def test_upstream_algorithms_come_back(which):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=some(5, 15), deadline=None)
 @given(SCHEDULES, st.sampled_from(["Simple", "LL", "LL128"]), st.booleans(), st.integers(1, 2))
 def test_programs_come_back(which, protocol, in_place, instances):
     """The same file, of a program that runs right."""
@@ -99,7 +100,7 @@ def test_programs_come_back(which, protocol, in_place, instances):
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=some(5, 15), deadline=None)
 @given(
     SCHEDULES,
     st.fixed_dictionaries(
@@ -121,7 +122,7 @@ def test_plans_run_right(which, options, ranks_per_node):
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=some(4, 10), deadline=None)
 @given(st.sampled_from(["ring:3", "mesh:2x3", "torus:3x3", "star:4", "ndv2", "dgx1"]), st.integers(1, 2))
 def test_topologies_come_back(name, nodes):
     """The same links and costs."""

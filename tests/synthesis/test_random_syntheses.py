@@ -72,7 +72,7 @@ def check(problem, schedule):
 
 
 @pytest.mark.slow
-@fuzzed(few=5, many=200)
+@fuzzed(few=3, many=200)
 @given(st.data())
 def test_named_collectives(data):
     """Every collective by name, several chunks a rank, any root."""

@@ -483,7 +483,7 @@ def test_missing_file_is_an_input_error(tmp_path):
     [
         ['<nic><net name="x" speed="1"/></nic>'] * 200_000,
         [PCI.format(number, "") for number in range(2000)],
-        ["</cpu><cpu>"] * 2000,
+        ["</cpu><cpu>"] * 1100,
     ],
     ids=["NICs", "GPUs", "CPUs"],
 )
