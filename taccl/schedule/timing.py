@@ -49,14 +49,15 @@ def exact_times(
         raise ValueError("give either starts or sequence")
     key = np.asarray(starts if sequence is None else sequence, dtype=np.int64)
     chunk, link = np.asarray(chunk, dtype=np.int64), np.asarray(link, dtype=np.int64)
-    group = np.arange(len(key)) if group is None else np.asarray(group)
     if reduce is None:
         nothing = np.zeros(len(key), dtype=bool)
         reduce = nothing if contributions is None else lacking(problem, chunk.tolist(), contributions)
     reduce = np.asarray(reduce, dtype=bool)
     # Sends that start together on one resource keep the order of the columns.
-    _, first, send = np.unique(group, return_index=True, return_inverse=True)
-    send = np.argsort(np.argsort(first))[send]
+    send = np.arange(len(key))
+    if group is not None:
+        _, first, send = np.unique(group, return_index=True, return_inverse=True)
+        send = np.argsort(np.argsort(first))[send]
     if sequence is not None:
         times = times_in_order(
             problem, chunk=chunk, link=link, send=send, reduce=reduce, place=key, contributions=contributions
