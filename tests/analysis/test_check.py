@@ -61,7 +61,7 @@ KINDS = (
 def found() -> tuple[Certificate, ...]:
     """Certificates of random problems, of every kind, for whole chunks and divisible data."""
     certificates = []
-    for seed in cases("certificates tampered with", few=15, many=800):
+    for seed in cases("certificates tampered with", few=30, many=800):
         problem = random_problem(seed, combining=seed % 2 == 0)
         for divisible in (False, True):
             certificates.append(lower_bound(problem, divisible=divisible))

@@ -138,7 +138,7 @@ def test_the_check_proves_what_is_claimed_and_no_more() -> None:
 def test_no_schedule_beats_the_claim() -> None:
     """On nodes behind a bus or a NIC each, of several speeds, under merging, whoever adds and wants."""
     found = 0
-    for seed in cases("gossip between nodes", few=5, many=400):
+    for seed in cases("gossip between nodes", few=11, many=400):
         rng = random.Random(f"gossip {seed}")
         per_node, num_nodes = rng.choice(((2, 2), (3, 2), (1, 3), (2, 3), (1, 4)))
         nic = rng.choice((1, 2, 3))

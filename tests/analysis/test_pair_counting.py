@@ -112,7 +112,7 @@ def random_sums(seed: int, *, tiny: bool) -> Problem:
 def test_no_way_to_add_beats_the_pairs() -> None:
     """Of tiny problems all ways to add are tried; each claim is proven."""
     decided = 0
-    for seed in cases("pair counting, over all ways to add", few=5, many=600):
+    for seed in cases("pair counting, over all ways to add", few=12, many=600):
         problem = random_sums(seed, tiny=True)
         found = list(pair_counting_bounds(NeededSends(problem), in_network=False))
         assert all(claim.check() for claim in claimed(problem, found)), seed

@@ -324,7 +324,7 @@ def random_two_levels(seed: int) -> Problem:
 def test_no_spread_tail_is_above_the_optimum(random_problem: Callable[[int], Problem]) -> None:
     """It holds, is proven, and one tick above the optimum is never."""
     compared = 0
-    for seed in cases(f"spread tails against the optimum, {random_problem.__name__}", few=5, many=600):
+    for seed in cases(f"spread tails against the optimum, {random_problem.__name__}", few=12, many=600):
         problem = random_problem(seed)
         found = list(spread_tail_bounds(NeededSends(as_spreading(problem)), in_network=False))
         base = lower_bound(problem)
