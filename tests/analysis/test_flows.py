@@ -10,9 +10,9 @@ import pytest
 from taccl import collectives
 from taccl.analysis.certificates import flows
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.flows import _commodities, _ends_in_fewer, multicommodity
 from taccl.analysis.certificates.volume import Volume
-from taccl.sketch.group import find_symmetries
+from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
@@ -176,3 +176,13 @@ def test_random_fallbacks_hold(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (solved is None) == (flat is None)
         if solved is not None and flat is not None:
             assert flat[0] <= solved[0] * (1 + Fraction(1, 10**5))
+
+
+def test_a_gather_is_one_commodity() -> None:
+    """Its chunks are followed from the rank where all end; an alltoall has one commodity per origin."""
+    topology = ring(5)
+    for collective, number in ((collectives.gather(5), 1), (collectives.alltoall(5), 5)):
+        volume = Volume(problem_of(topology, collective), divisible=True)
+        backwards = _ends_in_fewer(volume)
+        symmetries = Symmetries(volume.problem)
+        assert len([*_commodities(volume, symmetries, backwards=backwards)]) == number

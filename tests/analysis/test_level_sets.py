@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.level_sets import _Graph, _sets, level_cut
+from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.volume import Volume
 from taccl.collective import Chunk, Collective
@@ -121,5 +121,18 @@ def test_levels_are_both_sides():
     """Every set comes with what is left without it, and none is empty or all."""
     volume = Volume(grid(3, 4), divisible=False)
     everyone = frozenset(range(12))
-    sets = set(_sets(volume))
+    sets = {frozenset(np.flatnonzero(side).tolist()) for side in _sides(volume)}
     assert all(0 < len(ranks) < 12 and everyone - ranks in sets for ranks in sets)
+
+
+@pytest.mark.parametrize("combining", [False, True], ids=["copies", "sums"])
+def test_the_volume_into_many_sets_is_that_into_each(combining: bool) -> None:
+    """One product of matrices gives what each set gives alone."""
+    for seed in range(20):
+        volume = Volume(random_problem(seed, combining=combining), divisible=seed % 2 == 0)
+        num_ranks = volume.problem.topology.num_ranks
+        sides = np.array(
+            [[bool(number >> r & 1) for r in range(num_ranks)] for number in range(2**num_ranks)]
+        )
+        alone = [volume.needed((frozenset(np.flatnonzero(side).tolist()),)) for side in sides]
+        assert volume.needed_in(sides).tolist() == alone

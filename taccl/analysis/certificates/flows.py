@@ -62,10 +62,13 @@ def multicommodity(
     """
     if not volume.spreads or volume.collective.derivations:
         return None
-    commodities = list(_commodities(volume, symmetries))
+    backwards = _ends_in_fewer(volume)
+    commodities = list(_commodities(volume, symmetries, backwards=backwards))
     if not commodities:
         return None
     arcs = [volume.distances.arcs(each.links) for each in commodities]
+    if backwards:
+        arcs = [(link, dst, src) for link, src, dst in arcs]
     idle = volume.heads_tails.idle(len(symmetries.resources))
     num_flows = sum(len(each[0]) for each in arcs)
     solved = num_flows <= min(_MAX_FLOWS, max(_FEW_FLOWS, _FLOWS_PER_S * budget_s))
@@ -84,8 +87,21 @@ def multicommodity(
     return (*best, True) if best is not None else (*best_of(_flat(volume)), False)
 
 
-def _commodities(volume: Volume, symmetries: Symmetries) -> Iterator[_Commodity]:
-    """Yield one commodity per orbit of (origins, links)."""
+def _ends_in_fewer(volume: Volume) -> bool:
+    """True if chunks go from one rank to one, and end at fewer ranks than they start at.
+
+    Flows are then followed from their ends: one commodity per destination.
+    """
+    chunks = [
+        chunk for chunk in volume.collective.chunks if not set(chunk.destinations) <= set(chunk.origins)
+    ]
+    if any(len(chunk.origins) != 1 or len(chunk.destinations) != 1 for chunk in chunks):
+        return False
+    return len({chunk.destinations for chunk in chunks}) < len({chunk.origins for chunk in chunks})
+
+
+def _commodities(volume: Volume, symmetries: Symmetries, *, backwards: bool) -> Iterator[_Commodity]:
+    """Yield one commodity per orbit of (origins, links); backwards, destinations count as origins."""
     chunks, distances = volume.collective.chunks, volume.distances
     number: dict[tuple[tuple[int, ...], int], int] = {}
     of_chunk = np.full(len(chunks), -1)
@@ -94,11 +110,13 @@ def _commodities(volume: Volume, symmetries: Symmetries) -> Iterator[_Commodity]
         targets = set(chunk.destinations) - set(chunk.origins)
         if not targets or not chunk.origins:
             continue
-        target = next(iter(targets))
+        origins, target = chunk.origins, next(iter(targets))
+        if backwards:
+            origins, (target,) = (target,), chunk.origins
         if len(targets) > 1:
             heads = distances.heads(c)
             target = max(sorted(targets), key=lambda r: heads[r])
-        key = (chunk.origins, distances.carried(c))
+        key = (origins, distances.carried(c))
         if key not in number:
             number[key] = len(volumes)
             volumes.append(defaultdict(int))

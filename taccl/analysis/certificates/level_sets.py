@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.distances import arcs_of
 from taccl.analysis.certificates.heads_tails import least_time
-from taccl.analysis.certificates.volume import Volume, crossing_links
+from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.certificates.witnesses import CutDual, SetCharge
 from taccl.graph_algorithms import fiedler_vector, paths_from_nearest
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 #: Approximate number of levels to try per function, evenly spaced by rank; one level halves the ranks.
 _MOST_LEVELS = 9
@@ -35,6 +36,8 @@ _LANDMARKS = 8
 _MOST_PROVEN = 3
 #: Max ranks for which the eigenvector is computed.
 _MOST_OF_VECTOR = 5_000
+#: Max pairs of a set with a hold of a link, or with a kind of chunk, that are evaluated at once.
+_MOST_CELLS = 2_000_000
 #: Prices above this are rounded.
 _MOST_PRICE = 10**12
 
@@ -44,25 +47,27 @@ def level_cut(volume: Volume, *, budget_s: float) -> tuple[Fraction, CutDual] | 
 
     - `budget_s`: Seconds after which no further sets are tried.
     """
-    deadline = time.monotonic() + budget_s
-    found: list[tuple[float, int, frozenset[int]]] = []
-    tried: set[frozenset[int]] = set()
-    for ranks in _sets(volume):
-        if time.monotonic() > deadline:
-            break
-        if ranks not in tried:
-            tried.add(ranks)
-            shared = _shared_out(volume, ranks)
-            if shared is not None:
-                ticks = volume.needed((ranks,)) / float((1 / shared[2]).sum())
-                found.append((ticks, -len(tried), ranks))
-    proven = [_proven(volume, ranks) for _, _, ranks in heapq.nlargest(_MOST_PROVEN, found)]
+    deadline, borders = time.monotonic() + budget_s, _Borders(volume)
+    found: list[tuple[float, Flags]] = []
+    for sides in _in_batches(_sides(volume, deadline), borders.most_at_once):
+        found += zip(borders.estimates(sides), sides, strict=True)
+    best = heapq.nlargest(_MOST_PROVEN, found, key=lambda each: each[0])
+    proven = [_proven(volume, borders, side) for ticks, side in best if ticks]
     return max(proven, key=lambda each: each[0], default=None)
 
 
-def _sets(volume: Volume) -> Iterator[frozenset[int]]:
-    """Yield both sides of the levels of every function."""
+def _in_batches(sides: Iterator[Flags], most: int) -> Iterator[Flags]:
+    """Yield (num_sets, num_ranks) arrays of at most `most` sets."""
+    while batch := [*itertools.islice(sides, most)]:
+        yield np.array(batch)
+
+
+def _sides(volume: Volume, deadline: float = math.inf) -> Iterator[Flags]:
+    """Yield both sides of the levels of every function, each set of ranks once."""
+    tried: set[bytes] = set()
     for values in _functions(volume):
+        if time.monotonic() > deadline:
+            return
         levels, count = np.unique(values, return_counts=True)
         below = np.cumsum(count)[:-1]
         if len(below) > _MOST_LEVELS:
@@ -76,7 +81,10 @@ def _sets(volume: Volume) -> Iterator[frozenset[int]]:
         for level in levels.tolist():
             inside = values <= level
             for side in (inside, ~inside):
-                yield frozenset(np.flatnonzero(side).tolist())
+                key = side.tobytes()
+                if key not in tried:
+                    tried.add(key)
+                    yield side
 
 
 def _functions(volume: Volume) -> Iterator[Floats]:
@@ -132,47 +140,82 @@ class _Graph:
             place = int(np.argmax(nearest))
 
 
-def _proven(volume: Volume, ranks: frozenset[int]) -> tuple[Fraction, CutDual]:
+class _Borders:
+    """Links that enter sets of ranks, the resources that limit them, and the volume that must enter.
+
+    Sets are rows of (num_sets, num_ranks) bool. Columns of links are the usable ones, in order.
+    """
+
+    def __init__(self, volume: Volume) -> None:
+        self.volume = volume
+        problem = volume.problem
+        arc, self._src, self._dst = arcs_of(problem, problem.links_allowed)
+        self.links, self._first = np.unique(arc, return_index=True)
+        self.num_resources = len(problem.topology.resources)
+        link, resource, ticks = volume.holds
+        at = np.flatnonzero((ticks > 0) & np.isin(link, self.links))
+        at = at[np.lexsort((resource[at], link[at]))]
+        self._column = np.searchsorted(self.links, link[at])
+        self._resource, self._ticks = resource[at], ticks[at]
+        place = np.arange(len(at)) - np.searchsorted(self._column, self._column)
+        shape = len(self.links), int(place.max(initial=0)) + 1
+        #: (num_links, most holds of a link): each link's resources, ascending; -1 is none.
+        self._holds = np.full(shape, -1)
+        self._held = np.zeros(shape, dtype=np.int64)
+        self._holds[self._column, place], self._held[self._column, place] = self._resource, self._ticks
+        self.most_at_once = max(1, _MOST_CELLS // max(1, self._holds.size, volume.num_kinds))
+
+    def estimates(self, sides: Flags) -> list[float]:
+        """Approximate bound of each set in ticks; 0 if what must enter takes no time."""
+        crosses, least = self.shared_out(sides)
+        is_held = self._held[:, 0] > 0
+        limits = crosses.any(axis=1) & ~(crosses & ~is_held).any(axis=1)
+        rate = np.divide(1.0, least, out=np.zeros(least.shape), where=least > 0).sum(axis=1)
+        ticks = np.divide(self.volume.needed_in(sides), rate, out=np.zeros(len(sides)), where=rate > 0)
+        found: list[float] = np.where(limits, ticks, 0).tolist()
+        return found
+
+    def shared_out(self, sides: Flags) -> tuple[Flags, NDArray[np.int64]]:
+        """Links that enter each set, (num_sets, num_links), and min hold ticks, (num_sets, num_resources).
+
+        Each link counts for one of its resources: the one that links at the border hold longest in total.
+        Resources that no link counts for have 0 ticks.
+        """
+        from scipy.sparse import csr_array
+
+        enters = sides[:, self._dst] & ~sides[:, self._src]
+        crosses = np.logical_or.reduceat(enters, self._first, axis=1) if len(self._first) else enters
+        shape = len(self.links), self.num_resources
+        held = csr_array((self._ticks.astype(float), (self._column, self._resource)), shape=shape)
+        in_all = np.asarray(held.T @ crosses.T.astype(float)).T
+        at, link = np.nonzero(crosses)
+        total = np.where(self._holds[link] >= 0, in_all[at[:, None], self._holds[link]], -1.0)
+        best = np.argmax(total, axis=1)
+        resource, ticks = self._holds[link, best], self._held[link, best]
+        least = np.full((len(sides), self.num_resources), np.iinfo(np.int64).max)
+        counts = resource >= 0
+        np.minimum.at(least, (at[counts], resource[counts]), ticks[counts])
+        least[least == np.iinfo(np.int64).max] = 0
+        return crosses, least
+
+
+def _proven(volume: Volume, borders: _Borders, side: Flags) -> tuple[Fraction, CutDual]:
     """Bound that one set proves, and its witness: prices at which all links at the border pay alike."""
-    shared = _shared_out(volume, ranks)
-    assert shared is not None, "what takes no time is not proven"
-    crosses, resources, ticks = shared
+    crosses, least = (each[0] for each in borders.shared_out(side[None]))
+    entering = borders.links[crosses]
+    resources = np.flatnonzero(least)
+    ticks = least[resources]
     scale = math.lcm(*ticks.tolist())
     if scale > _MOST_PRICE:
         scale = max(_MOST_PRICE, int(ticks.max()))
-    prices = [0] * len(volume.problem.topology.resources)
+    prices = [0] * borders.num_resources
     for r, each in zip(resources.tolist(), ticks.tolist(), strict=True):
         prices[r] = max(1, round(scale / each))
-    charge = min(
-        sum(prices[r] * each for r, each in volume.held[e].items()) for e in np.flatnonzero(crosses).tolist()
-    )
-    idle = volume.heads_tails.idle(len(prices), crosses).tolist()
+    charge = min(sum(prices[r] * each for r, each in volume.held[e].items()) for e in entering.tolist())
+    is_border = np.zeros(len(volume.problem.topology.links), dtype=bool)
+    is_border[entering] = True
+    idle = volume.heads_tails.idle(len(prices), is_border).tolist()
     rates = zip((price * volume.ticks_scale for price in prices), idle, strict=True)
+    ranks = frozenset(np.flatnonzero(side).tolist())
     bound = least_time(rates, Fraction(charge * volume.needed((ranks,))))
     return bound, CutDual(tuple(prices), (SetCharge((ranks,), Fraction(charge, volume.ticks_scale)),))
-
-
-def _shared_out(
-    volume: Volume, ranks: frozenset[int]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]] | None:
-    """(links that enter, resources, min hold ticks of each); None if the required sends take no time.
-
-    Each link counts for one of its resources: the one that links at the border hold longest in total.
-    """
-    if not volume.needed((ranks,)):
-        return None
-    topology = volume.problem.topology
-    crosses = np.zeros(len(topology.links), dtype=bool)
-    crosses[crossing_links(volume.problem, (ranks,))] = True
-    link, resource, ticks = volume.holds
-    at = np.flatnonzero(crosses[link] & (ticks > 0))
-    link, resource, ticks = link[at], resource[at], ticks[at]
-    in_all = np.bincount(resource, ticks, len(topology.resources))[resource]
-    order = np.lexsort((resource, -in_all, link))
-    first = order[np.unique(link[order], return_index=True)[1]]
-    if not len(first) or len(first) < int(crosses.sum()):
-        return None
-    chosen, where = np.unique(resource[first], return_inverse=True)
-    least = np.full(len(chosen), np.iinfo(np.int64).max)
-    np.minimum.at(least, where, ticks[first])
-    return crosses, chosen, least

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ from taccl.caching import cached
 from taccl.collective import RankSets
 from taccl.costs import hold_columns, wide_links
 from taccl.problem import Problem
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 #: Limits of `Volume.ticks_scale` times beta, for exact sums in double precision; and times alpha, for int64.
 _MOST_OF_BETA, _MOST_OF_ALPHA = 2**31, 2**62
@@ -105,6 +110,35 @@ class Volume:
         rest = frozenset(range(self.collective.num_ranks)) - ranks
         return int(self.weight[wants & self._starts.meeting(rest)].sum())
 
+    @cached_property
+    def _kinds(self) -> tuple[csr_array, csr_array, NDArray[np.int64]]:
+        """Ranks where chunks start, and that want them, (num_kinds, num_ranks), and weights, by kind."""
+        ends = self.collective.destination_sets
+        code = self._starts.of_chunk.astype(np.int64) * len(ends.sets) + ends.of_chunk
+        kinds, kind_of = np.unique(code, return_inverse=True)
+        weight = np.zeros(len(kinds), dtype=np.int64)
+        np.add.at(weight, kind_of, self.weight)
+        start, end = np.divmod(kinds, max(1, len(ends.sets)))
+        num_ranks = self.collective.num_ranks
+        return _members(self._starts, num_ranks)[start], _members(ends, num_ranks)[end], weight
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of different pairs of starts and destinations."""
+        return len(self._kinds[2])
+
+    def needed_in(self, sides: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(num_sets,) min volume of the sends into each set of ranks, as `needed`.
+
+        - `sides`, (num_sets, num_ranks) bool: The sets.
+        """
+        starts, ends, weight = self._kinds
+        inside = sides.T.astype(np.int32)
+        wants = ends @ inside > 0
+        lacks = starts @ inside == 0 if self.spreads else starts @ (1 - inside) > 0
+        needed: NDArray[np.int64] = weight @ (wants & lacks)
+        return needed
+
     def wanted_by(self, rank: int) -> NDArray[np.int64]:
         """(num_ranks,) volume that a rank lacks, by origin; chunks with several origins are left out."""
         one = frozenset((rank,))
@@ -114,6 +148,15 @@ class Volume:
             if len(starts := self.collective.starts[c]) == 1:
                 supply[starts[0]] += self.weight[c]
         return supply
+
+
+def _members(sets: RankSets, num_ranks: int) -> csr_array:
+    """(num_sets, num_ranks) 1 for the ranks of each set."""
+    from scipy.sparse import csr_array
+
+    columns = np.fromiter(chain.from_iterable(sets.sets), np.int64)
+    ends = np.cumsum([0, *map(len, sets.sets)])
+    return csr_array((np.ones(len(columns), np.int32), columns, ends), shape=(len(sets.sets), num_ranks))
 
 
 def largest_piece(problem: Problem, *, divisible: bool) -> int:
