@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl import collectives
-from taccl.analysis.certificates import cuts
+from taccl.analysis.certificates import bounds, cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.volume import Volume
 from taccl.analysis.verification.verify import verify
@@ -27,8 +28,10 @@ from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from taccl.analysis.certificates.witnesses import Claim
     from taccl.topology.topology import Topology
 
 MB = 10**6
@@ -310,6 +313,22 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
     bound = lower_bound(problem, finish=8 * Fraction("20.5"))
     assert (bound.bound, bound.kind) == (164, "cut counting")
+
+
+def test_a_finish_ends_the_search_after_each_release_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 174 us, 164 are left for chunks released at 10 us; once they are proven, no later date is tried."""
+    problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
+    dates = tuple((chunk, chunk, Fraction(10)) for chunk in range(15))
+    late = replace(problem, release_us=(*dates, (15, 15, Fraction(11))))
+    asked, claims = [], bounds._claims
+
+    def recorded(*args: Any, enough: Fraction, **options: Any) -> Iterator[Claim]:
+        asked.append(enough / problem.costs.ticks_per_us)
+        return claims(*args, enough=enough, **options)
+
+    monkeypatch.setattr(bounds, "_claims", recorded)
+    assert lower_bound(late, finish=10 + 8 * Fraction("20.5")).bound == 174
+    assert asked == [174, 164]
 
 
 def test_no_limit_leaves_less_than_the_bound_over_all_chunkings() -> None:

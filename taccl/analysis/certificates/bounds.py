@@ -112,7 +112,7 @@ def lower_bound(
     """
     if problem.release_us or problem.due_us:
         given: dict[str, Any] = {"divisible": divisible, "in_network": in_network, "limit_s": limit_s}
-        return _of_late_parts(problem, partial(lower_bound, **given), budget_s)
+        return _of_late_parts(problem, partial(lower_bound, **given), budget_s, finish)
     began = time.monotonic()
     check_possible(problem)
     divisible = problem.chunks_open if divisible is None else divisible
@@ -132,15 +132,20 @@ def lower_bound(
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, in_network)
 
 
-def _of_late_parts(problem: Problem, bound_of: Callable[..., Certificate], budget_s: float) -> Certificate:
+def _of_late_parts(
+    problem: Problem, bound_of: Callable[..., Certificate], budget_s: float, finish: Fraction | None
+) -> Certificate:
     """Largest bound over release dates: a date, plus the bound of the data released from then on."""
-    best = replace(bound_of(problem.without_moments(), budget_s=budget_s), problem=problem)
-    until = time.monotonic() + budget_s
+    found = bound_of(problem.without_moments(), budget_s=budget_s, finish=finish)
+    best, until = replace(found, problem=problem), time.monotonic() + budget_s
     for moment in moments(problem):
+        if finish is not None and best.bound >= finish:
+            break
         part = late_part(problem, moment)
         if part is None or time.monotonic() > until:
             continue
-        found = bound_of(part, budget_s=max(until - time.monotonic(), _LEAST_S))
+        left_us = None if finish is None else finish - moment
+        found = bound_of(part, budget_s=max(until - time.monotonic(), _LEAST_S), finish=left_us)
         if moment + found.bound > best.bound:
             limits = f"data released from {float(moment):.6g} us on: {found.limits}"
             late = Late(moment, found.witness)
