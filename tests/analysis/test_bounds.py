@@ -315,6 +315,7 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     assert (bound.bound, bound.kind) == (164, "cut counting")
 
 
+@pytest.mark.slow
 def test_a_finish_ends_the_search_after_each_release_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 174 us, 164 are left for chunks released at 10 us; once they are proven, no later date is tried."""
     problem = make_problem(mesh(4, 4), collectives.allgather(16), chunk_bytes=MB)
