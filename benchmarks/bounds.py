@@ -29,8 +29,8 @@ import taccl
 from benchmarks.cases import CASES, te_ccl
 from benchmarks.report import on_logarithms, parser_of, picture, shown, summed_up
 from benchmarks.scale_fabrics import h100, rail_rings, random_regular
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.volume import Volume
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:

@@ -114,6 +114,52 @@ def test_no_imports_go_round():
     assert not [sorted(each) for each in nx.strongly_connected_components(imports) if len(each) > 1]
 
 
+CERTIFICATES = PACKAGE / "analysis" / "certificates"
+
+
+def names_used(node: ast.AST) -> set[str]:
+    """Names that a function or a class refers to; of a witness only its evaluation counts."""
+    if isinstance(node, ast.ClassDef):
+        return set().union(*map(names_used, [evaluation(node)] if evaluation(node) else node.body))
+    names = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    local = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+    local |= {each.id for each in names if isinstance(each.ctx, ast.Store)}
+    return {each.id for each in names} - local
+
+
+def evaluation(node: ast.AST) -> ast.FunctionDef | None:
+    """The method of a witness that evaluates it."""
+    for each in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(each, ast.FunctionDef) and each.name == "holds" and len(each.args.args) == 3:
+            return each
+    return None
+
+
+@pytest.mark.slow
+def test_witnesses_are_evaluated_without_what_found_them():
+    """From each `holds` on, no name leads to a finder's common code, whatever module it is handed on by."""
+    defined, imported = {}, {}
+    for path in CERTIFICATES.rglob("*.py"):
+        module = ".".join(("taccl", *path.relative_to(PACKAGE).with_suffix("").parts))
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined[module, node.name] = node
+            elif isinstance(node, ast.ImportFrom):
+                imported |= {
+                    (module, each.asname or each.name): (node.module, each.name) for each in node.names
+                }
+    queue = [place for place, node in defined.items() if evaluation(node)]
+    assert len(queue) >= 10
+    seen = set(queue)
+    for module, name in queue:
+        for used in names_used(defined[module, name]):
+            found = imported.get((module, used), (module, used))
+            assert ".finding." not in found[0], f"{module}: {name} uses {used} of {found[0]}"
+            if found in defined and found not in seen:
+                seen.add(found)
+                queue.append(found)
+
+
 @pytest.mark.slow
 def test_kernels_take_few_arguments():
     """Eight at most: named tuples of arrays carry the rest, which say what each array is."""

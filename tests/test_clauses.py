@@ -16,7 +16,6 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.check import check_certificate
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.violation import KINDS
 from taccl.clauses import CLAUSES, Clauses, SwitchPolicy
@@ -196,7 +195,7 @@ def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
     found = brief_synthesis(asked(name), backend=backend)
     assert verify(found.schedule).ok
     assert found.bound.bound <= found.schedule.finish
-    assert check_certificate(found.bound)
+    assert found.bound.check()
 
 
 @pytest.mark.parametrize("name", BINDING)
@@ -293,7 +292,7 @@ def test_no_search_passes_more_links_than_it_may() -> None:
         limit = problem.clauses.max_hops or problem.topology.num_ranks
         bound, free = lower_bound(problem), lower_bound(problem.without_clauses("max_hops"))
         assert free.bound <= bound.bound
-        assert check_certificate(bound)
+        assert bound.check()
         found = [
             brief_synthesis(problem, backend=backend).schedule
             for backend in ("greedy", "highs", "cpsat", "auto")

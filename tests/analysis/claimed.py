@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.witnesses import Claim
+    from taccl.analysis.certificates.witness import Claim
     from taccl.problem import Problem
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from taccl import collectives
 from taccl.analysis.certificates import bounds, cuts
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.volume import Volume
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.verification.verify import verify
 from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.sketch.group import find_symmetries
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from taccl.analysis.certificates.witnesses import Claim
+    from taccl.analysis.certificates.witness import Claim
     from taccl.topology.topology import Topology
 
 MB = 10**6

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl import baselines, collectives, topologies
-from taccl.analysis.certificates import bounds, cuts, flows
+from taccl.analysis.certificates import bounds, cuts, flows, latency
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cost_of_sketch import prices
 from taccl.analysis.simulation.simulate import simulate
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.analysis.certificates.witnesses import Claim
+    from taccl.analysis.certificates.witness import Claim
 
 MB = 10**6
 KINDS = {
@@ -86,7 +86,7 @@ def every_claim(problem: Problem, **way: Any) -> list[Certificate]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bounds, "_claims", recorded)
         for name in [name for name in way if name.isupper()]:
-            patch.setattr(bounds, name, way.pop(name))
+            patch.setattr(latency if hasattr(latency, name) else bounds, name, way.pop(name))
         best = lower_bound(problem, **way)
     return [
         replace(best, bound=Fraction(each.ticks) / problem.costs.ticks_per_us, kind=each.kind,

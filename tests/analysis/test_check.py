@@ -15,16 +15,12 @@ from hypothesis import strategies as st
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.witnesses import (
-    Border,
-    CutDual,
-    FlowDual,
-    Path,
-    SetCharge,
-    SingleMachine,
-    SpreadTail,
-    Witness,
-)
+from taccl.analysis.certificates.counting import Border
+from taccl.analysis.certificates.cuts import CutDual, SetCharge
+from taccl.analysis.certificates.flows import FlowDual
+from taccl.analysis.certificates.latency import Path
+from taccl.analysis.certificates.single_machine import SingleMachine
+from taccl.analysis.certificates.spread_tail import SpreadTail
 from taccl.topology.topology import TopologyBuilder
 from tests.analysis.tampering import changed, made_up
 from tests.fuzzing import cases, fuzzed
@@ -43,6 +39,7 @@ from tests.synthesis.small_problems import (
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
+    from taccl.analysis.certificates.witness import Witness
     from taccl.problem import Problem
 
 KINDS = (

@@ -12,14 +12,14 @@ from taccl import collectives, make_problem, topologies
 from taccl.analysis.certificates import cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cuts import throughput
-from taccl.analysis.certificates.volume import Volume
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.baselines import baseline
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.witnesses import CutDual
+    from taccl.analysis.certificates.cuts import CutDual
     from taccl.problem import Problem
 
 MB = 10**6

@@ -13,7 +13,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.distances import Distances, shortest_times
+from taccl.analysis.certificates.finding.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.graph_algorithms import paths_from_nearest

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
-from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.dynamic_cut import DynamicCut, dynamic_cut_bounds
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.witnesses import DynamicCut
 from taccl.problem import make_problem
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.topology import TopologyBuilder

@@ -12,9 +12,8 @@ import pytest
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.gossip import gossip
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.witnesses import Gossip
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.gossip import Gossip, gossip
 from taccl.collective import Chunk, Collective
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
@@ -112,9 +111,11 @@ def test_ranks_that_others_reach_need_no_sends_among_themselves() -> None:
     found = {claim.witness: claim.ticks for claim in gossip(NeededSends(problem))}
     assert found[Gossip(frozenset((0, 1, 2)))] == 6 * problem.costs.ticks_per_us
     open_to_all = problem_of(gated(3, 3, local=1, nic=1)[0], collectives.allreduce(6))
-    assert {
-        claim.witness for claim in gossip(NeededSends(open_to_all)) if isinstance(claim.witness, Gossip)
-    } == {Gossip(frozenset(range(6)))}
+    everyone = frozenset(range(6))
+    assert {claim.witness for claim in gossip(NeededSends(open_to_all))} == {
+        Gossip(everyone),
+        Gossip(everyone, between_nodes=True),
+    }
 
 
 @pytest.mark.parametrize("chunk_bytes", [(10**6,) * 3 + (2 * 10**6,)])

@@ -10,10 +10,10 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.gates import FOREVER
-from taccl.analysis.certificates.heads_tails import least_time
-from taccl.analysis.certificates.volume import Volume
-from taccl.analysis.certificates.witnesses import Border
+from taccl.analysis.certificates.counting import Border
+from taccl.analysis.certificates.finding.gates import FOREVER
+from taccl.analysis.certificates.finding.heads_tails import least_time
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.problem import make_problem
 from taccl.topology.topology import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, two_nodes

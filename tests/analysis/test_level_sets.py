@@ -9,9 +9,9 @@ import pytest
 
 import taccl
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.volume import Volume
 from taccl.collective import Chunk, Collective
 from taccl.problem import make_problem
 from taccl.topology.topology import TopologyBuilder

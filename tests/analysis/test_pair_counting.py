@@ -11,10 +11,9 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.pair_counting import pair_counting_bounds
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.pair_counting import PairCounting, pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.witnesses import PairCounting
 from taccl.baselines import multiplying, one_shot
 from taccl.synthesis.synthesize import synthesize
 from tests.analysis.claimed import claimed

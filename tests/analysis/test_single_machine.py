@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.single_machine import BorderJob, batch_ends, machine_ticks
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.machine import BorderJob, batch_ends, machine_ticks
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import TopologyBuilder

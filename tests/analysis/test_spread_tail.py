@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from taccl import collectives, make_problem, synthesize, topologies
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.analysis.certificates.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.analysis.certificates.spread_tail import spread_tail_bounds
-from taccl.analysis.certificates.witnesses import SpreadTail
+from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
 from taccl.topology.topology import TopologyBuilder
 from tests.analysis.claimed import claimed
 from tests.analysis.few_sources import few_start, least_ticks

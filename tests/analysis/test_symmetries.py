@@ -9,8 +9,8 @@ import pytest
 
 from taccl import collectives, topologies
 from taccl.analysis.certificates.cuts import throughput
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.volume import Volume
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.sketch.group import Symmetries, find_symmetries
 from taccl.topology.topology import Topology, TopologyBuilder

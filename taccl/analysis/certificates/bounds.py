@@ -1,6 +1,6 @@
 """Lower bounds on the finish of any schedule of a problem, each with a witness and one sentence.
 
-`lower_bound` returns the best bound that the arguments in `taccl.analysis.certificates.witnesses` prove. It
+`lower_bound` returns the best bound that the arguments prove, each in a module of its own. It
 holds for the declared problem: topology, collective and sketch.
 """
 
@@ -9,31 +9,28 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.counting import counted, counting
 from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.dissemination import dissemination_bounds
 from taccl.analysis.certificates.dynamic_cut import dynamic_cut_bounds
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
-from taccl.analysis.certificates.gates import passed_by
-from taccl.analysis.certificates.gossip import gossip
+from taccl.analysis.certificates.latency import latency as latency_of
 from taccl.analysis.certificates.level_sets import level_cut
-from taccl.analysis.certificates.needed_sends import NeededSends
 from taccl.analysis.certificates.pair_counting import pair_counting_bounds
 from taccl.analysis.certificates.readings import as_spreading, late_part, merging_freely, moments
-from taccl.analysis.certificates.single_machine import BorderJob, machine_ticks
+from taccl.analysis.certificates.single_machine import single_machine
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
-from taccl.analysis.certificates.volume import Volume, crossing_links
-from taccl.analysis.certificates.witnesses import Border, Claim, Late, Path, SingleMachine
+from taccl.analysis.certificates.witness import Claim, Late
 from taccl.arguments import Duration, checked
 from taccl.deadline import Deadline, OutOfTime
 from taccl.problem import Problem
@@ -45,9 +42,6 @@ _MAX_TIMED = 60_000
 #: Max ends of chunks, up to symmetry, for which every argument without a linear program always runs
 #: (fractions of a second).
 _MAX_BRIEF = 3_000
-#: Above this many ranks, the latency bound examines only about `_FEW_CHUNKS` chunks.
-_MOST_RANKS_TIMED = 2_048
-_FEW_CHUNKS = 16
 #: Default budget of `lower_bound`, in seconds.
 _CUTS_S = 20.0
 #: Share of the price search for cuts along level sets; then share of the remaining time for flows.
@@ -167,7 +161,7 @@ def _claims(
     Linear programs for prices come first if other arguments may exhaust the time. They run even after the
     limit.
     """
-    latency = _latency(demand, divisible=divisible, limit=limit)
+    latency = latency_of(demand, divisible=divisible, limit=limit)
     yield latency
     crossings = sum(len(data.destinations) + len(data.origins) for data, *_ in demand.classes)
     is_countable, soon = crossings <= _MAX_TIMED, min(deadline, limit)
@@ -200,11 +194,11 @@ def _claims(
     quick: list[Finder] = []
     if not divisible and is_timed:
         found_by = (
-            _counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
+            counting, dissemination_bounds, pair_counting_bounds, spread_tail_bounds, dynamic_cut_bounds,
         )  # fmt: skip
-        quick = [*(partial(find, demand, **within) for find in found_by), partial(_single_machine, demand)]
+        quick = [*(partial(find, demand, **within) for find in found_by), partial(single_machine, demand)]
     elif not divisible:
-        quick = [partial(_counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
+        quick = [partial(counted, demand, volume), partial(spread_tail_bounds, demand, **within)]
     elif is_countable:
         quick = [partial(byte_counting_bounds, demand, **within)]
     early: list[tuple[Finder, float]] = [(first_prices, first_until)] if divisible and is_countable else []
@@ -282,119 +276,3 @@ def _what_crosses(volume: Volume, parts: tuple[frozenset[int], ...]) -> str:
             return f"traffic {direction} node {node}, and nodes like it"
     shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"traffic into ranks {shown} ({len(ranks)} of them)"
-
-
-def _latency(demand: NeededSends, *, divisible: bool, limit: float = math.inf) -> Claim:
-    """Longest shortest path from a chunk's origins to a destination; only alphas count if divisible.
-
-    Only some chunks are examined if there are too many ranks for all-pairs times, or after time `limit`.
-    """
-    best = Claim(0, "nothing has to be sent", None)
-    # Largest chunks first: if time runs out, the remaining chunks tend to have shorter paths.
-    distances, kinds = demand.distances, sorted(demand.example.items(), key=lambda kind: -kind[0][1])
-    is_large = demand.topology.num_ranks > _MOST_RANKS_TIMED
-    if is_large:
-        if not demand.single_ended or demand.sums_for_all or demand.problem.collective.derivations:
-            return best
-        kinds = kinds[:: max(1, len(kinds) // _FEW_CHUNKS)]
-    # Chunks with the same origins, links and size arrive everywhere at the same times.
-    alike: dict[tuple[object, ...], list[float]] = {}
-    for place, ((data, whole, _, made), c) in enumerate(kinds):
-        if place > _FEW_CHUNKS and time.monotonic() >= limit:
-            break
-        links, units = demand.carried(c), 0 if divisible else whole
-        key = (data.origins, links, units, made)
-        if key not in alike:
-            if demand.sums_for_all:
-                arrival = distances.times(links, units)[list(data.origins)].max(axis=0)
-            elif is_large:
-                arrival = distances.nearest(links, units, data.origins)
-            else:
-                arrival = distances.heads(c, units=0 if divisible else None)
-            alike[key] = np.where(np.isfinite(arrival), arrival, 0).tolist()
-        target = max(data.destinations, key=alike[key].__getitem__, default=None)
-        if target is not None and alike[key][target] > best.ticks:
-            what = f"the shortest path of chunk {c} to rank {target}"
-            best = Claim(int(alike[key][target]), what, Path(c, target))
-    return best
-
-
-def _counting(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
-    """Count chunks that must enter or leave a set of ranks, over the rate of the resources on the border."""
-    if not demand.single_ended:
-        return
-    if demand.sums_for_all and not in_network:
-        yield from gossip(demand)
-    for name, sets in reversed(demand.families):  # nodes first: they limit more often, and are fewer
-        for entering in (True, False):
-            for ranks in demand.different(sets):
-                jobs = demand.border(ranks, entering=entering)
-                if not jobs:
-                    continue
-                sends = Counter(job.units for job in jobs)
-                early, late = min(job.release for job in jobs), min(job.tail for job in jobs)
-                links = {e for job in jobs for e in job.links}
-                ticks, resources = passed_by(demand.problem, sends, links, since=early)
-                verb = "enter" if entering else "leave"
-                chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
-                what = f"{chunks} that must {verb} {_set_name(demand, name, ranks)} through {resources}"
-                yield Claim(ticks + late, what, Border(ranks, entering))
-
-
-def _counted(demand: NeededSends, volume: Volume) -> Iterator[Claim]:
-    """Count whole chunks that must enter each rank and node, without times, for very large problems."""
-    if not (volume.by_chunk and volume.spreads and demand.single_ended):
-        return
-    size = int(demand.problem.costs.chunk_units[0])
-    for name, sets in demand.families:
-        for ranks in demand.different(sets):
-            needed = volume.needed((ranks,))
-            if needed:
-                links = crossing_links(demand.problem, (ranks,)).tolist()
-                ticks, resources = passed_by(demand.problem, Counter({size: needed}), links)
-                what = f"{needed} chunks that must enter {_set_name(demand, name, ranks)} through {resources}"
-                yield Claim(ticks, what, Border(ranks, True))
-
-
-def _set_name(demand: NeededSends, family: str, ranks: frozenset[int]) -> str:
-    return f"{family} {demand.topology.node_of_rank[min(ranks)] if family == 'node' else min(ranks)}"
-
-
-def _single_machine(demand: NeededSends) -> Iterator[Claim]:
-    """Single-machine bounds: jobs that must all pass one resource, with their releases and tails.
-
-    Sets of ranks are disjoint, so jobs of different sets are different sends. This fails if a link multicasts
-    or reduces; each set then counts alone.
-    """
-    links_of: dict[int, list[int]] = defaultdict(list)
-    for e in demand.problem.links_allowed:
-        for resource in demand.held[e]:
-            links_of[resource].append(e)
-    ends = demand.topology.links
-
-    @cache
-    def jobs_over(ranks: frozenset[int], entering: bool) -> dict[frozenset[int], list[BorderJob]]:
-        over: dict[frozenset[int], list[BorderJob]] = defaultdict(list)
-        for job in demand.border(ranks, entering=entering):
-            over[job.links].append(job)
-        return over
-
-    for resource in sorted(set(demand.symmetries.resources[sorted(links_of)].tolist())):
-        mine = frozenset(links_of[resource])
-        held = {e: demand.held[e][resource] for e in mine}
-        for family, sets in demand.families:
-            set_of = {r: ranks for ranks in sets for r in ranks}
-            for entering in (True, False):
-                near = {set_of[r] for e in mine for r in (ends[e].dsts if entering else ends[e].srcs)}
-                jobs: list[BorderJob] = []
-                for ranks in sorted(near, key=min):
-                    over = jobs_over(ranks, entering).items()
-                    some = [job for links, alike in over if links <= mine for job in alike]
-                    jobs = [*jobs, *some] if demand.single_ended else max(jobs, some, key=len)
-                if jobs:
-                    verb = "entering" if entering else "leaving"
-                    chunks = f"{len(jobs)} chunks" if len(jobs) > 1 else "a chunk"
-                    name = demand.topology.resources[resource].name
-                    witness = SingleMachine(resource, family, entering)
-                    ticks = machine_ticks(demand.problem, held, jobs)
-                    yield Claim(ticks, f"{name}, which {chunks} {verb} a {family} must pass", witness)

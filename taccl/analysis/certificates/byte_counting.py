@@ -11,24 +11,28 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise, repeat, zip_longest
 from typing import NamedTuple
 
-from taccl.analysis.certificates.gates import FOREVER, GateCosts, first_tick
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.pair_counting import Windows, steps_of, windows_of
-from taccl.analysis.certificates.volume import crossing_links, largest_piece
-from taccl.analysis.certificates.witnesses import ByteCounting, Claim
+from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts, shortest_ways
+from taccl.analysis.certificates.evaluation.passages import passages_of
+from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.served import Served, Time, first_served
+from taccl.analysis.certificates.finding.volume import crossing_links, largest_piece
+from taccl.analysis.certificates.pair_counting import Windows, spans_of, steps_of, stepwise, windows_of
+from taccl.analysis.certificates.witness import Claim, OfRanks
 
 #: Max ranks, and nodes, to examine.
 _MOST_SETS = 8
-
-#: Ticks, whole or not.
-Time = int | Fraction
+#: Above this number of ranks, evaluations use no distances.
+_MOST_RANKS = 256
 
 
 class Port(NamedTuple):
@@ -86,6 +90,20 @@ class Port(NamedTuple):
         return room * scale
 
 
+@dataclass(frozen=True, slots=True)
+class ByteCounting(OfRanks):
+    """Ranks that want data from outside, and the resources that cover the links into them, in order."""
+
+    kind = proves = "byte counting"
+    any_chunking = True
+    ranks: frozenset[int]
+    resources: tuple[int, ...]
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return _bytes_left(facts, self, ticks)
+
+
 def byte_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
     """Yield claims for ranks, and nodes, that no symmetry maps to an earlier one."""
     if in_network or not demand.single_ended or demand.problem.collective.derivations:
@@ -112,7 +130,7 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, tupl
             pairs += units * wanted * (len(others) if demand.sums_for_all else 1)
             total, adding, wanting = total + units, max(adding, len(others)), max(wanting, wanted)
             of_rank.update(dict.fromkeys(others, units))
-    resources, ports = _ports(demand, ranks, total)
+    resources, ports = _cover(demand, ranks, total)
     if not pairs or not ports:
         return Fraction(0), ()
     forwards = GateCosts(demand.problem.with_clauses(max_merge=1, merging=frozenset()), 0)
@@ -131,10 +149,6 @@ def _counted(demand: NeededSends, ranks: frozenset[int]) -> tuple[Fraction, tupl
         known = [(since, number * each) for since, number in collected]
         served = copies_served(ports, known, spread, pairs, scale)
     return first_served(served, pairs * scale), resources
-
-
-#: Pairs that sends serve by a time, as a sum of (gain, functions of time): gain times the least of them.
-Served = list[tuple[int, tuple[Callable[[Time], Time], ...]]]
 
 
 def copies_served(
@@ -169,34 +183,7 @@ def sums_served(ports: Counter[Port], windows: Windows, scale: int) -> Served:
     ]
 
 
-def first_served(served: Served, needed: int) -> Fraction:
-    """Least ticks by which enough is served, exact.
-
-    Between whole ticks every function is linear. The least of some is concave then, and so is their sum:
-    following its tangents from the left never leads too far.
-    """
-
-    def reached(ticks: int) -> bool:
-        return sum(gain * min(each(ticks) for each in least) for gain, least in served) >= needed
-
-    end = first_tick(reached)
-    if not end:
-        return Fraction(0)
-    start, middle = end - 1, end - Fraction(1, 2)
-    lines = [
-        (gain, [(each(start), 2 * (each(middle) - each(start))) for each in least]) for gain, least in served
-    ]
-    time = Fraction(0)
-    while time < 1:
-        now = [(gain, *min((value + rate * time, rate) for value, rate in some)) for gain, some in lines]
-        missing, rate = needed - sum(gain * value for gain, value, _ in now), sum(g * r for g, _, r in now)
-        if missing <= 0:
-            break
-        time = time + Fraction(missing) / rate if rate else Fraction(1)
-    return start + min(time, Fraction(1))
-
-
-def _ports(demand: NeededSends, ranks: frozenset[int], total: int) -> tuple[tuple[int, ...], Counter[Port]]:
+def _cover(demand: NeededSends, ranks: frozenset[int], total: int) -> tuple[tuple[int, ...], Counter[Port]]:
     """Greedy cover of the links into a set: its resources, and {port: number of equal ports}.
 
     The next resource is the one that most of the remaining links hold. Both are empty if links remain
@@ -238,3 +225,161 @@ def _port(demand: NeededSends, links: Sequence[int], resource: int, total: int) 
         min(pieces * piece, total),
         min(idle),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedPort:
+    """A resource that sends of u units hold for ``alpha + beta u``, and leave free for `idle` ticks each."""
+
+    alpha: int
+    beta: int
+    most: int  # max units in a send
+    idle: int
+
+    def passed(self, ticks: Fraction) -> Fraction:
+        """Max units in sends that take `ticks` ticks in total."""
+        busy, full = ticks - self.idle, self.alpha + self.beta * self.most
+        if busy < self.alpha:
+            return Fraction(0)
+        if not full:
+            return Fraction(NEVER)
+        rounds = Fraction(busy // full)
+        part = busy - rounds * full - self.alpha
+        last = min(part / self.beta, Fraction(self.most)) if self.beta else Fraction(self.most)
+        return rounds * self.most + (last if part >= 0 else Fraction(0))
+
+    def fed(self, ticks: Fraction, soonest: dict[int, int], each: int, enough: int) -> Fraction:
+        """Max units in `ticks` ticks, if a send has at most `each` units per rank whose data it can have."""
+        if not self.alpha:
+            return self.passed(ticks)
+        start, brought = ticks - self.idle - self.alpha, Fraction(0)
+        for n, since in sorted(soonest.items(), reverse=True):
+            number = (start - since) // self.alpha + 1  # of sends that start while n ranks are known
+            if number <= 0:
+                continue
+            unit = min(self.most, n * each)
+            if self.beta:
+                # x sends bring ``brought + x unit`` in all; time allows ``(start - (x - 1) alpha) / beta``.
+                level = (start + self.alpha - brought * self.beta) / (unit * self.beta + self.alpha)
+                few = min(number, max(0, math.floor(level)))
+                if few < number:
+                    time = (start - few * self.alpha) / self.beta
+                    return max(brought + few * unit, min(brought + (few + 1) * unit, time))
+            brought, start = brought + number * unit, start - number * self.alpha
+            if brought >= enough:
+                break
+        return brought
+
+
+def _bytes_left(facts: Facts, witness: ByteCounting, ticks: Fraction) -> bool:
+    """True if every schedule that ends before `ticks`, for any chunking, leaves a (byte, rank) pair unserved.
+
+    Ports are counted just before `ticks`. If they can then serve exactly as much as is needed, but less the
+    sooner it is, they cannot before.
+    """
+    if not facts.divisible or facts.multi or facts.made_at or facts.in_network:
+        return False
+    inside, pairs, total, most_added, most_wanted = witness.ranks, 0, 0, 0, 0
+    of_rank: Counter[int] = Counter()
+    for c, others in facts.outside(inside):
+        wanted = len(inside.intersection(facts.collective.chunks[c].destinations))
+        if wanted:
+            units = facts.units[c]
+            pairs += units * wanted * (len(others) if facts.sums else 1)
+            total += units
+            of_rank.update(dict.fromkeys(others, units))
+            most_added, most_wanted = max(most_added, len(others)), max(most_wanted, wanted)
+    ports = _checked_ports(facts, witness, total)
+    if not pairs or ports is None:
+        return False
+    outside = set(range(facts.topology.num_ranks)) - inside
+    most = most_added if facts.sums else len(of_rank)
+    soonest = _soonest(_weightless(facts, backwards=True), facts.allowed, outside, most, backwards=True)
+    within = [e for e in facts.allowed if {facts.src[e], facts.dst[e]} <= inside]
+    latest = _soonest(_weightless(facts), within, inside, most_wanted)
+    served = [Fraction(0), Fraction(0)]
+    if facts.sums:
+
+        def passing(spans: dict[int, int], time: Fraction) -> Fraction:
+            lengths = (time - after - start for start, after in spans.items())
+            return sum((port.passed(length) for length in lengths for port in ports), Fraction(0))
+
+        for gain, spans in spans_of(soonest, latest):
+            widest = {min(spans): min(spans.values())}
+            some = [_just_before(ticks, partial(passing, each)) for each in (spans, widest)]
+            served = [sum_ + gain * more for sum_, more in zip(served, min(some), strict=True)]
+    else:
+        most_of_one, before = max(of_rank.values()), 0
+
+        def fed(after: int, time: Fraction) -> Fraction:
+            counts = (port.fed(time - after, soonest, most_of_one, pairs) for port in ports)
+            return sum(counts, Fraction(0))
+
+        for k, after in latest.items():
+            more = _just_before(ticks, partial(fed, after))
+            served = [sum_ + (k - before) * each for sum_, each in zip(served, more, strict=True)]
+            before = k
+    return served < [Fraction(pairs), Fraction(0)]
+
+
+def _just_before(ticks: Fraction, counted: Callable[[Fraction], Fraction]) -> tuple[Fraction, Fraction]:
+    """(limit from below, negated rate there) of a count that is linear between whole ticks."""
+    start = Fraction(math.ceil(ticks) - 1)
+    first, middle = counted(start), counted(start + Fraction(1, 2))
+    rate = 2 * (middle - first)
+    return first + rate * (ticks - start), -rate
+
+
+def _checked_ports(facts: Facts, witness: ByteCounting, total: int) -> list[_CheckedPort] | None:
+    """Ports of the witness's resources; None if some link into the ranks holds none of them."""
+    left = {e for e in facts.allowed if facts.src[e] not in witness.ranks and facts.dst[e] in witness.ranks}
+    joined: Counter[object] = Counter()
+    for starts, chunk, units in zip(
+        facts.collective.starts, facts.collective.chunks, facts.units, strict=True
+    ):
+        joined[frozenset(starts), frozenset(chunk.destinations)] += units
+    piece, longest, ports = max(joined.values()), sum(facts.units), list[_CheckedPort]()
+    for resource in witness.resources:
+        mine = {e for e in left if resource in facts.holds[e]}
+        left -= mine
+        holds = {e: facts.holds[e][resource] for e in mine}
+        merges = facts.clauses.max_merge > 1 and not facts.clauses.merging.isdisjoint(mine)
+        if mine:
+            ports.append(
+                _CheckedPort(
+                    min(alpha for alpha, _, _ in holds.values()),
+                    min(beta for _, beta, _ in holds.values()),
+                    min(total, piece * (facts.clauses.max_merge if merges else 1)),
+                    min(
+                        facts.alpha[e] - alpha + min(0, (facts.beta[e] - beta) * longest)
+                        for e, (alpha, beta, _) in holds.items()
+                    ),
+                )
+            )
+    return None if left else ports
+
+
+def _weightless(facts: Facts, *, backwards: bool = False) -> Facts:
+    """The same facts for data without bytes; with `backwards`, time is reversed."""
+    bare = copy(facts)
+    bare.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
+    bare.beta = [0] * len(facts.beta)
+    bare.holds = [
+        {r: (alpha, 0, side != backwards) for r, (alpha, _, side) in held.items()} for held in facts.holds
+    ]
+    if backwards:
+        bare.src, bare.dst = facts.dst, facts.src
+    return bare
+
+
+def _soonest(
+    bare: Facts, links: list[int], starts: Collection[int], most: int, *, backwards: bool = False
+) -> dict[int, int]:
+    """{number: ticks} until data can be at that many ranks, or have come from that many."""
+    times = reached(fastest(passages_of(bare, links, bare.src).values()), [0], most)
+    if bare.topology.num_ranks <= _MOST_RANKS:
+        out = bare.arcs({e: bare.alpha[e] for e in links}, backwards=backwards)
+        ways = [sorted(shortest_ways(out, {rank: 0}).values()) for rank in starts]
+        near = map(min, zip_longest(*ways, fillvalue=NEVER))
+        times = [*map(max, times, chain(near, repeat(NEVER)))]
+    return stepwise(times, most)

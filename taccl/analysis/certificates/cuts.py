@@ -13,17 +13,21 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, proven_in_rounds
-from taccl.analysis.certificates.volume import Volume, crossing_links
-from taccl.analysis.certificates.witnesses import CutDual, SetCharge
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.prices import pays, soonest
+from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
+from taccl.analysis.certificates.finding.volume import Volume, crossing_links
+from taccl.analysis.certificates.witness import Witness
 from taccl.costs import link_ends
 from taccl.graph_algorithms import maximum_flow
+from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.linear_program import minimise
 
@@ -37,6 +41,39 @@ _FLOW_SCALE = 1_000_000
 _LEAST_S = 0.1
 #: Max sets that are tried alone if no program was solved.
 _MOST_ALONE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SetCharge:
+    """Charge for each send into a set, or between the parts of a partition.
+
+    With one set, it applies to sends that enter the set. With several (a partition), it applies to sends from
+    one to another: a sum that k of them share takes at least 2(k - 1). A send over a link of several ends
+    counts once for each pair of parts that it joins.
+    """
+
+    parts: tuple[frozenset[int], ...]
+    charge: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class CutDual(Witness):
+    """Prices of resources per tick, and charges of sets of ranks: no send is charged more than it pays."""
+
+    kind, proves = "cut dual", "throughput"
+    any_chunking = True
+    prices: tuple[int, ...]
+    charges: tuple[SetCharge, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the witness names only what the problem has, and nothing twice."""
+        ranks = frozenset(range(problem.topology.num_ranks))
+        charged = all(each.parts and frozenset().union(*each.parts) <= ranks for each in self.charges)
+        return charged and len(self.prices) == len(problem.topology.resources)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= facts.rounded(_priced(facts, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +320,47 @@ def _too_little(
         if parts not in known:
             found.append(parts)
     return found
+
+
+def _priced(facts: Facts, witness: CutDual) -> Fraction:
+    """Bound in ticks that prices and charges prove; 0 if some send is charged more than it pays."""
+    if min(witness.prices, default=0) < 0 or any(each.charge < 0 for each in witness.charges):
+        return Fraction(0)
+    paid = pays(facts, witness.prices)
+    asked = [Fraction(0)] * len(paid)
+    need = Fraction(0)
+    for each in witness.charges:
+        part_of = {r: i for i, part in enumerate(each.parts) for r in part}
+        if len(each.parts) > 1 and (facts.in_network or not facts.sums):
+            return Fraction(0)
+        if len(part_of) != sum(map(len, each.parts)):
+            return Fraction(0)
+        for e in facts.allowed:
+            link = facts.topology.links[e]
+            if len(each.parts) > 1:
+                ends = {(part_of.get(src), part_of.get(dst)) for src in link.srcs for dst in link.dsts}
+                crosses = sum(out != into for out, into in ends)
+            else:
+                crosses = any(r in part_of for r in link.dsts) and any(r not in part_of for r in link.srcs)
+            asked[e] += crosses * each.charge
+        need += each.charge * _must_enter(facts, each.parts)
+    if any(asked[e] > paid[e] for e in facts.allowed):
+        return Fraction(0)
+    return soonest(facts, witness.prices, [e for e in facts.allowed if asked[e]], need)
+
+
+def _must_enter(facts: Facts, parts: Sequence[frozenset[int]]) -> int:
+    """Min volume of the sends into a set, or between the parts of a partition."""
+    volume = 0
+    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
+        weight = 1 if facts.by_chunk else units
+        starts, ends = set(data.origins), set(data.destinations)
+        starts |= {facts.made_at[c].rank} if c in facts.made_at else set()
+        if len(parts) > 1:
+            sharers = sum(not part.isdisjoint(starts) and not part.isdisjoint(ends) for part in parts)
+            volume += weight * max(0, 2 * (sharers - 1))
+        elif ends.isdisjoint(parts[0]):
+            continue
+        elif starts - parts[0] if facts.sums else starts.isdisjoint(parts[0]):
+            volume += weight
+    return volume

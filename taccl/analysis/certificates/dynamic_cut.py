@@ -8,23 +8,52 @@ from static flows", Oper. Res. (1958).
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
-from taccl.analysis.certificates.witnesses import Claim, DynamicCut
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.passages import passages_of
+from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
+from taccl.analysis.certificates.witness import Claim, Witness
+from taccl.problem import Problem
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.needed_sends import ChunkKind, NeededSends
+    from taccl.analysis.certificates.finding.needed_sends import ChunkKind, NeededSends
 
 #: Max target ranks to examine, nodes of origin for each target, and borders for each node.
 _MOST_TARGETS, _MOST_NODES, _MOST_BORDERS = 8, 2, 32
 #: Resolution of rates, in parts of a chunk per tick.
 _RATE_SCALE = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicCut(Witness):
+    """Chunks that must reach a rank across a moving border, from ranks on its near side at time 0.
+
+    - `moments`: Time in ticks from which each rank is on the near side; the target never is.
+    - `backwards`: True for the time-reversed problem.
+    """
+
+    kind, proves = "dynamic cut", "cut counting"
+    target: int
+    moments: tuple[int, ...]
+    backwards: bool = False
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the witness names only what the problem has, and nothing twice."""
+        num_ranks = problem.topology.num_ranks
+        return 0 <= self.target < num_ranks and len(self.moments) == num_ranks
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return _crosses(facts, self, ticks)
 
 
 def dynamic_cut_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -112,3 +141,26 @@ def _labels(costs: GateCosts, links: Ints, starts: Sequence[int], target: int) -
         most_now = room[way].min()
         room[way] -= most_now
         room[(np.array(way) + len(links)) % len(tail)] += most_now
+
+
+def _crosses(facts: Facts, cut: DynamicCut, ticks: Fraction) -> bool:
+    """True if the target's chunks cannot all cross a moving border and arrive before `ticks`.
+
+    The chunks that count are those that the target wants and that start on the near side of the border.
+    """
+    if facts.sums or not facts.spreads_alike:
+        return False
+    last, since = math.ceil(ticks) - 1, list(cut.moments)
+    since[cut.target] = last + 1
+    until = [min(last, moment - 1) for moment in since]
+    some = [
+        c
+        for c, others in facts.outside(frozenset((cut.target,)))
+        if cut.target in facts.collective.chunks[c].destinations and all(since[r] <= 0 for r in others)
+    ]
+    links = {e for c in some for e in facts.carried(c)}
+    release = {e: since[facts.src[e]] for e in links if since[facts.src[e]] <= until[facts.dst[e]]}
+    ways = [
+        (way, until[r]) for r, each in passages_of(facts, release, facts.dst, release).items() for way in each
+    ]
+    return all(way.hold for way, _ in ways) and sum(way.between(0, end) for way, end in ways) < len(some)

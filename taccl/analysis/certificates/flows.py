@@ -20,11 +20,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Arcs
-from taccl.analysis.certificates.heads_tails import idle_at_most, least_time, proven_in_rounds
-from taccl.analysis.certificates.volume import Volume
-from taccl.analysis.certificates.witnesses import FlowDual
+from taccl.analysis.certificates.evaluation.facts import Facts, shortest_ways
+from taccl.analysis.certificates.evaluation.prices import joined, pays, soonest
+from taccl.analysis.certificates.finding.distances import Arcs
+from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
+from taccl.analysis.certificates.finding.volume import Volume
+from taccl.analysis.certificates.witness import Witness
 from taccl.graph_algorithms import paths_from_nearest
+from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.linear_program import minimise
 
@@ -35,6 +38,23 @@ _MAX_FLOWS = 400_000
 _FEW_FLOWS, _FLOWS_PER_S = 20_000, 10_000
 #: Max integer price, so that path costs stay exact in double precision.
 _PRICE_TOTAL = 10**6
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDual(Witness):
+    """Prices of resources per tick: each chunk pays at least its cheapest path."""
+
+    kind, proves = "flow dual", "multicommodity"
+    any_chunking = True
+    prices: tuple[int, ...]
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the witness names only what the problem has, and nothing twice."""
+        return len(self.prices) == len(problem.topology.resources)
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= facts.rounded(_priced(facts, self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +247,25 @@ def _proved(
         cheapest = paths_from_nearest(volume.problem.topology.num_ranks, src, dst, pays[link], each.origins)
         total += each.count * sum(int(cheapest[r]) * amount for r, amount in each.volume.items())
     return least_time(zip(price, idle.tolist(), strict=True), Fraction(total, volume.ticks_scale))
+
+
+def _priced(facts: Facts, witness: FlowDual) -> Fraction:
+    """Bound in ticks that prices prove, as every chunk pays at least its cheapest path."""
+    if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
+        return Fraction(0)
+    paid = pays(facts, witness.prices)
+    scale = facts.clauses.max_merge * joined(facts)
+    whole = [int(each * scale) for each in paid]
+    total, known = 0, {}
+    for c, data in enumerate(facts.collective.chunks):
+        targets = set(data.destinations) - set(data.origins)
+        if not targets or not data.origins:
+            continue
+        links = facts.carried(c)
+        key = (data.origins, id(links))
+        if key not in known:
+            ways = facts.arcs({e: whole[e] for e in links})
+            known[key] = shortest_ways(ways, dict.fromkeys(data.origins, 0))
+        weight = 1 if facts.by_chunk else facts.units[c]
+        total += weight * max(known[key].get(r, 0) for r in targets)
+    return soonest(facts, witness.prices, facts.allowed, Fraction(total, scale))

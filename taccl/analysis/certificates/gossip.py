@@ -7,14 +7,21 @@ node. docs/formulation.md, "Gossip", has the arguments.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import (
+from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
+from taccl.analysis.certificates.evaluation.facts import Facts
+from taccl.analysis.certificates.evaluation.jobs import fills
+from taccl.analysis.certificates.evaluation.passages import GatePassage, passages, passages_of
+from taccl.analysis.certificates.finding.gates import (
     GateCosts,
     Ints,
     fastest_senders,
@@ -23,13 +30,34 @@ from taccl.analysis.certificates.gates import (
     passed_by,
     waking,
 )
-from taccl.analysis.certificates.witnesses import Border, Claim, Gossip
+from taccl.analysis.certificates.witness import Claim, OfRanks
 from taccl.caching import cached
+from taccl.collective import Chunk
 from taccl.costs import link_ends
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:
-    from taccl.analysis.certificates.needed_sends import NeededSends
+    from taccl.analysis.certificates.finding.needed_sends import NeededSends
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip(OfRanks):
+    """Sends between all ranks, or those of a node, or between nodes, that shared sums require.
+
+    - `between_nodes`: True for sends between nodes; `ranks` are then all ranks.
+    """
+
+    kind, proves = "gossip", "cut counting"
+    ranks: frozenset[int]
+    between_nodes: bool = False
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        if facts.multi or facts.in_network or not facts.sums:
+            return False
+        if self.between_nodes:
+            return _between_nodes(facts, ticks)
+        return _between_ranks(facts, self.ranks, ticks)
 
 
 def gossip(demand: NeededSends) -> Iterator[Claim]:
@@ -42,7 +70,7 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
     topology = demand.topology
     everyone, nodes = frozenset(range(topology.num_ranks)), demand.families[1:]
     some = (everyone, *(each for _, sets in nodes for each in demand.different(sets)))
-    witnesses: list[Border | Gossip] = [*map(Gossip, some), Border(everyone, False)]
+    witnesses = [*map(Gossip, some), Gossip(everyone, between_nodes=True)]
     for witness in witnesses:
         sends, links = Counter[int](), set[int]()
         adding, wanting = topology.num_ranks, topology.num_ranks
@@ -59,12 +87,12 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
                 links |= over
         if sends and links:
             ticks, resources = passed_by(demand.problem, sends, links)
-            name = f"all {'ranks' if isinstance(witness, Gossip) else 'nodes'} together"
+            name = f"all {'nodes' if witness.between_nodes else 'ranks'} together"
             if witness.ranks != everyone:
                 name = f"ranks of node {topology.node_of_rank[min(witness.ranks)]}"
             what = f"{sends.total()} sends that are needed between {name}, through {resources}"
             yield Claim(ticks, what, witness)
-            if isinstance(witness, Border) and demand.spreads_alike(in_network=False):
+            if witness.between_nodes and demand.spreads_alike(in_network=False):
                 costs, crossing = demand.costs, np.array(sorted(links), dtype=np.int64)
                 inside = np.array(sorted(demand.allowed.difference(links)), dtype=np.int64)
                 turned = GateCosts(reduction_half(demand.problem), int(demand.problem.costs.chunk_units[0]))
@@ -78,10 +106,10 @@ def gossip(demand: NeededSends) -> Iterator[Claim]:
 
 
 @cached
-def _parts(demand: NeededSends, witness: Border | Gossip, number: int) -> tuple[list[int], frozenset[int]]:
+def _parts(demand: NeededSends, witness: Gossip, number: int) -> tuple[list[int], frozenset[int]]:
     """Part of every rank, and links between parts: nodes, or single ranks and all others."""
     node, ranks = demand.topology.node_of_rank, np.arange(demand.topology.num_ranks)
-    if isinstance(witness, Border):
+    if witness.between_nodes:
         return list(node), demand.allowed.intersection(demand.topology.internode_links)
     links = np.array(demand.distances.links(number), dtype=np.int64)
     src, dst = (ends[links] for ends in link_ends(demand.topology))
@@ -133,3 +161,99 @@ def _doubling(costs: GateCosts, links: Ints, num: int) -> int:
     """Min ticks for a chunk to get from one rank to `num` ranks, each of which sends it on."""
     out = gates_of(costs, links, costs.src)
     return waking(fastest_senders(out), [0], num)[-1]
+
+
+def _between_nodes(facts: Facts, ticks: Fraction) -> bool:
+    """True if links between nodes cannot pass the sends required by shared sums before `ticks`."""
+    node = facts.topology.node_of_rank
+    links = [e for e in facts.allowed if facts.topology.is_internode(e)]
+    sharing = [_num_sharing(data, node) for data in facts.collective.chunks]
+    sends = Counter[int]()
+    for num, units in zip(sharing, facts.units, strict=True):
+        sends[units] += max(0, 2 * (num - 1))
+    return fills(facts, sends, links, ticks) or _fills_between_ends(facts, sharing, links, ticks)
+
+
+def _between_ranks(facts: Facts, ranks: frozenset[int], ticks: Fraction) -> bool:
+    """True if links among the ranks cannot pass the sends required by shared sums before `ticks`.
+
+    For each sum, all other ranks together are one of its sharers. So are the ranks at links that may carry
+    the sum from or to them.
+    """
+    sends, over = Counter[int](), set[int]()
+    for c, (data, units) in enumerate(zip(facts.collective.chunks, facts.units, strict=True)):
+        links, part_of = facts.carried(c), {r: r for r in ranks}
+        for e in links:
+            if (facts.src[e] in ranks) != (facts.dst[e] in ranks):
+                part_of.pop(facts.src[e], None)
+                part_of.pop(facts.dst[e], None)
+        rest = [part_of.get(r, -1) for r in range(facts.topology.num_ranks)]
+        if (sharing := _num_sharing(data, rest)) > 1:
+            sends[units] += 2 * (sharing - 1)
+            over |= {e for e in links if rest[facts.src[e]] != rest[facts.dst[e]]}
+    return fills(facts, sends, sorted(over), ticks)
+
+
+def _num_sharing(data: Chunk, part_of: Sequence[int]) -> int:
+    """Number of parts of the ranks that both contribute to a sum and want it."""
+    return len({part_of[r] for r in data.origins} & {part_of[r] for r in data.destinations})
+
+
+def _fills_between_ends(facts: Facts, sharing: list[int], links: Sequence[int], ticks: Fraction) -> bool:
+    """True if links between nodes cannot pass the sends of sums, with those at either end counted half.
+
+    A send does only part of its work if it starts before one rank can hold all contributions of a node. The
+    same is true if it ends too late for one copy to spread in a node.
+
+    - `sharing`: Number of nodes that share each sum.
+    """
+    node, last = facts.topology.node_of_rank, math.ceil(ticks) - 1
+    if not facts.spreads_alike or not links or max(sharing, default=0) < 2:
+        return False
+    adding = wanting = facts.topology.num_ranks
+    for data in facts.collective.chunks:
+        starts, ends = (Counter(node[r] for r in at) for at in (data.origins, data.destinations))
+        parts = starts.keys() & ends.keys()
+        if len(parts) > 1:
+            adding = min([adding, *(starts[part] for part in parts)])
+            wanting = min([wanting, *(ends[part] for part in parts)])
+    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    reaching = [_reaching(some, num) for some, num in ((turned, adding), (facts, wanting))]
+    single, size = _singly(facts), facts.units[0]
+    for e in facts.clauses.merging.intersection(links) if facts.clauses.max_merge > 1 else ():
+        if any(a > facts.alpha[e] or b > facts.beta[e] for a, b, _ in facts.holds[e].values()):
+            return False
+    took = [single.took(e, size) for e in links]
+    head, tail = (min(each, *took) for each in reaching)
+    room = min(head + tail, max(0, last - 2 * max(took)))
+    first = room * head // max(head + tail, 1)
+    since = last - room * tail // max(head + tail, 1)
+    ways = passages(single, links)
+
+    def halves(way: GatePassage) -> int:
+        whole, some = way.between(first, since), way.between(0, last)
+        late, early = way.between(first, last), way.between(0, since)
+        return min(max(2 * whole, 2 * late - 1, 2 * early - 1, 2 * some - 2), some + whole)
+
+    number = sum(2 * max(0, n - 1) for n in sharing)
+    return all(way.hold for way in ways) and sum(map(halves, ways)) < 2 * number
+
+
+def _singly(facts: Facts) -> Facts:
+    """Facts with each merged send replaced by single chunks in sequence, without latency."""
+    if facts.clauses.max_merge == 1:
+        return facts
+    single, merging = copy(facts), facts.clauses.merging
+    single.clauses = replace(facts.clauses, max_merge=1, merging=frozenset())
+    single.alpha = [0 if e in merging else alpha for e, alpha in enumerate(facts.alpha)]
+    single.holds = [
+        {r: (0 if e in merging else alpha, beta, side) for r, (alpha, beta, side) in held.items()}
+        for e, held in enumerate(facts.holds)
+    ]
+    return single
+
+
+def _reaching(facts: Facts, num: int) -> int:
+    """Min ticks for a chunk to spread from one rank of a node to `num` ranks of the node."""
+    inside = [e for e in facts.allowed if not facts.topology.is_internode(e)]
+    return reached(fastest(passages_of(facts, inside, facts.src).values()), [0], num)[-1]

@@ -8,13 +8,20 @@ late ones serve few ranks. See docs/formulation.md, "Pair counting".
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
+from itertools import chain, repeat
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import (
+from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.passages import passages, passages_of
+from taccl.analysis.certificates.finding.gates import (
     FOREVER,
     GateCosts,
     fastest_senders,
@@ -23,9 +30,9 @@ from taccl.analysis.certificates.gates import (
     nearest,
     waking,
 )
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.volume import crossing_links
-from taccl.analysis.certificates.witnesses import Claim, PairCounting
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.volume import crossing_links
+from taccl.analysis.certificates.witness import Claim, OfRanks
 from taccl.schedule.combine import reduction_half
 from taccl.units import format_count
 
@@ -35,6 +42,18 @@ _MOST_SETS = 8
 _MOST_STEPS = 12
 #: Max starting ranks for which distances are used.
 _MOST_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounting(OfRanks):
+    """Ranks that want sums with contributions of others."""
+
+    kind = proves = "pair counting"
+    ranks: frozenset[int]
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return _pairs_left(facts, self, ticks)
 
 
 def pair_counting_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -129,3 +148,78 @@ def windows_of(collected: list[tuple[int, int]], spread: list[tuple[int, int]]) 
         levels.append((pairs - before, some))
         before = pairs
     return levels
+
+
+def _pairs_left(facts: Facts, witness: PairCounting, ticks: Fraction) -> bool:
+    """True if every schedule that ends before `ticks` leaves a (contribution, rank) pair unserved."""
+    if not facts.spreads_alike or not facts.sums or facts.divisible:
+        return False
+    links, inside = facts.topology.links, witness.ranks
+    number, most_added, most_wanted = 0, 0, 0
+    for data in facts.collective.chunks:
+        added, wanted = len(set(data.origins) - inside), len(inside.intersection(data.destinations))
+        number += added * wanted
+        most_added, most_wanted = max(most_added, added), max(most_wanted, wanted)
+    border = [e for e in facts.allowed if links[e].src not in inside and links[e].dst in inside]
+    ways = passages(facts, border)
+    if not number or not all(way.hold for way in ways):
+        return False
+    turned = Facts(reduction_half(facts.problem), divisible=False, in_network=False)
+    outside = set(range(facts.topology.num_ranks)) - inside
+    soonest = _soonest(turned, facts.allowed, outside, most_added)
+    within = [e for e in facts.allowed if {links[e].src, links[e].dst} <= inside]
+    latest = _soonest(facts, within, inside, most_wanted)
+    last = math.ceil(ticks) - 1
+    passed: dict[tuple[int, int], int] = {}
+
+    def passing(start: int, end: int) -> int:
+        if (start, end) not in passed:
+            passed[start, end] = sum(way.between(start, end) for way in ways)
+        return passed[start, end]
+
+    # A send that can serve this many pairs or more starts late enough for n, and ends early enough for k.
+    served = 0
+    for gain, spans in spans_of(soonest, latest):
+        one_by_one = sum(passing(start, last - after) for start, after in spans.items())
+        served += gain * min(one_by_one, passing(min(spans), last - min(spans.values())))
+    return served < number
+
+
+def spans_of(soonest: Mapping[int, int], latest: Mapping[int, int]) -> Iterator[tuple[int, dict[int, int]]]:
+    """(gain, {start: tail}): spans in which a send can serve `gain` pairs more than at the level before.
+
+    A send in a span starts at `start` or later, and ends at least `tail` ticks before the finish.
+    """
+    below = 0
+    for pairs in sorted({n * k for n in soonest for k in latest}):
+        spans: dict[int, int] = {}
+        for n, start in soonest.items():
+            after = min((after for k, after in latest.items() if n * k >= pairs), default=NEVER)
+            if after < min(spans.values(), default=NEVER):
+                spans[start] = after
+        yield pairs - below, spans
+        below = pairs
+
+
+def _soonest(facts: Facts, links: list[int], starts: Collection[int], most: int) -> dict[int, int]:
+    """{number: ticks} until a chunk can be at more ranks than the previous number, up to this one."""
+    times = reached(fastest(passages_of(facts, links, facts.src).values()), [0], most)
+    if facts.topology.num_ranks <= _MOST_RANKS:
+        # The first rank is one of `starts`, and a path leads from it to each further rank.
+        times = [*map(max, times, chain(facts.nearest(links, starts), repeat(NEVER)))]
+    return stepwise(times, most)
+
+
+def stepwise(times: list[int], most: int) -> dict[int, int]:
+    """Times in few steps: {number: ticks} until more than the previous number can be reached."""
+    times = [ticks for ticks in times if ticks < NEVER]
+    steps: dict[int, int] = {}
+    shrink = len(set(times)) > _MOST_STEPS
+    number = 0
+    while number < len(times):
+        start = times[number]
+        number = min(int((number + 1) * most ** (1 / _MOST_STEPS)) if shrink else number + 1, len(times))
+        while number < len(times) and times[number] == times[number - 1]:
+            number += 1
+        steps[number] = start
+    return steps

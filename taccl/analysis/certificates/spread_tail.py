@@ -12,15 +12,26 @@ at most. Ranks far from the entry point get it later.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from itertools import chain, islice, repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.gates import (
+from taccl.analysis.certificates.evaluation.arrivals import (
+    Fastest,
+    fastest,
+    into_sets,
+    of_most,
+    reached,
+    sent,
+)
+from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.passages import passages, passages_of
+from taccl.analysis.certificates.finding.gates import (
     FOREVER,
     GateCosts,
     Gates,
@@ -31,9 +42,10 @@ from taccl.analysis.certificates.gates import (
     sends_of,
     waking,
 )
-from taccl.analysis.certificates.needed_sends import NeededSends
-from taccl.analysis.certificates.volume import set_of_rank
-from taccl.analysis.certificates.witnesses import Claim, SpreadTail
+from taccl.analysis.certificates.finding.needed_sends import NeededSends
+from taccl.analysis.certificates.finding.volume import set_of_rank
+from taccl.analysis.certificates.witness import Claim, Witness
+from taccl.problem import Problem
 from taccl.units import part_of
 
 #: Numbers of last chunks to try: every number up to the first value, some up to the second.
@@ -46,8 +58,34 @@ _MOST_BY_RANK = 128
 _MOST_WAYS = 2_000_000
 
 
+#: Max ranks, and max pairs of an entry and a rank, for which evaluations use distances from entries.
+_MOST_CHECKED_RANKS, _MOST_CHECKED_WAYS = 4_000, 4_000_000
+
 #: Gates by sender, and the times from which the senders hold data.
 Fed = list[tuple[Gates, list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadTail(Witness):
+    """The last chunks to enter sets, among those that at least `least` ranks of a set want.
+
+    - `last`: Number of these chunks.
+    - `backwards`: True for the time-reversed problem.
+    """
+
+    kind = proves = "spread tail"
+    sets: tuple[frozenset[int], ...]
+    least: int
+    last: int
+    backwards: bool = False
+
+    def fits(self, problem: Problem) -> bool:
+        """True if the witness names only what the problem has, and nothing twice."""
+        return frozenset().union(*self.sets) <= frozenset(range(problem.topology.num_ranks))
+
+    def holds(self, facts: Facts, ticks: Fraction) -> bool:
+        """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
+        return ticks <= facts.rounded(_spreads_late(facts, self))
 
 
 def spread_tail_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[Claim]:
@@ -241,3 +279,119 @@ class TailSpread:
 def _entries(fed: Fed, most: int) -> Iterator[int]:
     """Earliest ends of successive entries, with at most `most` chunks per send."""
     return map(max, *(sends_of(fastest_senders(gates, most), when) for gates, when in fed))
+
+
+def _spreads_late(facts: Facts, witness: SpreadTail) -> int:
+    """Earliest time at which the last chunks to enter the sets can have spread there; 0 proves nothing."""
+    if not facts.spreads_alike or len(frozenset().union(*witness.sets)) != sum(map(len, witness.sets)):
+        return 0
+    wanted, release, first, wanting = _entries_into(facts, witness.sets)
+    wanted = sorted(each for each in wanted if each >= witness.least)
+    if not 1 <= witness.last <= len(wanted):
+        return 0
+    inside = _Inside(facts, witness.sets, release)
+    if not inside.border:
+        return 0
+    entries = inside.entries(first, len(wanted))
+    since = next(islice(entries, len(wanted) - witness.last, None))  # when the first of the last enters
+    return inside.spread(since, entries, witness.last, sum(wanted[: witness.last]), wanting)
+
+
+class _Inside:
+    """Sets of ranks, the links into them and inside, and the rate at which chunks can reach each rank."""
+
+    def __init__(self, facts: Facts, sets: tuple[frozenset[int], ...], release: dict[int, int]) -> None:
+        self.facts, self.sets, self.release = facts, sets, release
+        self.set_of = {r: i for i, ranks in enumerate(sets) for r in ranks}
+        self.inside = self._links(lambda a, b: a == b is not None)
+        self.border = self._links(lambda a, b: a != b is not None)
+        self._near = passages_of(facts, self.inside, facts.dst)
+        self._direct = passages_of(facts, self.border, facts.dst, release)
+
+    def entries(self, first: frozenset[int], chunks: int) -> Iterator[int]:
+        """Earliest arrivals of the first, second, ... of `chunks` entries.
+
+        - `first`: Ranks outside the sets that hold some chunk initially.
+        """
+        let_in = heapq.merge(*(way.ends(0) for way in passages(self.facts, self.border, self.release)))
+        others = self.facts.topology.num_ranks - len(self.set_of)
+        if len(self.sets) == 1 and len(first) >= others:
+            return let_in
+        back = self._links(lambda a, b: a is not None and b is None)
+        out_and_in = ((self.facts.took(e, self.facts.units[0]) for e in some) for some in (back, self.border))
+        again = sum(min(ticks, default=NEVER) for ticks in out_and_in)
+        waking = reached(self._fastest(self._links(lambda a, b: a is b is None), 1), [0] * len(first), others)
+        early = self._links(lambda a, b: a is None and b is not None)
+        woken = [min(when, again) for when in waking]
+
+        def from_early(most: int) -> Iterator[int]:
+            by_all = heapq.merge(
+                *(of_most(way, most).ends(0) for way in passages(self.facts, early, self.release))
+            )
+            return map(max, by_all, sent(self._fastest(early, most), woken))
+
+        onward = self._links(lambda a, b: None is not a != b is not None)
+        later = self._links(lambda a, b: a is not None and b is not None)
+        ranks = reached(self._fastest(later, 1), from_early(1), len(self.set_of))
+        sets = reached(self._fastest(onward, 1, of=self.set_of), from_early(1), len(self.sets))
+        by_ranks = sent(self._fastest(onward, chunks), ranks)
+        by_sets = sent(self._fastest(onward, chunks, of=self.set_of), sets)
+        every = heapq.merge(from_early(chunks), map(max, by_ranks, by_sets))
+        return map(max, let_in, chain(every, repeat(NEVER)))
+
+    def spread(
+        self, since: int, entries: Iterator[int], last: int, pairs: int, wanting: frozenset[int]
+    ) -> int:
+        """Earliest time of `pairs` pairs of the last `last` chunks, none of which entered before `since`.
+
+        - `wanting`: Ranks that want some of the chunks.
+        """
+        room = {rank: self._room(rank, since, last) for rank in self.set_of}
+        label = [self.set_of.get(rank, -1) for rank in self.facts.dst]
+        into = passages_of(self.facts, self.border, label).values()
+        entered = [*map(max, (since, *islice(entries, pairs)), into_sets(into, since, last))]
+        within_reach = map(max, sorted(chain.from_iterable(room.values())), self._in_reach(entered, pairs))
+        senders = self._fastest(self.inside, last)
+        there = reached(senders, entered, pairs, room=within_reach, num_senders=len(self.set_of))
+        taken = sorted(chain.from_iterable(room[rank] for rank in wanting))[:pairs]
+        return max([*there, *taken], default=0)
+
+    def _room(self, rank: int, since: int, last: int) -> list[int]:
+        """Earliest arrivals of `last` chunks at a rank: sends inside start, and others end, since a time."""
+        times = [way.ends(since) for way in self._near.get(rank, ())]
+        for way in self._direct.get(rank, ()):
+            times.append(map(max, way.ends_since(since), way.ends(0)))
+        return list(islice(heapq.merge(*times), last))
+
+    def _in_reach(self, entered: list[int], pairs: int) -> Iterator[int]:
+        """Earliest times of the first, second, ... pair by the distance of ranks from the entered chunks."""
+        num = len(self.set_of)
+        if num > _MOST_CHECKED_RANKS or num * pairs > _MOST_CHECKED_WAYS:
+            return repeat(entered[0])
+        nearest = self.facts.nearest(self.inside, {self.facts.dst[e] for e in self.border})
+        return chain(sorted(when + way for when in entered[:pairs] for way in nearest), repeat(NEVER))
+
+    def _links(self, belongs: Callable[[int | None, int | None], bool]) -> list[int]:
+        """Usable links whose ends satisfy `belongs`, given the indices of their sets; None: in no set."""
+        src, dst, set_of = self.facts.src, self.facts.dst, self.set_of
+        return [e for e in self.release if belongs(set_of.get(src[e]), set_of.get(dst[e]))]
+
+    def _fastest(self, links: list[int], most: int, *, of: Mapping[int, int] | None = None) -> list[Fastest]:
+        """Component-wise fastest sender of all ranks, or sets, in sends of at most `most` chunks."""
+        label = [rank if of is None else of.get(rank, -1) for rank in self.facts.src]
+        return fastest(passages_of(self.facts, links, label).values(), most)
+
+
+def _entries_into(
+    facts: Facts, sets: tuple[frozenset[int], ...]
+) -> tuple[list[int], dict[int, int], frozenset[int], frozenset[int]]:
+    """(ranks that want each entry, link releases, first outside holders, ranks that want some entry)."""
+    every, wanted, starts, wanting = frozenset().union(*sets), list[int](), [], set[int]()
+    for c, others in facts.outside(every):
+        ends = every.intersection(facts.collective.chunks[c].destinations)
+        if ends:
+            wanted += [len(ranks & ends) for ranks in sets if ranks & ends]
+            starts.append((c, others))
+            wanting |= ends
+    first = frozenset().union(*(others for _, others in starts))
+    return wanted, facts.releases(starts), first, frozenset(wanting)

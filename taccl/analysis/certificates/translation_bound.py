@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from taccl.analysis.certificates.gates import first_tick
+from taccl.analysis.certificates.finding.gates import first_tick
 from taccl.errors import TopologyError
 from taccl.graph_algorithms import shortest_paths
 from taccl.schedule.implicit import ImplicitSchedule

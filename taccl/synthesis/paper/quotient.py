@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Distances
+from taccl.analysis.certificates.finding.distances import Distances
 from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline
 from taccl.problem import Problem

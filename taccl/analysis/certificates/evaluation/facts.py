@@ -7,8 +7,10 @@ recomputed here, in integers.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
 
@@ -45,6 +47,10 @@ class Facts:
         self._out: dict[tuple[int, int, bool], Arcs] = {}
         self._times: dict[tuple[object, ...], dict[int, int]] = {}
         self._when: dict[int | None, dict[int, int]] = {}
+
+    def rounded(self, ticks: int | Fraction) -> int | Fraction:
+        """Bound in ticks, rounded up for whole chunks, which end at whole ticks."""
+        return ticks if self.divisible else math.ceil(ticks)
 
     def admitted(self, c: int, *, reducing: bool | None) -> list[int]:
         """Links that may carry a chunk: spreading, reducing, or (None) either."""

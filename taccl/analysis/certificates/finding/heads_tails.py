@@ -18,8 +18,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Distances
-from taccl.analysis.certificates.gates import FOREVER, Ints
+from taccl.analysis.certificates.finding.distances import Distances
+from taccl.analysis.certificates.finding.gates import FOREVER, Ints
 from taccl.costs import hold_columns
 
 Proof = TypeVar("Proof")

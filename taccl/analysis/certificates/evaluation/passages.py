@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from operator import add
 
-from taccl.analysis.certificates.check_facts import Facts
+from taccl.analysis.certificates.evaluation.facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

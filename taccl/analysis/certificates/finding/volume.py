@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.certificates.distances import Arcs, Distances, arcs_of
-from taccl.analysis.certificates.heads_tails import HeadsTails, heads_and_tails
+from taccl.analysis.certificates.finding.distances import Arcs, Distances, arcs_of
+from taccl.analysis.certificates.finding.heads_tails import HeadsTails, heads_and_tails
 from taccl.caching import cached
 from taccl.collective import RankSets
 from taccl.costs import hold_columns, wide_links

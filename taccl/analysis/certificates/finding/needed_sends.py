@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.analysis.certificates.distances import Distances
-from taccl.analysis.certificates.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.finding.distances import Distances
+from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
+from taccl.analysis.certificates.finding.volume import crossing_links
+from taccl.analysis.certificates.machine import BorderJob
 from taccl.analysis.certificates.readings import turned_round
-from taccl.analysis.certificates.single_machine import BorderJob
-from taccl.analysis.certificates.volume import crossing_links
 from taccl.caching import cached
 from taccl.costs import link_ends, wide_links
 from taccl.deadline import NEVER

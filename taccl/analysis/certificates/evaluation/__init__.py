@@ -1,0 +1,1 @@
+"""Common code of evaluations of witnesses: problem data as plain numbers, in exact arithmetic."""

@@ -1,0 +1,1 @@
+"""Common code of finders of bounds: sends that a problem needs, distances, and rates of resources."""
