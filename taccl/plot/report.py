@@ -191,7 +191,7 @@ def report(
     violations = listed(judged.violations, most=_MOST_VIOLATIONS)
     figures = [
         ("verdict", "valid: every rule holds" if judged.ok else "not valid"),
-        ("violations", format_count(len(judged.violations), "violation") if violations else ""),
+        ("violations", judged.counted("violation") if violations else ""),
         ("finish", schedule.timing),
         ("bandwidth of the finish" if schedule.launch else "bandwidth", schedule.bandwidth_text),
         ("with the launch", _with_launch(schedule)),

@@ -1,4 +1,4 @@
-"""The verifier of compact schedules: faults found whether it keeps all pairs of chunk and rank, or few."""
+"""Verification of columns without ends: few pairs of chunk and rank or all, and mutations of every kind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl.analysis.verification import columns
 from taccl.analysis.verification.arrival_table import ArrivalTable
 from taccl.analysis.verification.columns import Columns, pairs
+from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.large import schedule_large
+from taccl.topology.topology import TopologyBuilder
+from tests.analysis import valid_schedules as valid
 
 #: Ticks of a send of a chunk of 1 MB over a link of 50 GB/s: 0.5 us and 20 us, in halves of a microsecond.
 SEND = 41
@@ -117,3 +121,120 @@ def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
     assert taccl.verify(schedule).ok and taccl.verify(schedule.expand()).ok
     early = replace(schedule, start=np.zeros_like(schedule.start))
     assert not taccl.verify(early).ok
+
+
+def columns_of(problem, *rows):
+    """A compact schedule of rows (chunk, link, start, reduces)."""
+    chunk, link, start, reduces = zip(*rows, strict=True)
+    return CompactSchedule(
+        problem,
+        np.array(chunk, np.int32),
+        np.array(link, np.int32),
+        np.array(start),
+        reduces=np.array(reduces),
+    )
+
+
+def kinds(schedule):
+    """Kinds of violation, and each again of the schedule with its ends listed."""
+    found = {each.kind for each in taccl.verify(schedule).violations}
+    assert {each.kind for each in taccl.verify(schedule.expand()).violations} == found
+    return found
+
+
+#: Rows of a valid schedule (chunk, link, start, reduces), and mutations of it with the kind of their violation.
+MUTATIONS = {
+    "links of several ends": (
+        valid.hyperedges, [(0, 0, 0, True), (0, 1, 2, False)],
+        {
+            "double-count": [(0, 0, 0, True), (0, 1, 2, True)],
+            "presence": [(0, 0, 0, True), (0, 1, 2, False), (1, 0, 2, True)],
+            "contention": [(0, 0, 0, True), (0, 1, 2, False), (0, 1, 3, False)],
+        },
+    ),
+    "derived chunks": (
+        valid.scan, [(0, 0, 0, False), (1, 1, 2, False)],
+        {
+            "presence": [(0, 0, 0, False), (1, 1, 1, False)],
+            "postcondition": [(0, 0, 0, False)],
+            "reduce": [(0, 0, 0, False), (1, 1, 2, True)],
+        },
+    ),
+    "merging where nothing may": (
+        valid.merged, [(1, 0, 0, False), (0, 1, 2, False), (1, 1, 17, False), (0, 2, 32, False),
+                       (2, 3, 0, False), (3, 1, 32, False)],
+        {"contention": [(1, 0, 0, False), (0, 1, 2, False), (1, 1, 2, False), (0, 2, 27, False),
+                        (2, 3, 0, False), (3, 1, 27, False)]},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_valid_columns_pass(name):
+    """Whatever links and chunks are like."""
+    example, rows, _ = MUTATIONS[name]
+    assert not kinds(columns_of(example().problem, *rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in MUTATIONS for kind in MUTATIONS[name][2]]
+)
+def test_a_mutation_of_columns_is_named(name, kind):
+    """One kind of violation, and no other."""
+    example, _, mutations = MUTATIONS[name]
+    assert kinds(columns_of(example().problem, *mutations[kind])) == {kind}
+
+
+@pytest.mark.parametrize(
+    ("release", "due", "kind"), [(0, 5.5, None), (1, 5.5, "release"), (0, 5, "due"), (0, 6, None)]
+)
+def test_dates_bind_columns(release, due, kind):
+    """Chunk 0 leaves rank 0 at 0 and is at rank 2 at 5.5 us."""
+    problem = replace(valid.relay().problem, release_us=((0, 0, release),), due_us=((0, 2, due),))
+    assert kinds(columns_of(problem, (0, 0, 0, False), (0, 1, 6, False))) == ({kind} if kind else set())
+
+
+@pytest.mark.parametrize(("pull", "kind"), [(200, None), (199, "update")])
+def test_a_server_updates_sums_of_columns(pull, kind):
+    """Two workers push 1 MB each to a server by 10 us; it updates the sum until 20 us at ten ticks a us."""
+    topology = TopologyBuilder("star", [0, 0, 0])
+    for src, dst in ((0, 2), (1, 2), (2, 0), (2, 1)):
+        topology.add_link(src, dst, alpha_us=0, beta_us_per_mb="10")
+    topology.add_link(0, 1, alpha_us="0.1", beta_us_per_mb=1)
+    collective = collectives.exchange([0, 1], [2], num_ranks=3, update_us_per_mb=10)
+    problem = make_problem(topology.build(), collective, chunk_bytes=10**6)
+    rows = [(0, 0, 0, True), (0, 1, 0, True), (0, 2, pull, False), (0, 3, pull, False)]
+    assert kinds(columns_of(problem, *rows)) == ({kind} if kind else set())
+
+
+def test_columns_may_be_in_any_order():
+    """The second send is listed first."""
+    problem = valid.relay().problem
+    assert not kinds(columns_of(problem, (0, 1, 6, False), (0, 0, 0, False)))
+    assert kinds(columns_of(problem, (0, 1, 5, False), (0, 0, 0, False))) == {"presence"}
+
+
+def test_a_thousand_violations_of_a_kind_are_listed():
+    """Of 1,100 chunks that nobody sends, and the verdict says that there are more."""
+    problem, *_ = ring_exchange(MOST_LISTED + 100)
+    found = verify(CompactSchedule(problem, *(np.zeros(0, np.int32),) * 3))
+    assert (len(found.violations), found.is_complete) == (MOST_LISTED, False)
+    assert "breaks more than 1000 rules" in repr(found)
+    problem, *_ = ring_exchange(MOST_LISTED)
+    found = verify(CompactSchedule(problem, *(np.zeros(0, np.int32),) * 3))
+    assert (len(found.violations), found.is_complete) == (MOST_LISTED, True)
+
+
+@pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
+    """As Python or compiled: 70 ranks contribute, more than a word holds, and ranks 2 and 65 do so twice."""
+    monkeypatch.setattr(columns, "_MANY", 0 if is_large else 1 << 15)
+    topology = TopologyBuilder("star", [0] * 70)
+    for rank in range(1, 70):
+        topology.add_link(rank, 0, alpha_us=1, beta_us_per_mb=1)
+    problem = make_problem(topology.build(), collectives.reduce(70), chunk_bytes=10**6)
+    rows = [(0, link, 0, True) for link in range(69) if link != 6]
+    found = verify(columns_of(problem, *rows, (0, 1, 2, True), (0, 64, 2, True)))
+    texts = [each.message.split(": ")[1] for each in found.violations]
+    twice = "adds contributions of ranks {} that the rank already holds"
+    assert texts == [twice.format(2), twice.format(65), "the sum lacks contributions of ranks 7"]

@@ -41,7 +41,7 @@ def check_clauses(columns: Columns, findings: Findings, reducing: NDArray[np.boo
         chunk, link = columns.chunk[rows], columns.link[rows]
         sends = Sends(chunk, link, reducing[rows] if len(reducing) else np.zeros(len(chunk), bool))
         found = [breaks(sends) for _, breaks, _ in checks]
-        for at in np.flatnonzero(np.any(found, axis=0)).tolist():
+        for at in np.flatnonzero(np.logical_or.reduce(found)).tolist():
             for (clause, _, says), broken in zip(checks, found, strict=True):
                 if broken[at]:
                     text = says(int(chunk[at]), int(link[at]), bool(sends.reducing[at]))
@@ -206,22 +206,16 @@ def check_order(columns: Columns, findings: Findings, reducing: NDArray[np.bool_
 
     def lanes() -> Iterator[tuple[NDArray[np.int64], ...]]:
         """Yield (transfer, chunk, lane, start, True if the chunk is the link's own), in blocks."""
-        for block in columns.blocks():
-            at = np.flatnonzero(is_asked[block.link])
-            chunk, link = block.chunk[at], block.link[at]
-            back = reducing[block.first + at] if len(reducing) else np.zeros(len(at), bool)
+        for first in range(0, len(columns), BLOCK):
+            at = first + np.flatnonzero(is_asked[columns.link[first : first + BLOCK]])
+            chunk, link, start, end = columns.read(at)
+            back = reducing[at] if len(reducing) else np.zeros(len(at), bool)
             is_own = np.zeros(len(at), bool)
             send, rank = facts.ends.sources(link)
             is_own[send[~back[send] & is_start[facts.starts.of_chunk[chunk[send]], rank]]] = True
             send, rank = facts.ends.destinations(link)
             is_own[send[back[send] & (facts.root[chunk[send]] == rank)]] = True
-            yield (
-                block.first + at,
-                chunk,
-                2 * link + back,
-                np.where(back, -block.end[at], block.start[at]),
-                is_own,
-            )
+            yield at, chunk, 2 * link + back, np.where(back, -end, start), is_own
 
     for _, chunk, lane, start, is_own in lanes():
         chunk, lane = chunk[is_own], lane[is_own]

@@ -192,13 +192,12 @@ class Columns:
         at = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
         return np.asarray(at < self._num_reducing, bool)
 
-    def ends_of(self, rows: slice | NDArray[Any]) -> NDArray[np.int64]:
-        """Ends of some transfers in ticks."""
+    def read(self, rows: slice | NDArray[Any]) -> tuple[NDArray[np.int64], ...]:
+        """(chunk, link, start, end) of some transfers, as int64."""
+        chunk, link, start = (column[rows].astype(np.int64) for column in (self.chunk, self.link, self.start))
         if self.end is not None:
-            return self.end[rows].astype(np.int64, copy=False)
-        link = self.link[rows]
-        took = self.ticks.latency(link, self.ticks.chunk_units[self.chunk[rows]])
-        return np.asarray(self.start[rows] + took, np.int64)
+            return chunk, link, start, self.end[rows].astype(np.int64)
+        return chunk, link, start, start + self.ticks.latency(link, self.ticks.chunk_units[chunk])
 
     def take(self, rows: NDArray[np.int64]) -> None:
         """Keep only some transfers, in the given order."""
@@ -220,15 +219,11 @@ class Columns:
     def blocks(self) -> Iterator[Block]:
         """Yield all transfers in blocks; stated ends may be wrong, so that such transfers are one block."""
         size = BLOCK if self.end is None else max(1, len(self))
-        ticks = self.ticks
         for first in range(0, len(self), size):
             rows = slice(first, first + size)
-            chunk, link, start = (
-                column[rows].astype(np.int64) for column in (self.chunk, self.link, self.start)
-            )
-            units = ticks.chunk_units[chunk]
-            end = start + ticks.latency(link, units) if self.end is None else self.end[rows].astype(np.int64)
-            yield Block(first, chunk, link, start, end, units if self.units is None else self.units[rows])
+            chunk, link, start, end = self.read(rows)
+            units = self.ticks.chunk_units[chunk] if self.units is None else self.units[rows]
+            yield Block(first, chunk, link, start, end, units)
 
     def start_sets(self) -> RankSets:
         """Ranks from which each chunk spreads.

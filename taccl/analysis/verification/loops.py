@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,21 @@ NEVER = 2**62
 
 
 def fitted(loop: _Loop, is_large: bool) -> _Loop:
-    """The compiled form of a loop for many transfers, or the loop itself for few."""
-    return compiled_loop(loop) if is_large else loop
+    """The compiled form of a loop for many transfers, or the loop as Python for few."""
+    chosen: _Loop = (compiled_loop if is_large else interpreted_loop)(loop)
+    return chosen
+
+
+@cache
+def interpreted_loop(loop: _Loop) -> _Loop:
+    """The loop as Python, on views of its arrays that hand out Python's own numbers, which are faster."""
+    return cast("_Loop", lambda *args: loop(*map(_views, args)))
+
+
+def _views(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return type(value)(*map(_views, value))
+    return value.data if isinstance(value, np.ndarray) else value
 
 
 @cache
@@ -72,9 +85,9 @@ def replay_copies(
                         high = middle
                 if place == limit or table.keys[place] != key:
                     place = len(table.keys)
-            since = np.int64(table.since[place, 0])
+            since = 0 + table.since[place, 0]  # as 64 bits
             if num_words > 1:
-                since = (np.int64(table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
+                since = ((0 + table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
             if at < ends.middle[e]:
                 if since > time:
                     if num_absent < len(absent):

@@ -49,8 +49,9 @@ class NamedSums:
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER
-        rows = list(zip(columns.chunk.tolist(), columns.link.tolist(), columns.start.tolist(), strict=True))
-        ends, adds = columns.ends_of(slice(None)), columns.adds(slice(None)).tolist()
+        *read, ends = columns.read(slice(None))
+        rows = list(zip(*(column.tolist() for column in read), strict=True))
+        adds = columns.adds(slice(None)).tolist()
         for i in np.argsort(ends, kind="stable").tolist():
             chunk, link, _ = rows[i]
             bits = carried[i]
@@ -82,18 +83,18 @@ class NamedSums:
         that it passed.
         """
         columns, carried = self._columns, self._carried
-        links, ends = columns.topology.links, columns.ends_of(slice(None))
+        links, (*read, ends) = columns.topology.links, columns.read(slice(None))
+        rows = list(zip(*(column.tolist() for column in read), strict=True))
         lands = iter(np.lexsort((~columns.adds(slice(None)), ends)).tolist())
         landing = next(lands, None)
         #: Fewest links passed by each sum that arrived: {(rank, chunk): {sum: links}}
         passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         under_way: list[int] = []
-        rows = zip(columns.chunk.tolist(), columns.link.tolist(), columns.start.tolist(), strict=True)
         for i, (chunk, link, start) in enumerate(rows):
             while landing is not None and ends[landing] <= start:
                 bits, number = carried[landing], under_way[landing]
-                for rank in links[int(columns.link[landing])].dsts:
-                    known = passed[rank, int(columns.chunk[landing])]
+                for rank in links[rows[landing][1]].dsts:
+                    known = passed[rank, rows[landing][0]]
                     known[bits] = min(number, known.get(bits, number))
                 landing = next(lands, None)
             spreads = not self.reducing[i] and carried[i] == self._everyone[chunk]

@@ -25,7 +25,8 @@ def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | N
     known = chunk_exists & (link >= 0) & (link < num_links)
     lasts = known.copy()
     at = np.flatnonzero(known)
-    lasts[at] = columns.ends_of(at) > columns.start[at]
+    *_, start, end = columns.read(at)
+    lasts[at] = end > start
     for i in np.flatnonzero(~lasts | (columns.start < 0)).tolist():
         if not chunk_exists[i]:
             findings.report("index", f"there is no such chunk; expected 0-{num_chunks - 1}", i)
@@ -70,17 +71,17 @@ def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> 
 
 def _is_one_send(columns: Columns, findings: Findings, group: int, members: list[int]) -> bool:
     """Check that transfers agree on link, times and operation, and have different chunks."""
-    link, start, reduce = columns.link, columns.start, columns.adds(np.array(members))
-    end = columns.ends_of(np.array(members))
-    first, is_sound = members[0], True
+    at = np.array(members)
+    rows = list(zip(*(column.tolist() for column in (*columns.read(at), columns.adds(at))), strict=True))
+    (first, *same_send, reduce), is_sound = rows[0], True
     seen: set[int] = set()
-    shares = f"shares group {group} with chunk {columns.chunk[first]}"
-    for place, i in enumerate(members):
-        chunk, text = int(columns.chunk[i]), ""
-        if reduce[place] != reduce[0]:
+    shares = f"shares group {group} with chunk {first}"
+    for i, (chunk, *send, reduces) in zip(members, rows, strict=True):
+        text = ""
+        if reduces != reduce:
             text = f"{shares}, one reduced and one copied; expected one of the two for a whole send"
-        elif (link[i], start[i], end[place]) != (link[first], start[first], end[0]):
-            when = f"{findings.link_text(int(link[first]))}, {findings.span_text(first)}"
+        elif send != same_send:
+            when = f"{findings.link_text(same_send[0])}, {findings.span_text(members[0])}"
             text = f"{shares}, {when}; expected the same link, start and end"
         elif chunk in seen:
             text = f"the chunk is twice in group {group}"

@@ -90,12 +90,7 @@ def by_chunk(columns: Columns, starts: RankSets) -> Iterator[ChunkBlock]:
     while low < len(root):
         high = max(low + 1, int(np.searchsorted(first, first[low] + BLOCK)) - 1)
         at, local = order[first[low] : first[high]], first[low : high + 1] - first[low]
-        link, start = columns.link[at].astype(np.int64), columns.start[at].astype(np.int64)
-        chunk, end, adds = (
-            np.repeat(np.arange(low, high), np.diff(local)),
-            columns.ends_of(at),
-            columns.adds(at),
-        )
+        (chunk, link, start, end), adds = columns.read(at), columns.adds(at)
         sums = Sums(link, start, end, adds, landing_order(chunk, end, adds), np.zeros(len(at), bool))
         origins, given, given_end, wanted, want, want_end = ranks
         mine = slice(low, high)

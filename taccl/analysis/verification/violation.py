@@ -83,6 +83,10 @@ class Verification:
         """True if the schedule breaks no rule."""
         return not self.violations
 
+    def counted(self, noun: str) -> str:
+        """Number of violations as text, such as "2 rules" or "more than 1000 rules"."""
+        return ("" if self.is_complete else "more than ") + format_count(len(self.violations), noun)
+
     def raise_if_failed(self) -> None:
         """Raise an error if the schedule breaks a rule.
 
@@ -97,8 +101,7 @@ class Verification:
     def _text(self) -> str:
         kinds = Counter(each.kind for each in self.violations)
         tally = ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS if kinds[kind])
-        more = "" if self.is_complete else "more than "
-        head = f"the schedule breaks {more}{format_count(len(self.violations), 'rule')} ({tally}):"
+        head = f"the schedule breaks {self.counted('rule')} ({tally}):"
         return "\n".join([head, *listed(self.violations)])
 
     def __repr__(self) -> str:

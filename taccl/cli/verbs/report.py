@@ -9,7 +9,6 @@ import taccl
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_schedule, option, schedule_in
 from taccl.cli.output import Answer, check_output, notes_shown, picked
 from taccl.names import shown
-from taccl.units import format_count
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -38,6 +37,6 @@ def run(options: argparse.Namespace) -> Answer:
     verification = taccl.verify(schedule)
     figures = picked(schedule, "finish_us", "launch_us", "predicted_us")
     values = {"file": options.output, "ok": verification.ok, **figures}
-    broken = "" if verification.ok else format_count(len(verification.violations), "rule")
+    broken = "" if verification.ok else verification.counted("rule")
     complaint = f"{shown(options.file)}: the schedule breaks {broken}; the page says which" if broken else ""
     return Answer(f"written to {shown(options.output)}", values, complaint)

@@ -68,7 +68,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
         return check(file)
     schedule = schedule_in(file, options)
     found = taccl.verify(schedule)
-    verdict = "ok" if found.ok else format_count(len(found.violations), "violation")
+    verdict = "ok" if found.ok else found.counted("violation")
     head = f"{shown(file)}: {verdict}: {transfers_text(found)}, finish {format_us(found.finish_us)}"
     if found.num_redundant:
         head += f", {format_count(found.num_redundant, 'redundant arrival')}"
@@ -83,8 +83,7 @@ def _file(file: str, options: argparse.Namespace) -> Answer:
     values["true_finish_us"] = None if true is None else true.finish_us
     if true is not None and taccl.verify(true).ok:
         lines.append(f"  sent in the order that it states, it is valid and takes {format_us(true.finish)}")
-    broken = format_count(len(found.violations), "rule")
-    return Answer("\n".join(lines), values, f"{shown(file)}: the schedule breaks {broken}")
+    return Answer("\n".join(lines), values, f"{shown(file)}: the schedule breaks {found.counted('rule')}")
 
 
 def _program(file: str) -> Answer:
