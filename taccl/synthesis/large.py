@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.analysis.verification.loops import compiled_loop, replay_copies
-from taccl.analysis.verification.sum_loops import accept_trees
+from taccl.analysis.verification.loops import accept_trees, compiled_loop, replay_copies
 from taccl.analysis.verification.verify import compile_verifier
 from taccl.collectives import make
 from taccl.costs import hold_columns, wide_links

@@ -400,7 +400,7 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
         rng = random.Random(f"{seed} changed")
         monkeypatch.setattr(in_columns, "BLOCK", rng.choice((1, 3, 1 << 18)))
         monkeypatch.setattr(sums, "BLOCK", in_columns.BLOCK)
-        monkeypatch.setattr(in_columns, "_MANY", rng.choice((0, 1 << 15)))  # compiled, or as Python
+        monkeypatch.setattr(in_columns, "MANY", rng.choice((0, 1 << 15)))  # compiled, or as Python
         problem = replace(problem, clauses=random_clauses(rng, problem.topology))
         for how in some_changes(rng):
             if sends:
@@ -487,7 +487,7 @@ def test_sums_of_many_contributions_agree(monkeypatch):
     found = Counter()
     for seed in cases("mutants of wide sums", few=12, many=400):
         rng = random.Random(seed)
-        monkeypatch.setattr(in_columns, "_MANY", rng.choice((0, 1 << 15)))
+        monkeypatch.setattr(in_columns, "MANY", rng.choice((0, 1 << 15)))
         num_ranks = rng.choice((62, 63, 64, 100, 125))
         ends = tuple(sorted(rng.sample(range(num_ranks), 3)))
         origins = tuple(sorted(rng.sample(range(num_ranks), rng.randint(60, num_ranks))))

@@ -228,7 +228,7 @@ def test_a_thousand_violations_of_a_kind_are_listed():
 @pytest.mark.parametrize("is_large", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_both_forms_of_a_loop_name_contributions(is_large, monkeypatch):
     """As Python or compiled: 70 ranks contribute, more than a word holds, and ranks 2 and 65 do so twice."""
-    monkeypatch.setattr(columns, "_MANY", 0 if is_large else 1 << 15)
+    monkeypatch.setattr(columns, "MANY", 0 if is_large else 1 << 15)
     topology = TopologyBuilder("star", [0] * 70)
     for rank in range(1, 70):
         topology.add_link(rank, 0, alpha_us=1, beta_us_per_mb=1)

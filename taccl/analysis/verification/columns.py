@@ -26,7 +26,7 @@ from taccl.schedule.schedule import Schedule
 #: Transfers per block: the columns of a block stay in the processor's cache.
 BLOCK = 1 << 16
 #: Transfers from which loops are compiled: about 0.2 s of Python, less than numba takes to load.
-_MANY = 1 << 15
+MANY = 1 << 15
 #: Finest grid, in ticks per microsecond. Costs that need a finer one may have been rounded up to this.
 _FINEST_TICKS_PER_US = 10**6
 _BYTES_PER_MB = 10**6
@@ -154,7 +154,7 @@ class Columns:
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
         self.chunk, self.link, self.start = schedule.chunk, schedule.link, schedule.start
         #: True if loops over the transfers are compiled.
-        self.is_large = is_large(len(self))
+        self.is_large = len(self) >= MANY
         self.end: NDArray[np.int64] | None = None
         self.group: NDArray[np.int32] | None = None
         self.units: NDArray[np.int64] | None = None
@@ -210,10 +210,7 @@ class Columns:
 
     def sort(self) -> None:
         """Sort the transfers by start, if they are not."""
-        if any(
-            (self.start[i + 1 : i + BLOCK + 1] < self.start[i : i + BLOCK][: len(self) - i - 1]).any()
-            for i in range(0, len(self), BLOCK)
-        ):
+        if (self.start[1:] < self.start[:-1]).any():
             self.take(np.argsort(self.start, kind="stable"))
 
     def blocks(self) -> Iterator[Block]:
@@ -226,11 +223,7 @@ class Columns:
             yield Block(first, chunk, link, start, end, units)
 
     def start_sets(self) -> RankSets:
-        """Ranks from which each chunk spreads.
-
-        These are the root of a chunk that is reduced first, otherwise its origins and the ranks that derive
-        it.
-        """
+        """Ranks from which each chunk spreads: its root if it is reduced, or its origins and derivers."""
         collective = self.collective
         starts = [
             data.origins if data.root is None or not collective.combining else (data.root,)
@@ -239,11 +232,6 @@ class Columns:
         for each in collective.derivations:
             starts[each.chunk] = tuple({*starts[each.chunk], each.rank})
         return RankSets.of(starts)
-
-
-def is_large(num_transfers: int) -> bool:
-    """True if loops over so many transfers are to be compiled."""
-    return num_transfers >= _MANY
 
 
 def roots_of(problem: Problem) -> NDArray[np.int64]:

@@ -39,7 +39,7 @@ class Findings:
             self.is_complete = False
             return
         columns, places = self._columns, []
-        link = start_us = end_us = None
+        link, start_us, end_us = None, None, None
         if i is not None:
             chunk, link = int(columns.chunk[i]), int(columns.link[i])
             if rank is None and 0 <= link < len(columns.topology.links):
@@ -48,11 +48,8 @@ class Findings:
             places.append(f"rank {rank}")
         places.append(f"chunk {chunk}")
         if i is not None and link is not None:
-            places.append(self.link_text(link))
-            span = self._span(i)
-            places.append(" to ".join(columns.ticks.us(ticks) for ticks in span) + " us")
-            start_us = float(Fraction(span[0], columns.ticks.per_us))
-            end_us = float(Fraction(span[-1], columns.ticks.per_us)) if len(span) > 1 else None
+            places += [self.link_text(link), self.span_text(i)]
+            start_us, end_us = (*(float(Fraction(t, columns.ticks.per_us)) for t in self._span(i)), None)[:2]
         origin = columns.clauses.where.get(clause) if clause else None
         message = f"{', '.join(places)}: {text}" + (f" ({origin})" if origin else "")
         self.violations.append(Violation(kind, message, rank, chunk, link, start_us, end_us, clause))

@@ -29,13 +29,14 @@ def fitted(loop: _Loop, is_large: bool) -> _Loop:
 
 @cache
 def interpreted_loop(loop: _Loop) -> _Loop:
-    """The loop as Python, on views of its arrays that hand out Python's own numbers, which are faster."""
-    return cast("_Loop", lambda *args: loop(*map(_views, args)))
+    """The loop as Python, on `views` of its arrays, which is faster than on arrays."""
+    return cast("_Loop", lambda *args: loop(*map(views, args)))
 
 
-def _views(value: Any) -> Any:
+def views(value: Any) -> Any:
+    """Memory views of the arrays in a value, which hand out Python's own numbers."""
     if isinstance(value, tuple):
-        return type(value)(*map(_views, value))
+        return type(value)(*map(views, value))
     return value.data if isinstance(value, np.ndarray) else value
 
 
@@ -169,3 +170,137 @@ def sweep(
         if held.until[row] >= until[r]:
             until[r], holder[r] = held.until[row], held.send[row]
     return count
+
+
+class Sums(NamedTuple):
+    """Sends of chunks that are summed, in order of chunk and start.
+
+    - `link`, `start`, `end`, `adds`, (num_sends,): `adds` is True if the arrival is added to what its
+      destination holds, and False if it replaces that.
+    - `lands`, (num_sends,): Sends in order of chunk and end; at equal ends, additions come first.
+    - `gathers`, (num_sends,): Output: True for sends on their way to the root, that is while the source or
+      the root lacks contributions.
+    """
+
+    link: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    adds: NDArray[np.bool_]
+    lands: NDArray[np.int64]
+    gathers: NDArray[np.bool_]
+
+
+class SumChunks(NamedTuple):
+    """Chunks of a block, all int64; sends ``first[c]:first[c + 1]`` are those of chunk c.
+
+    - `root`, (num_chunks,): Root of each chunk; -1 if there is none.
+    - `origins`, `given`, `given_end`: Ranks ``origins[given[c]:given_end[c]]`` contribute to chunk c.
+    - `wanted`, `want`, `want_end`: The same for the destinations of each sum.
+    """
+
+    first: NDArray[np.int64]
+    root: NDArray[np.int64]
+    origins: NDArray[np.int64]
+    given: NDArray[np.int64]
+    given_end: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    want: NDArray[np.int64]
+    want_end: NDArray[np.int64]
+
+
+def accept_trees(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, size: NDArray[np.int64], spent: NDArray[np.bool_],
+    taken: NDArray[np.int64], accepted: NDArray[np.bool_],
+) -> int:  # fmt: skip
+    """Accept chunks whose partial sums travel along trees and arrive; return the number of redundant copies.
+
+    The tree rule has two conditions. A rank adds its partial sum to another's once, after all its own
+    arrivals. Only whole sums are copied. Every contribution is then in exactly one sum that has not been sent
+    on. These sums are therefore disjoint, and a sum is whole if its number of contributions is. A link may
+    add up the partial sums of several sources, or copy a whole sum to several destinations.
+
+    - `size`, `spent`, (num_ranks,), `taken`, (num_sends,): State; their contents need no preparation.
+    - `accepted`, (num_chunks,): Output: True for chunks that are valid by this rule; others may be valid.
+    """
+    num_redundant = 0
+    for c in range(len(accepted)):
+        low, high, root = chunks.first[c], chunks.first[c + 1], chunks.root[c]
+        whole, redundant, landed, is_tree = chunks.given_end[c] - chunks.given[c], 0, low, True
+        for i in range(low, high):
+            for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
+                size[ends.rank[at]], spent[ends.rank[at]] = 0, False
+        for at in range(chunks.want[c], chunks.want_end[c]):
+            size[chunks.wanted[at]] = 0
+        if root >= 0:
+            size[root] = 0
+        for at in range(chunks.given[c], chunks.given_end[c]):
+            size[chunks.origins[at]] = 1
+        i = low
+        while is_tree and (i < high or landed < high):
+            t = sums.lands[landed]
+            if i == high or sums.end[t] <= sums.start[i]:
+                landed += 1
+                for at in range(ends.middle[sums.link[t]], ends.first[sums.link[t] + 1]):
+                    rank = ends.rank[at]
+                    if not sums.adds[t]:
+                        redundant += size[rank] == whole
+                        size[rank] = whole
+                    elif spent[rank] or size[rank] == whole:
+                        is_tree = False
+                    else:
+                        size[rank] += taken[t]
+                continue
+            e, adds, number = sums.link[i], sums.adds[i], 0
+            for at in range(ends.first[e], ends.middle[e]):
+                rank = ends.rank[at]
+                is_tree &= size[rank] > 0 and (size[rank] == whole) != adds and not (adds and spent[rank])
+                number += size[rank]
+                spent[rank] |= adds
+            is_tree &= (ends.first[e + 1] - ends.middle[e] if adds else ends.middle[e] - ends.first[e]) == 1
+            taken[i] = number
+            sums.gathers[i] = number != whole or (root >= 0 and size[root] != whole)
+            i += 1
+        for at in range(chunks.want[c], chunks.want_end[c]):
+            is_tree &= size[chunks.wanted[at]] == whole
+        accepted[c] = is_tree
+        num_redundant += redundant * is_tree
+    return num_redundant
+
+
+def count_links(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, copies: NDArray[np.int64], summed: NDArray[np.int64],
+    passed: NDArray[np.int64],
+) -> None:  # fmt: skip
+    """Count the links that each send's chunk has passed, its own included, into `passed`.
+
+    A copy has passed one link more than its sender's copy; of several copies, the one with the fewest links
+    counts. The number is 0 where the chunk starts, the ranks of `chunks.origins`. A sum on its way to the
+    root (`Sums.gathers`) has passed the maximum over its contributions.
+
+    - `copies`, `summed`, (num_ranks,): State of one chunk; their contents need no preparation.
+    """
+    for c in range(len(chunks.first) - 1):
+        low, high = chunks.first[c], chunks.first[c + 1]
+        for i in range(low, high):
+            for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
+                copies[ends.rank[at]], summed[ends.rank[at]] = -1, 0
+        for at in range(chunks.given[c], chunks.given_end[c]):
+            copies[chunks.origins[at]] = 0
+        landed, i = low, low
+        while i < high:
+            t = sums.lands[landed]
+            if sums.end[t] <= sums.start[i]:
+                landed += 1
+                for at in range(ends.middle[sums.link[t]], ends.first[sums.link[t] + 1]):
+                    rank = ends.rank[at]
+                    if sums.gathers[t]:
+                        summed[rank] = max(summed[rank], passed[t]) if sums.adds[t] else passed[t]
+                    elif copies[rank] < 0 or passed[t] < copies[rank]:
+                        copies[rank] = passed[t]
+                continue
+            most = 0
+            for at in range(ends.first[sums.link[i]], ends.middle[sums.link[i]]):
+                rank = ends.rank[at]
+                most = max(most, summed[rank] if sums.gathers[i] else copies[rank])
+            passed[i] = 1 + most
+            i += 1

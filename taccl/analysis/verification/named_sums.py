@@ -12,6 +12,7 @@ import numpy as np
 from taccl.analysis.verification.columns import Columns
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import NEVER
+from taccl.analysis.verification.sums import ranks_text
 
 #: Max search nodes to compose one sum from arrived sums; beyond it, the sum is reported as undecided.
 _MOST_TRIED = 200_000
@@ -31,11 +32,14 @@ class NamedSums:
     def __init__(self, columns: Columns, carried: list[int]) -> None:
         chunks = columns.collective.chunks
         self._columns, self._carried = columns, carried
+        *read, ends = columns.read(slice(None))
+        self._rows = list(zip(*(column.tolist() for column in read), strict=True))
+        self._ends, self._adds = ends, columns.adds(slice(None))
         #: Ranks that contribute to every chunk, as bit masks.
         self._everyone = [sum(1 << rank for rank in data.origins) for data in chunks]
         everyone, stays = self._everyone, [data.destinations == (data.root,) for data in chunks]
-        pairs = list(zip(columns.chunk.tolist(), carried, strict=True))
-        self.reducing = np.array([bits != everyone[c] or stays[c] for c, bits in pairs], dtype=bool)
+        pairs = zip(self._rows, carried, strict=True)
+        self.reducing = np.array([bits != everyone[c] or stays[c] for (c, *_), bits in pairs], dtype=bool)
         self.num_redundant = 0
 
     def report(self, findings: Findings) -> None:
@@ -49,18 +53,18 @@ class NamedSums:
         for chunk, data in enumerate(chunks):
             for rank in data.origins:
                 has[rank, chunk][1 << rank] = -NEVER
-        *read, ends = columns.read(slice(None))
-        rows = list(zip(*(column.tolist() for column in read), strict=True))
-        adds = columns.adds(slice(None)).tolist()
+        rows, ends, adds = self._rows, self._ends, self._adds.tolist()
         for i in np.argsort(ends, kind="stable").tolist():
             chunk, link, _ = rows[i]
             bits = carried[i]
             lacks = bits != everyone[chunk]
             if adds[i] != lacks:
                 expected = "reduced, as it lacks some" if lacks else "copied, as it has all"
-                findings.report("reduce", f"expected the sum of ranks {_ranks(bits)} to be {expected}", i)
+                findings.report("reduce", f"expected the sum of ranks {ranks_text(bits)} to be {expected}", i)
             if not bits or bits & ~everyone[chunk]:
-                text = f"carries contributions of ranks {_ranks(bits & ~everyone[chunk])}, which have none"
+                text = (
+                    f"carries contributions of ranks {ranks_text(bits & ~everyone[chunk])}, which have none"
+                )
                 findings.report("presence", text if bits else "carries nothing", i)
             for rank in links[link].dsts:
                 self.num_redundant += bits in has[rank, chunk]
@@ -83,9 +87,8 @@ class NamedSums:
         that it passed.
         """
         columns, carried = self._columns, self._carried
-        links, (*read, ends) = columns.topology.links, columns.read(slice(None))
-        rows = list(zip(*(column.tolist() for column in read), strict=True))
-        lands = iter(np.lexsort((~columns.adds(slice(None)), ends)).tolist())
+        links, rows, ends = columns.topology.links, self._rows, self._ends
+        lands = iter(np.lexsort((~self._adds, ends)).tolist())
         landing = next(lands, None)
         #: Fewest links passed by each sum that arrived: {(rank, chunk): {sum: links}}
         passed: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
@@ -118,7 +121,7 @@ def _report_unmade(
     if wanted in usable or reached == wanted == sum(usable):
         return
     if reached != wanted:
-        lacking = _ranks(wanted & ~reached)
+        lacking = ranks_text(wanted & ~reached)
         if i is None:
             text = f"the sum lacks contributions of ranks {lacking}"
             findings.report("postcondition", text, rank=rank, chunk=chunk)
@@ -128,9 +131,9 @@ def _report_unmade(
         return
     can_be_made = _is_disjoint_union(wanted, usable)
     if not can_be_made:
-        text = f"the sum of ranks {_ranks(wanted)} cannot be made without counting a contribution twice"
+        text = f"the sum of ranks {ranks_text(wanted)} cannot be made without counting a contribution twice"
         if can_be_made is None:
-            text = f"whether the sum of ranks {_ranks(wanted)} can be made was not decided"
+            text = f"whether the sum of ranks {ranks_text(wanted)} can be made was not decided"
         findings.report("double-count", text, i, rank=rank, chunk=chunk)
 
 
@@ -152,7 +155,3 @@ def _is_disjoint_union(wanted: int, usable: set[int]) -> bool | None:
         )
         left += [missing & ~bits for bits in of_rank[place] if not bits & ~missing]
     return None
-
-
-def _ranks(bits: int) -> str:
-    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)

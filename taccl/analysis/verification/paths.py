@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import Columns
 from taccl.analysis.verification.findings import Findings
-from taccl.analysis.verification.loops import fitted
+from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
-from taccl.analysis.verification.sum_loops import count_links
 from taccl.analysis.verification.sums import by_chunk
 
 

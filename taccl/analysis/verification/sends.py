@@ -18,7 +18,8 @@ def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | N
         return None
     bounds = ((columns.chunk, num_chunks), (columns.link, num_links))
     exist = all(0 <= int(column.min()) <= int(column.max()) < count for column, count in bounds)
-    if exist and _lasts(columns) and int(columns.start.min()) >= 0:
+    is_positive = columns.end is None or bool((columns.end > columns.start).all())
+    if exist and is_positive and int(columns.start.min()) >= 0:
         return None
     chunk, link = columns.chunk, columns.link
     chunk_exists = (chunk >= 0) & (chunk < num_chunks)
@@ -37,15 +38,6 @@ def check_indices(columns: Columns, findings: Findings) -> NDArray[np.int64] | N
         else:
             findings.report("interval", "the send starts before time 0", i)
     return None if lasts.all() else np.flatnonzero(lasts)
-
-
-def _lasts(columns: Columns) -> bool:
-    """True if it is certain that every send ends after it starts."""
-    if columns.end is not None:
-        return bool((columns.end > columns.start).all())
-    ticks = columns.ticks
-    shortest = ticks.link_alpha + int(ticks.chunk_units.min()) * ticks.link_beta
-    return bool((shortest > 0).all())
 
 
 def check_merging(columns: Columns, findings: Findings, sizes: Counter[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,35 +12,10 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
-from taccl.analysis.verification.loops import NEVER, fitted
-from taccl.analysis.verification.sum_loops import (
-    ABSENT,
-    DOUBLE,
-    LOST,
-    MISSING,
-    RACE,
-    SHARED,
-    Buffers,
-    SumChunks,
-    Sums,
-    accept_trees,
-    replay_sums,
-)
+from taccl.analysis.verification.loops import NEVER, SumChunks, Sums, accept_trees, fitted, views
 
 if TYPE_CHECKING:
     from taccl.collective import RankSets
-
-#: Max rows for the faults of sums, each of one word of contributions (50 MB).
-_MOST_WORDS = 1 << 20
-#: {code of a fault: kind of violation, and message}
-_WORDS = {
-    ABSENT: ("presence", "rank {rank} does not hold the chunk when the send starts"),
-    SHARED: ("double-count", "sources both hold contributions of ranks {ranks}"),
-    RACE: ("race", "arrives together with another value that it replaces or is replaced by"),
-    DOUBLE: ("double-count", "adds contributions of ranks {ranks} that the rank already holds"),
-    LOST: ("lost-contribution", "wipes out contributions of ranks {ranks}"),
-    MISSING: ("postcondition", "the sum lacks contributions of ranks {ranks}"),
-}
 
 
 class ChunkBlock(NamedTuple):
@@ -61,20 +37,6 @@ class Fault(NamedTuple):
     rank: int
     kind: str
     text: str
-
-
-class Replayed(NamedTuple):
-    """Result of `replay`.
-
-    - `whole_since`, (num_chunks,) int64: Ticks from which roots hold the whole sum, or `NEVER`; of chunks
-      that were not accepted as trees.
-    - `is_complete`: False if there are more faults than were listed.
-    """
-
-    faults: list[Fault]
-    num_redundant: int
-    whole_since: NDArray[np.int64]
-    is_complete: bool
 
 
 def by_chunk(columns: Columns, starts: RankSets) -> Iterator[ChunkBlock]:
@@ -113,53 +75,85 @@ def landing_order(
 
 def replay(
     sums: Sums, chunks: SumChunks, ends: LinkEnds, num_ranks: int, *, is_large: bool, by_trees: bool = True
-) -> Replayed:
-    """Replay sums, and set ``sums.gathers``."""
-    slot = np.concatenate(([0], np.cumsum(ends.first[sums.link + 1] - ends.middle[sums.link])))
-    buffers = Buffers(
-        np.empty(num_ranks, np.int64), np.empty(num_ranks, np.int64), np.empty(num_ranks, bool),
-        np.empty(len(sums.link), np.int64), np.empty(len(sums.link), bool), slot, np.empty(slot[-1], bool),
-    )  # fmt: skip
-    accepted = np.zeros(len(chunks.root), bool)
-    num_redundant = redundant = count = 0
-    if by_trees:
-        num_redundant = fitted(accept_trees, is_large)(sums, chunks, ends, buffers, accepted)
-    others, whole_since = np.flatnonzero(~accepted), np.full(len(accepted), NEVER)
-    faults = np.empty((0, 6), np.int64)
-    for most in (4 * MOST_LISTED, _MOST_WORDS) if len(others) else ():
-        faults = np.empty((most, 6), np.int64)
-        loop = fitted(replay_sums, is_large)
-        count, redundant = loop(sums, chunks, ends, buffers, others, whole_since, faults)
-        if count <= most:
-            break
-    is_complete = count <= len(faults)
-    merged = _merged(faults[:count], sums, chunks)
-    return Replayed(merged, int(num_redundant + redundant), whole_since, is_complete)
+) -> tuple[list[Fault], int, dict[int, int]]:
+    """Replay sums, and set ``sums.gathers``.
 
-
-def _merged(faults: NDArray[np.int64], sums: Sums, chunks: SumChunks) -> list[Fault]:
-    """Faults of single words of contributions as faults of whole sums.
-
-    Codes are in order of precedence: a race makes other faults of an arrival meaningless.
+    Returns the faults, the number of redundant copies, and {chunk: ticks from which its root holds the whole
+    sum} for chunks that do not travel along trees.
     """
-    found: dict[tuple[int, int, int, bool], tuple[int, list[int]]] = {}
-    for chunk, code, send, rank, base, bits in faults.tolist():
-        key = (chunk, send, rank, code in (ABSENT, SHARED))
-        known, ranks = found.get(key, (code, []))
-        if code <= known:
-            places = [base + bit for bit in range(bits.bit_length()) if bits >> bit & 1]
-            found[key] = code, (ranks if code == known else []) + chunks.origins[places].tolist()
-    merged = []
-    for (chunk, send, rank, at_start), (code, ranks) in found.items():
-        time, phase = NEVER, 3
-        if send >= 0:
-            time, phase = int(sums.end[send]), 1 - int(sums.adds[send])
-        if at_start:
-            time, phase = int(sums.start[send]), 2
-        kind, text = _WORDS[code]
-        text = text.format(rank=rank, ranks=", ".join(map(str, sorted(ranks))))
-        merged.append(Fault(time, phase, None if send < 0 else send, chunk, rank, kind, text))
-    return merged
+    accepted = np.zeros(len(chunks.root), bool)
+    faults: list[Fault] = []
+    num_redundant, whole_since = 0, {}
+    if by_trees:
+        state = np.empty(num_ranks, np.int64), np.empty(num_ranks, bool), np.empty_like(sums.link)
+        num_redundant = fitted(accept_trees, is_large)(sums, chunks, ends, *state, accepted)
+    for c in np.flatnonzero(~accepted).tolist():
+        found, redundant, whole_since[c] = _replay_chunk(sums, views(chunks), views(ends), c)
+        faults += found
+        num_redundant += redundant
+    return faults, int(num_redundant), whole_since
+
+
+def _replay_chunk(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[list[Fault], int, int]:
+    """Replay one sum with arbitrary sends, as `replay` does; the contents of buffers are bit masks."""
+    low, root, num_redundant = chunks.first[c], chunks.root[c], 0
+    mine = slice(low, chunks.first[c + 1])
+    links, starts, landings, adds = (column[mine].tolist() for column in sums[:4])
+    srcs = [ends.rank[ends.first[e] : ends.middle[e]].tolist() for e in links]
+    dsts = [ends.rank[ends.middle[e] : ends.first[e + 1]].tolist() for e in links]
+    held = {r: 1 << r for r in chunks.origins[chunks.given[c] : chunks.given_end[c]].tolist()}
+    whole = sum(held.values())
+    whole_since = -NEVER if held.get(root) == whole else NEVER
+    last: dict[int, tuple[int, bool, int]] = {}  # the last arrival at a rank: end, adds, bits
+    taken: dict[int, int] = {}  # send -> contributions under way
+    faults = []
+    events = [(time, 1 - adds[i], i) for i, time in enumerate(landings)]
+    events += [(time, 2, i) for i, time in enumerate(starts)]
+    for time, phase, i in sorted(events):
+        found: list[tuple[int, str, str]] = []
+        if phase == 2:
+            bits = 0
+            for rank in srcs[i]:
+                parts = held.get(rank, 0)
+                if not parts:
+                    text = f"rank {rank} does not hold the chunk when the send starts"
+                    found.append((rank, "presence", text))
+                if bits & parts:
+                    text = f"sources both hold contributions of ranks {ranks_text(bits & parts)}"
+                    found.append((rank, "double-count", text))
+                bits |= parts
+            holders = [*srcs[i], root] if root >= 0 else srcs[i]
+            sums.gathers[low + i] = any(held.get(rank, 0) != whole for rank in holders)
+            taken[i] = bits
+        for rank in dsts[i] if phase < 2 and taken[i] else ():
+            bits, before = taken[i], held.get(rank, 0)
+            when, added, brought = last.get(rank, (-NEVER, True, 0))
+            if when == time and not (adds[i] and added) and (adds[i] or added or bits != brought):
+                text = "arrives together with another value that it replaces or is replaced by"
+                found.append((rank, "race", text))
+            elif adds[i] and before & bits:
+                text = f"adds contributions of ranks {ranks_text(before & bits)} that the rank already holds"
+                found.append((rank, "double-count", text))
+            elif not adds[i] and before & ~bits:
+                text = f"wipes out contributions of ranks {ranks_text(before & ~bits)}"
+                found.append((rank, "lost-contribution", text))
+            num_redundant += not adds[i] and bits == before
+            held[rank] = before | bits if adds[i] else bits
+            last[rank] = time, adds[i], bits
+            if rank == root and held[rank] == whole:
+                whole_since = min(whole_since, time)
+        faults += [Fault(time, phase, low + i, c, *each) for each in found]
+    for rank in chunks.wanted[chunks.want[c] : chunks.want_end[c]].tolist():
+        missing = whole & ~held.get(rank, 0)
+        if missing:
+            text = f"the sum lacks contributions of ranks {ranks_text(missing)}"
+            faults.append(Fault(NEVER, 3, None, c, rank, "postcondition", text))
+    return faults, num_redundant, whole_since
+
+
+def ranks_text(bits: int) -> str:
+    """Ranks of a bit mask, as text."""
+    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)
 
 
 class SumReplay:
@@ -171,77 +165,58 @@ class SumReplay:
 
     def __init__(self, columns: Columns, *, tells_phases: bool) -> None:
         self.reducing = np.zeros(len(columns) if tells_phases else 0, bool)
-        self.num_redundant, self._is_complete = 0, True
-        self._faults: list[Fault] = []
-        collective = columns.collective
+        self.num_redundant, self._faults, counts = 0, list[Fault](), Counter[str]()
+        collective, is_large = columns.collective, columns.is_large
         is_updated = collective.update_us_per_mb is not None
         for some in by_chunk(columns, collective.origin_sets):
-            found = replay(
-                some.sums,
-                some.chunks,
-                columns.ends,
-                collective.num_ranks,
-                is_large=columns.is_large,
-                by_trees=not is_updated,
+            low, at, sums, chunks = some
+            faults, num_redundant, whole_since = replay(
+                sums, chunks, columns.ends, collective.num_ranks, is_large=is_large, by_trees=not is_updated
             )
-            self.num_redundant += found.num_redundant
-            self._is_complete &= found.is_complete
-            faults = found.faults + (unupdated(columns, some, found) if is_updated else [])
-            self._faults += [
-                each._replace(
-                    chunk=some.low + each.chunk, send=None if each.send is None else int(some.at[each.send])
-                )
-                for each in faults
-            ]
+            self.num_redundant += num_redundant
+            if is_updated:
+                faults += _unupdated(columns, some, faults, whole_since)
+            for each in faults:
+                send = None if each.send is None else int(at[each.send])
+                counts[each.kind] += 1
+                if counts[each.kind] <= MOST_LISTED + 1:  # one more than is listed
+                    self._faults.append(each._replace(chunk=low + each.chunk, send=send))
             if tells_phases:
-                self.reducing[some.at] = some.sums.gathers
+                self.reducing[at] = sums.gathers
 
     def report(self, findings: Findings) -> None:
         """Report all faults, in order of time."""
         for _, _, send, chunk, rank, kind, text in sorted(self._faults, key=_when):
             findings.report(kind, text, send, rank=rank, chunk=chunk)
-        if not self._is_complete:
-            findings.is_complete = False
 
 
 def _when(fault: Fault) -> tuple[int, int, int]:
     return fault.time, fault.phase, fault.chunk if fault.send is None else fault.send
 
 
-def unupdated(columns: Columns, some: ChunkBlock, found: Replayed) -> list[Fault]:
-    """Whole sums that leave a root before it has updated them, or end without its update."""
-    (_, _, sums, chunks), ends, ticks = some, columns.ends, columns.ticks
-    lacking = {(each.chunk, each.rank) for each in found.faults if each.kind == "postcondition"}
-    faults = []
-    for c, since in enumerate(found.whole_since.tolist()):
-        root = int(chunks.root[c])
-        us = (columns.collective.update_us_per_mb or 0) * Fraction(
-            columns.problem.chunk_bytes[some.low + c], 10**6
-        )
-        ready = max(since, 0) + us * ticks.per_us
-        has: set[int] = set()  # ranks that hold the updated sum
-        under_way: set[int] = set()
-        low, high = int(chunks.first[c]), int(chunks.first[c + 1])
-        events = [(int(sums.end[i]), 0, i) for i in range(low, high)]
-        events += [(int(sums.start[i]), 1, i) for i in range(low, high)]
-        for time, starts, i in sorted(events):
-            first, middle, last = (
-                int(column[sums.link[i] + k])
-                for column, k in ((ends.first, 0), (ends.middle, 0), (ends.first, 1))
-            )
-            if not starts:
-                has.update(ends.rank[middle:last].tolist() if i in under_way else ())
-                continue
-            for rank in ends.rank[first:middle].tolist():
-                if rank in has:
-                    under_way.add(i)
-                elif rank == root and since <= time:
-                    under_way.add(i)
-                    if time < ready:
-                        text = f"the server updates the sum until {ticks.us(ready)} us"
-                        faults.append(Fault(time, 2, i, c, rank, "update", text))
-        for rank in columns.collective.chunks[some.low + c].destinations:
-            if rank != root and rank not in has and (c, rank) not in lacking:
+def _unupdated(
+    columns: Columns, some: ChunkBlock, faults: list[Fault], whole_since: dict[int, int]
+) -> Iterator[Fault]:
+    """Yield whole sums that leave a root before it has updated them, or end without its update."""
+    low, _, sums, chunks = some
+    links, per_us = columns.topology.links, columns.ticks.per_us
+    us_per_mb = columns.collective.update_us_per_mb or 0
+    lacking = {(each.chunk, each.rank) for each in faults if each.kind == "postcondition"}
+    for c, whole in whole_since.items():
+        data, root = columns.collective.chunks[low + c], int(chunks.root[c])
+        us = us_per_mb * Fraction(columns.problem.chunk_bytes[low + c], 10**6)
+        ready = max(whole, 0) + us * per_us
+        since: dict[int, int] = {}  # tick from which a rank holds the updated sum
+        for i in range(int(chunks.first[c]), int(chunks.first[c + 1])):
+            link, start, end = links[sums.link[i]], int(sums.start[i]), int(sums.end[i])
+            for rank in link.srcs:
+                is_updated = since.get(rank, NEVER) <= start
+                if not is_updated and rank == root and whole <= start < ready:
+                    text = f"the server updates the sum until {columns.ticks.us(ready)} us"
+                    yield Fault(start, 2, i, c, rank, "update", text)
+                if is_updated or (rank == root and whole <= start):
+                    since |= {dst: min(end, since.get(dst, end)) for dst in link.dsts}
+        for rank in data.destinations:
+            if rank != root and rank not in since and (c, rank) not in lacking:
                 text = f"the sum is not that which rank {root}, its server, updated"
-                faults.append(Fault(NEVER, 3, None, c, rank, "update", text))
-    return faults
+                yield Fault(NEVER, 3, None, c, rank, "update", text)

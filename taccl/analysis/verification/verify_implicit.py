@@ -26,8 +26,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.analysis.verification.columns import LinkEnds, is_large
-from taccl.analysis.verification.sum_loops import SumChunks, Sums
+from taccl.analysis.verification.columns import MANY, LinkEnds
+from taccl.analysis.verification.loops import SumChunks, Sums
 from taccl.analysis.verification.sums import landing_order, replay
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.schedule.implicit import ImplicitSchedule
@@ -243,9 +243,9 @@ class _Judge:
         ends = LinkEnds(
             np.arange(0, 2 * len(item) + 2, 2), 2 * rows + 1, np.stack((src, dst), axis=1).ravel()
         )
-        found = replay(sums, chunks, ends, self.num_ranks, is_large=is_large(len(item)))
-        self.num_redundant += found.num_redundant
-        for fault in found.faults[:1]:
+        faults, num_redundant, _ = replay(sums, chunks, ends, self.num_ranks, is_large=len(item) >= MANY)
+        self.num_redundant += num_redundant
+        for fault in sorted(faults, key=lambda each: each[:2])[:1]:
             row = None if fault.send is None else int(order[fault.send])
             at = f"item {fault.chunk} at place {fault.rank}: " if row is None else ""
             self.report(fault.kind, f"{at}{fault.text}", row)
