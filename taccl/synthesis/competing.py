@@ -31,13 +31,19 @@ from taccl.topology.recognise import dimensions
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
-#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; any other takes 1.
+#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; and any other.
 _BUILD_S = {
-    "one-shot": 0.2, "swing": 0.5, "bine": 0.8, "recursive": 0.8, "pairwise": 1.1, "hierarchical": 1.0,
-    "tree": 1.5, "ring": 3.5, "multiplying": 4.5,
+    "one-shot": 0.12, "swing": 0.13, "bine": 0.15, "tree": 0.15, "recursive": 0.2, "hierarchical": 0.3,
+    "pairwise": 0.3, "ring": 0.4, "multiplying": 0.65,
 }  # fmt: skip
-#: Finishes first, as a rule.
-_BEST = "multiplying"
+_OTHER_BUILD_S = 0.3
+#: Those that finish first as a rule, the best first.
+_RANKED = (
+    "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bine", "swing", "one-shot",
+)  # fmt: skip
+#: How much longer than the quickest a first one may take to build.
+_FIRST_TIMES = 2.0
+_BEST = _RANKED[0]
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
 _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
@@ -46,7 +52,7 @@ _COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
 #: Work on the verifier and the bound at the end, for each link and transfer; and its largest share of time.
 _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
 #: Work on a baseline, for each arrival, link, and transfer that names what travels.
-_BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 3e-4, 2e-5, 1e-5
+_BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: Seconds of work for baselines before the search in any case, but at most this share of the time.
 _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.6
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
@@ -92,10 +98,10 @@ def offer_first(search: Search) -> None:
     _offer_quickest(search, until, until_best)
 
 
-def offer_rest(search: Search, found: Schedule | CompactSchedule) -> None:
+def offer_rest(search: Search, found: Schedule | CompactSchedule | None) -> None:
     """Offer the baselines that were not made yet, in the time that a search has left; the quickest first.
 
-    - `found`: What the search found, in its own chunks.
+    - `found`: What the search found, if anything, in its own chunks.
     """
     if isinstance(found, Schedule):
         share_baselines(search.problem, found.problem)
@@ -118,7 +124,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     suggesting = search.parameters.suggesting
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
     few = (
-        (_BUILD_S.get(name, 1.0), soonest_cut_us(whole), name)
+        (_BUILD_S.get(name, _OTHER_BUILD_S), soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
     )
@@ -150,19 +156,23 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 def _offer_quickest(
     search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
 ) -> None:
-    """Offer baselines that were not made yet, until a time; and the best as a rule until another."""
+    """Offer baselines that were not made yet, until a time; and the best as a rule until another.
+
+    The first is one that is about as quick to build as any. The others follow by their rank.
+    """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
     if problem.collective.is_met:
         return
     builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
-    order = sorted(builds_s.keys() - {*_made(problem), *apart}, key=lambda name: (builds_s[name], name))
+    left = sorted(builds_s.keys() - {*_made(problem), *apart}, key=_rank)
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
-    while order:
+    while left:
         is_known = search.best is not None
-        name = _BEST if is_known and _BEST in order else order[0]
-        order.remove(name)
+        quick_s = math.inf if is_known else _FIRST_TIMES * min(builds_s[name] for name in left)
+        name = next(name for name in left if builds_s[name] <= quick_s)
+        left.remove(name)
         limit = until_best if name == _BEST else until
         if is_known and builds_s[name] * busy_factor() > limit.left_s:
             continue
@@ -178,6 +188,11 @@ def _offer_quickest(
                 best = name
     message = f"{'last' if apart else 'first'}: {best or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+
+
+def _rank(name: str) -> int:
+    """Place of a baseline among those that finish first as a rule; behind them where it is not known."""
+    return _RANKED.index(name) if name in _RANKED else len(_RANKED)
 
 
 def quickest_first(problem: Problem) -> list[str]:
@@ -199,7 +214,7 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
         if name not in _APART
     }
     found = {
-        name: per_link_s + _BUILD_S.get(name, 1.0) * count / 10_000
+        name: per_link_s + _BUILD_S.get(name, _OTHER_BUILD_S) * count / 10_000
         for name, count in transfers.items()
         if count <= most_transfers
     }

@@ -91,7 +91,7 @@ class PortfolioParameters(_Group):
     least_improve_s: float = 3.0
     # Most arrivals of chunks for which baselines compete after the search, and their share of the time where
     # more comes after them.
-    baseline_arrivals: int = 6_000
+    baseline_arrivals: int = 20_000
     baseline_share: float = 0.5
     baseline_least_s: float = 0.1  # baselines that take less are tried once the time is over, too
     # Shares of the time for baselines before the search, and for the best of them as a rule; and the most

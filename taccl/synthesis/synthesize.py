@@ -248,43 +248,50 @@ def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
 
 def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Result:
     """The best schedule without switches that add: of the baselines, or of the search after them."""
-    first = whole = Search(replace(problem, chunks_open=False), options, limit)
+    whole = Search(replace(problem, chunks_open=False), options, limit)
     _check_room(whole.problem, options, limit)
+    competes = options.backend in ("auto", "greedy") and options.keeps_sends
+    tried, found = [whole], None
     choice = "the first schedule, as time was up before another was found"
     try:
-        if options.backend in ("auto", "greedy") and options.keeps_sends:
+        if competes:
             offer_first(whole)
             if problem.chunks_open:
-                share = _CUT_SHARE
-                first = offer_cut(whole, cut, limit.sooner(share * limit.left_s))
-        found = _search_in_chunks(problem, options, limit, first, whole.problem)
-    except KeyboardInterrupt:
-        first.interrupt()
-        if first.best is None:
-            raise
-        return first.result(choice)
-    except NoSolutionError as error:
-        if first.best is None:
-            raise
-        first.ran_out = True
-        if not isinstance(error, OutOfTime):
-            first.notes.append(f"the search found no schedule: {error}")
-    else:
-        if found.stopped != "bound met" and not limit.cancellation.why:
-            whole.stages = list(found.stages)
-            offer_rest(whole, found.schedule)
-            known = [first, whole]
-            if problem.chunks_open and whole.best is not None:
-                kept_s = reserve_s(problem, limit.left_s, options.parameters.budget)
-                known.append(offer_cut(whole, cut, limit.later(-kept_s)))
-            first = min(known, key=lambda each: math.inf if each.best is None else each.best.finish)
-            found = replace(found, stages=tuple(whole.stages))
-        if first.best is None or found.schedule.finish <= first.best.finish:
-            return found
+                tried.append(offer_cut(whole, cut, limit.sooner(_CUT_SHARE * limit.left_s)))
+        found = _search_in_chunks(problem, options, limit, tried[-1], whole.problem)
         choice = f"{found.choice}; a baseline in other chunks finishes sooner"
-        first.stages, first.notes = list(found.stages), [*found.notes]
-    first.look_for_bound()
-    return first.result(choice)
+    except KeyboardInterrupt:
+        if all(each.best is None for each in tried):
+            raise
+        whole.interrupt()
+    except NoSolutionError as error:
+        if all(each.best is None for each in tried):
+            raise
+        whole.ran_out = True
+        if not isinstance(error, OutOfTime):
+            whole.notes.append(f"the search found no schedule: {error}")
+    is_met = found is not None and found.stopped == "bound met"
+    if competes and not is_met and not limit.cancellation.why:
+        with limit.interruptible():
+            tried += _offer_rest(problem, whole, None if found is None else found.schedule)
+    best = min(tried, key=lambda each: math.inf if each.best is None else each.best.finish)
+    if found is not None and (best.best is None or found.schedule.finish <= best.best.finish):
+        stopped = "interrupted" if whole.interrupted else found.stopped
+        seconds = time.monotonic() - options.began_s
+        return replace(found, stages=tuple(whole.stages), stopped=stopped, seconds=seconds)
+    best.ran_out |= whole.ran_out
+    best.notes = [*whole.notes, *(() if found is None else found.notes)]
+    best.look_for_bound()
+    return best.result(choice)
+
+
+def _offer_rest(problem: Problem, whole: Search, found: Schedule | CompactSchedule | None) -> list[Search]:
+    """Offer the baselines that were not made yet in the time left; a search for those in finer chunks."""
+    offer_rest(whole, found)
+    if not problem.chunks_open or whole.best is None:
+        return []
+    kept_s = reserve_s(problem, whole.deadline.left_s, whole.parameters.budget)
+    return [offer_cut(whole, cut, whole.deadline.later(-kept_s))]
 
 
 def _check_room(problem: Problem, options: Options, limit: Deadline) -> None:

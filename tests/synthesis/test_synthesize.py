@@ -348,7 +348,7 @@ class TestLimits:
         result = brief_synthesis(small(collective), progress=lambda *news: heard.append(news))
         doing = [what for what, _, _ in heard]
         prefixes = ("reduce: ", "spread: ") if collective == "allreduce" else ("",)
-        assert f"{prefixes[0]}greedy" in doing
+        assert f"{prefixes[0]}list scheduler" in doing
         for prefix in prefixes:
             own = [news for news in heard if news[0].startswith(prefix)]
             finishes = [finish for _, finish, _ in own if finish is not None]
