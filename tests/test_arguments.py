@@ -306,9 +306,9 @@ GIVEN: dict[str, dict[str, object]] = {
     "verify": {"schedule": "@schedule"},
     "lower_bound": {
         "problem": "@problem", "divisible": False, "in_network": None, "budget_s": 1.0, "limit_s": None,
-        "finish": None,
+        "end_s": None, "finish": None,
     },
-    "prices": {"problem": "@problem", "schedule": None},
+    "prices": {"problem": "@problem", "schedule": None, "time_limit_s": None},
     "bound.gap": {"finish": 100},
     "simulate": {
         "schedule": "@schedule", "size": None, "alpha": None, "profile": None, "topology": None, "tiles": 1,

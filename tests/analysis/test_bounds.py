@@ -16,6 +16,7 @@ from taccl.analysis.certificates import bounds, cuts
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.verification.verify import verify
+from taccl.deadline import OutOfTime
 from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
@@ -294,6 +295,27 @@ def test_with_no_time_something_crosses_a_border_all_the_same() -> None:
     bound = lower_bound(problem, budget_s=0.0)
     assert bound.bound >= 50 * Fraction("20.5")
     assert bound.check()
+
+
+def test_the_bound_so_far_is_returned_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument after the latency never ends: the bound is the latency."""
+    find = bounds._claims
+
+    def endless(*args: object, **how: object) -> Iterator[object]:
+        yield next(find(*args, **how))  # type: ignore[arg-type]
+        while True:
+            pass
+
+    monkeypatch.setattr(bounds, "_claims", endless)
+    problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
+    assert lower_bound(problem, end_s=0.05).kind == "latency"
+
+
+def test_without_any_bound_at_the_end_time_is_up() -> None:
+    """Not even the latency was worked out."""
+    problem = make_problem(mesh(3, 3), collectives.allgather(9), chunk_bytes=MB)
+    with pytest.raises(OutOfTime):
+        lower_bound(problem, end_s=0.0)
 
 
 def test_where_no_program_is_solved_one_set_alone_charges(monkeypatch: pytest.MonkeyPatch) -> None:

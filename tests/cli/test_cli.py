@@ -368,6 +368,19 @@ class TestHelp:
 class TestBaseline:
     """``taccl baseline``."""
 
+    @pytest.mark.parametrize("name", ["best", "ring"])
+    def test_the_fastest_by_the_limit_is_the_answer(self, run, monkeypatch, name):
+        """Once the schedule's share of the time has passed, the answer says that faster ones were not sought."""
+        monkeypatch.setattr("taccl.cli.verbs.baseline._SCHEDULE_SHARE", 0.0)
+        code, out, err = run("baseline", name, *SMALL)
+        assert (code, "verified" in out) == (0, True)
+        assert "stopped by the time limit; this is the fastest baseline so far" in err
+
+    def test_without_any_baseline_by_the_limit_more_time_is_asked_for(self, run):
+        """The exit code is 1: no schedule was found."""
+        code, _, err = run("baseline", "ring", *SMALL, "--time-limit", "0.000001")
+        assert (code, "give more time" in err) == (1, True)
+
     def test_json(self, run_json):
         """A baseline has the figures of a synthesized result."""
         code, values = run_json("baseline", "ring", *SMALL)
@@ -565,7 +578,7 @@ class TestErrors:
     def test_exit_codes(self, run, run_json, monkeypatch, error, code):
         """Each kind of error has its code, one line on stderr, and one object under ``--json``."""
 
-        def fail(_):
+        def fail(*_, **__):
             raise error
 
         monkeypatch.setattr(taccl, "prices", fail)

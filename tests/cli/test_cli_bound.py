@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import taccl
+from taccl.analysis.certificates.cost_of_sketch import prices
 from tests.cli.words import SKETCH, SMALL
 
 RING = ("--topology", "ring:4", "--size", "4KB")
@@ -51,6 +52,13 @@ class TestBound:
         assert "bound     917.4 us for 1 chunk per rank\n" in out
         gap = next(line.split(maxsplit=1)[1] for line in found.splitlines() if line.startswith("  gap"))
         assert f"gap       {gap}\n" in out
+
+    def test_a_passed_limit_is_said(self, run, monkeypatch):
+        """The bound that was found by then is shown, with a warning."""
+        monkeypatch.setattr(taccl, "prices", lambda problem, time_limit_s: prices(problem))
+        code, out, err = run("bound", *SMALL, "--time-limit", "0.000001")
+        assert (code, "1 us over all chunkings" in out) == (0, True)
+        assert "stopped by the time limit; these are the highest bounds so far" in err
 
     def test_price_of_a_sketch_is_shown(self, run):
         """Under a sketch it is said what that costs."""

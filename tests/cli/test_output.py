@@ -123,7 +123,7 @@ def test_ctrl_c_that_became_another_error(capsys, monkeypatch, error):
     import taccl
     from taccl.cli import main
 
-    def interrupted(_):
+    def interrupted(*_, **__):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt:

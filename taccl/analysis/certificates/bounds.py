@@ -73,6 +73,7 @@ def lower_bound(
     in_network: bool = False,
     budget_s: Duration = _CUTS_S,
     limit_s: Duration | None = None,
+    end_s: Duration | None = None,
     finish: Fraction | None = None,
 ) -> Certificate:
     """Best proven lower bound of the declared problem: topology, collective and sketch.
@@ -94,6 +95,9 @@ def lower_bound(
     limit_s : float, optional
         Seconds after which these, too, are abandoned; small problems get at least 1.5 s. Beyond 60,000 ends
         of chunks, the result may then be the latency bound alone.
+    end_s : float, optional
+        Seconds after which the best bound so far is returned, of small problems, too; `OutOfTime` if there
+        is none.
     finish : Fraction, optional
         Finish of a schedule, in microseconds. A bound that meets it is the best possible, and ends the
         search.
@@ -105,7 +109,12 @@ def lower_bound(
         that adds them up. The error names the rank, the chunk and the clause.
     """
     if problem.release_us or problem.due_us:
-        given: dict[str, Any] = {"divisible": divisible, "in_network": in_network, "limit_s": limit_s}
+        given: dict[str, Any] = {
+            "divisible": divisible,
+            "in_network": in_network,
+            "limit_s": limit_s,
+            "end_s": end_s,
+        }
         return _of_late_parts(problem, partial(lower_bound, **given), budget_s, finish)
     began = time.monotonic()
     check_possible(problem)
@@ -113,7 +122,7 @@ def lower_bound(
     if divisible:
         problem = merging_freely(problem)
     demand = NeededSends(as_spreading(problem))
-    claims = _claims(
+    found = _claims(
         demand,
         divisible=divisible,
         in_network=in_network,
@@ -121,6 +130,14 @@ def lower_bound(
         limit=math.inf if limit_s is None else began + limit_s,
         enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
     )
+    claims: list[Claim] = []
+    try:
+        with Deadline(math.inf if end_s is None else began + end_s).enforced():
+            for claim in found:
+                claims.append(claim)
+    except OutOfTime:
+        if not claims:
+            raise
     best = max(claims, key=lambda claim: (claim.ticks, -_PREFERRED.index(claim.kind)))
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, in_network)

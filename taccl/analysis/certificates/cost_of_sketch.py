@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.every_cut import stronger
-from taccl.arguments import checked
+from taccl.arguments import Duration, checked
+from taccl.deadline import Deadline
 from taccl.problem import Problem
 from taccl.schedule.schedule import Schedule
 
@@ -61,18 +63,37 @@ class Prices:
 
 
 @checked
-def prices(problem: Problem, schedule: Schedule | None = None) -> Prices:
+def prices(
+    problem: Problem, schedule: Schedule | None = None, *, time_limit_s: Duration | None = None
+) -> Prices:
     """Costs of the sketch, of whole chunks, and of the search, as relative differences.
 
     The first two compare lower bounds: with and without the clauses, and for whole and divisible data.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its sketch and its chunks are priced.
+    schedule : Schedule, optional
+        Its finish is what the search cost.
+    time_limit_s : float, optional
+        Seconds after which the best bounds so far are compared; `OutOfTime` if one is missing.
     """
+    deadline = Deadline.after(math.inf if time_limit_s is None else time_limit_s)
     free = replace(problem.clauses.only("merge"), symmetry=problem.clauses.symmetry)
-    divisible = lower_bound(problem, divisible=True)
+
+    def bound(of: Problem, *, divisible: bool, share: float) -> Certificate:
+        if time_limit_s is None:
+            return lower_bound(of, divisible=divisible)
+        part_s = share * deadline.left_s
+        return lower_bound(of, divisible=divisible, budget_s=part_s, limit_s=part_s, end_s=part_s)
+
+    is_free = free == problem.clauses
+    divisible = bound(problem, divisible=True, share=1 / 2 if is_free else 1 / 3)
+    whole = bound(problem, divisible=False, share=1.0 if is_free else 1 / 2)
+    without = whole if is_free else bound(replace(problem, clauses=free), divisible=False, share=1.0)
     return Prices(
-        stronger(lower_bound(problem, divisible=False), divisible),
-        lower_bound(replace(problem, clauses=free), divisible=False),
-        divisible,
-        None if schedule is None else schedule.finish,
+        stronger(whole, divisible), without, divisible, None if schedule is None else schedule.finish
     )
 
 

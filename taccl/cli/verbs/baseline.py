@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import time
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_output, add_problem_options, option, problem_from_options
-from taccl.cli.output import Answer, check_output, with_file
+from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
+    add_output,
+    add_problem_options,
+    option,
+    problem_from_options,
+)
+from taccl.cli.output import Answer, check_output, say, with_file
+from taccl.deadline import OutOfTime
 from taccl.errors import InputError
 from taccl.names import matching, table
+
+if TYPE_CHECKING:
+    from taccl.deadline import Deadline
+    from taccl.problem import Problem
+    from taccl.schedule.schedule import Schedule
+
+#: Share of the time limit for the schedule; the rest is for its verification and bounds.
+_SCHEDULE_SHARE = 0.6
+#: Seconds for the bound without a limit.
+_BOUND_S = 20.0
 
 
 def add(verb: ArgumentParser) -> None:
@@ -17,6 +37,7 @@ def add(verb: ArgumentParser) -> None:
     verb.add_argument("name", nargs="?", metavar="NAME", help="one of --list, or best of all but nccl")
     option(verb, "--list", "list the baselines")
     add_problem_options(verb, collective_required=False)
+    add_limit(verb, default=60.0)
     add_output(verb, "write the schedule to a file")
 
 
@@ -35,7 +56,7 @@ def run(options: Namespace) -> Answer:
     check_output(options)
     problem = problem_from_options(options)
     began = time.perf_counter()
-    schedule = taccl.baselines.baseline(options.name, problem)
+    schedule = _schedule(options.name, problem, options.deadline)
     took_s = time.perf_counter() - began
     taccl.verify(schedule).raise_if_failed()
     is_nccl, notes = bool(matching(options.name, ["nccl"])), list(schedule.problem.notes)
@@ -45,11 +66,15 @@ def run(options: Namespace) -> Answer:
         considered = taccl.baselines.nccl_choices(problem)
         bounded, said = nccl_bounded(problem, schedule, considered[0])
         notes += said
-    bound = taccl.lower_bound(bounded, divisible=False)
+    left_s = max(LEAST_S, options.deadline.left_s)
+    bound = taccl.lower_bound(
+        bounded, divisible=False, budget_s=min(_BOUND_S, left_s), limit_s=left_s, end_s=left_s
+    )
     result = Result(schedule, bound, f"baseline {options.name}", (), took_s, notes=tuple(notes))
     if problem.chunks_open:
-        result = result.over_all_chunkings()
-    answer = result_answer(result)
+        with suppress(OutOfTime), options.deadline.enforced():
+            result = result.over_all_chunkings()
+    answer = result_answer(result, options.deadline)
     if is_nccl:
         choices = [each._asdict() for each in considered]
         names = ("algorithm", "protocol", "channels", "latency_us", "gb_per_s", "time_us")
@@ -58,3 +83,20 @@ def run(options: Namespace) -> Answer:
             text += "\nnvls: none, as no switch here adds up all ranks' data"
         answer = Answer(text, answer.values | {"considered": choices})
     return with_file(answer, schedule, options)
+
+
+def _schedule(name: str, problem: Problem, deadline: Deadline) -> Schedule:
+    """The fastest schedule of a baseline that is found in time; `OutOfTime` if none is."""
+    limit = deadline.sooner(_SCHEDULE_SHARE * deadline.left_s)
+    with deadline.enforced():
+        if matching(name, ["best"]):
+            found = taccl.baselines.best(problem, time_limit_s=max(LEAST_S, limit.left_s))
+        elif matching(name, ["nccl"]):
+            return taccl.baselines.nccl(problem)
+        else:
+            found = taccl.baselines.baseline(name, problem, cut=False)
+            with suppress(OutOfTime), limit.enforced():
+                found = taccl.baselines.baseline(name, problem)
+    if limit.has_passed:
+        say("warning: stopped by the time limit; this is the fastest baseline so far")
+    return found

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.cli.options import add_problem_options, option, problem_from_options, refuse, schedule_in
-from taccl.cli.output import Answer, picked
+from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
+    add_problem_options,
+    option,
+    problem_from_options,
+    refuse,
+    schedule_in,
+)
+from taccl.cli.output import Answer, picked, say
 from taccl.cli.programs import followed, following_values, program_in
 from taccl.cli.things import held_by
+from taccl.deadline import OutOfTime
 from taccl.names import note_lines, table
 from taccl.units import format_gap, format_us
 
@@ -18,6 +28,8 @@ if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.problem import Problem
 
+#: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for switches.
+_PRICES_SHARE = 0.75
 #: Whose problem is bounded where a file holds it, and which further options leave nothing to be said.
 _OF_NOUN = {"program": ("time_unit_us",), "schedule": ("nodes", "profile", "size")}
 
@@ -26,6 +38,7 @@ def add(verb: ArgumentParser) -> None:
     """Declare the options."""
     also = "; or a file with a schedule or a program"
     add_problem_options(verb, also=also, collective_required=False)
+    add_limit(verb, default=60.0)
     option(verb, "--check", "work the proof out again from its witness alone")
 
 
@@ -59,14 +72,21 @@ def _bounded(problem: Problem, options: Namespace) -> tuple[Answer, Certificate]
     """A lower bound, what limits, and what the sketch and whole chunks have to do with it; as text, too."""
     from taccl.cli.text import title_of
 
-    prices = taccl.prices(problem)
+    prices = taccl.prices(problem, time_limit_s=max(LEAST_S, _PRICES_SHARE * options.deadline.left_s))
     bound, whole = prices.bound, f"whole chunks cost {prices.chunks:+.2%}"
     other = "all chunkings", f"{_brief(prices.divisible)}; {whole}"
     if problem.chunks_open:  # what was asked holds for any number of chunks
         bound, other = prices.divisible, (f"for {bound.scope}", f"{_brief(bound)}; {whole}")
     collective, in_switches = problem.collective, None
     if collective.combining and any(min(len(c.origins), len(c.destinations)) > 1 for c in collective.chunks):
-        in_switches = taccl.lower_bound(problem, in_network=True)  # several ranks need one sum of several
+        # Several ranks need one sum of several.
+        left_s = max(LEAST_S, options.deadline.left_s)
+        with suppress(OutOfTime):
+            in_switches = taccl.lower_bound(
+                problem, in_network=True, budget_s=left_s, limit_s=left_s, end_s=left_s
+            )
+    if options.deadline.has_passed:
+        say("warning: stopped by the time limit; these are the highest bounds so far")
     proven = bound.check() if options.check else None
     rows = [
         ("bound", bound.text),
