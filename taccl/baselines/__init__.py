@@ -101,14 +101,15 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
     made: dict[str, Schedule] = {}
 
     def attempt(name: str, *, cut: bool) -> Schedule | None:
+        """The schedule of a baseline; None if it is unsupported, late, or one-shot and known to be slower."""
+        least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
         with suppress(CollectiveError, OutOfTime), deadline.enforced() if made else nullcontext():
+            if BASELINES[name] is one_shot and not cut and least_one_shot_us(problem) > least_us:
+                return None
             return BASELINES[name](problem, cut=cut)
         return None
 
     for name in sorted(BASELINES, key=lambda name: _SLOW.index(name) if name in _SLOW else -1):
-        least_us = min((schedule.finish_us for schedule in made.values()), default=math.inf)
-        if BASELINES[name] is one_shot and least_one_shot_us(problem) > least_us:
-            continue
         if (found := attempt(name, cut=False)) is not None:
             made[name] = found
     if not made:

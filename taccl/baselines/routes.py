@@ -65,7 +65,7 @@ class ShortestRoutes:
     def route(self, src: int, dst: int) -> list[int]:
         """The links of a shortest route, in order; `TopologyError` if none lead from `src` to `dst`."""
         direct = self.direct(src, dst)
-        # Any other way takes a link out of the one, and another into the other.
+        # Any other route has a link out of `src` and another one into `dst`.
         if direct is not None and direct[0] <= self._least_out[src] + self._least_into[dst]:
             return [direct[1]]
         lengths = self._lengths(src)
@@ -74,6 +74,8 @@ class ShortestRoutes:
                 f"no links lead from rank {src} to rank {dst}; every rank must reach every other",
                 where=self._topology.name,
             )
+        if direct is not None and lengths[dst] == self._length(direct[0]):
+            return [direct[1]]
         links: list[int] = []
         at = dst
         while at != src:

@@ -7,7 +7,6 @@ with scratch space does. So it can still send its own contribution alone after o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -17,13 +16,19 @@ from taccl.arguments import checked
 from taccl.baselines.lanes import turns_of
 from taccl.baselines.moves import Sends, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import cut_while_it_pays, fastest, require_no_derivations, run, without_sketch
+from taccl.baselines.spread import (
+    cut_while_it_pays,
+    fastest,
+    require_no_derivations,
+    run,
+    starts_of,
+    without_sketch,
+)
+from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from taccl.baselines.lanes import Floats
     from taccl.baselines.moves import Ints
     from taccl.problem import Problem
@@ -125,47 +130,48 @@ def _fastest_order(problem: Problem) -> Sends:
 
 
 def _exchange(problem: Problem) -> Sends:
-    topology, routes = problem.topology, ShortestRoutes.of(problem)
-    chunk, src, dst = np.array(list(_pairs(problem)), np.int64).reshape(-1, 3).T
+    """Sends in steps of the pairwise exchange; relayed chunks are passed on while the next step begins."""
+    topology, (chunk, src, dst) = problem.topology, _pairs(problem)
+    pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
     far, near = _shifts(topology, src, dst)
-    route_of = [routes.route(*ends) for ends in zip(src.tolist(), dst.tolist(), strict=True)]
-    num_hops = np.array([len(route) for route in route_of], np.int64)
     # Relayed chunks first: direct ones fill the time of the last hops.
-    order = np.lexsort((chunk, dst, src, near, -num_hops, far))
-    number = np.unique(np.stack((far, -num_hops, near)), axis=1, return_inverse=True)[1].ravel()
-    # While chunks of one step are relayed, those of the next set out.
-    row = np.repeat(order, num_hops[order])
-    hop = np.arange(len(row)) - np.repeat(np.cumsum(num_hops[order]) - num_hops[order], num_hops[order])
-    link = np.array([link for i in order.tolist() for link in route_of[i]], np.int64)
-    step = number[row] + hop
-    pair = src[row] * topology.num_ranks + dst[row]
-    turn, busy_us = np.empty(len(row), np.int64), exchange_us(problem)
-    for each in range(int(step.max(initial=-1)) + 1):
-        here = np.flatnonzero(step == each)
-        # One turn for all chunks of a pair.
-        first = np.flatnonzero(np.diff(pair[here], prepend=-1))
-        turns = turns_of([topology.holds_of_link[e] for e in link[here][first].tolist()], busy_us)
-        turn[here] = np.repeat(turns, np.diff(np.append(first, len(here))))
-    order = np.lexsort((turn, step))
-    row, link, pair, step = row[order], link[order], pair[order], step[order]
-    message = np.cumsum((np.diff(pair, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
-    return sends_over(problem, chunk[row], link, message)
+    keys = np.stack((far, -np.bincount(pair, minlength=len(chunk)), near))
+    number = np.unique(keys, axis=1, return_inverse=True)[1].ravel()
+    step = number[pair] + hop
+    order = np.lexsort((chunk[pair], dst[pair], src[pair], number[pair], step))
+    pair, link, step = pair[order], link[order], step[order]
+    ends = src[pair] * topology.num_ranks + dst[pair]
+    # One turn of a step for all chunks of two ranks.
+    first = np.flatnonzero((np.diff(ends, prepend=-1) != 0) | (np.diff(step, prepend=-1) != 0))
+    busy_us, turns = exchange_us(problem), list[int]()
+    for here in np.split(first, np.flatnonzero(np.diff(step[first])) + 1):
+        turns += turns_of([topology.holds_of_link[e] for e in link[here].tolist()], busy_us)
+    message = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
+    order = np.lexsort((np.array(turns, np.int64)[message], step))
+    return sends_over(problem, chunk[pair[order]], link[order], message[order])
 
 
 def exchange_us(problem: Problem) -> Floats:
     """(resources,) us for which the bytes of a pairwise exchange keep each resource busy."""
-    routes, held = ShortestRoutes.of(problem), problem.topology.holds_of_link
-    us = np.zeros(len(problem.topology.resources))
-    for c, src, dst in _pairs(problem):
-        for hold in chain.from_iterable(held[link] for link in routes.route(src, dst)):
-            us[hold.resource] += problem.chunk_bytes[c] / 1e6 * float(hold.beta_us_per_mb)
-    return us
+    topology, holds = problem.topology, hold_columns(problem.topology)
+    chunk, src, dst = _pairs(problem)
+    pair, _, link = ShortestRoutes.of(problem).hops(src, dst)
+    size = np.array(problem.chunk_bytes, dtype=float)[chunk[pair]]
+    mb = np.bincount(link, size, len(topology.links)) / 1e6
+    us_per_mb = np.array([float(hold.beta_us_per_mb) for hold in topology.holds])
+    busy = np.bincount(holds.resource, mb[holds.link] * us_per_mb, len(topology.resources))
+    return busy.astype(float)
 
 
-def _pairs(problem: Problem) -> Iterator[tuple[int, int, int]]:
-    """(chunk, its start, another rank) for each destination of each chunk."""
-    for c, chunk in enumerate(problem.collective.chunks):
-        yield from ((c, chunk.origins[0], dst) for dst in chunk.destinations if dst != chunk.origins[0])
+def _pairs(problem: Problem) -> tuple[Ints, Ints, Ints]:
+    """Columns of chunk, start and destination: one row for each other rank at which a chunk ends."""
+    starts, ends = starts_of(problem), problem.collective.destination_sets
+    counts = np.array([len(ranks) for ranks in ends.sets], np.int64)
+    chunk = np.repeat(np.arange(len(starts)), counts[ends.of_chunk])
+    ranks = [np.array(each, np.int64) for each in ends.sets]
+    dst = np.concatenate([np.zeros(0, np.int64), *(ranks[i] for i in ends.of_chunk.tolist())])
+    rows = np.flatnonzero(dst != starts[chunk])
+    return chunk[rows], starts[chunk[rows]], dst[rows]
 
 
 def _shifts(topology: Topology, src: Ints, dst: Ints) -> tuple[Ints, Ints]:

@@ -110,6 +110,15 @@ def test_the_best_baseline_skips_what_lists_too_much(monkeypatch):
     assert verify(best(problem)).ok
 
 
+def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
+    """One-shot sums that have more transfers than supported do not keep others from being the best."""
+    monkeypatch.setattr("taccl.baselines.moves._MOST_TRANSFERS", 2_000)
+    problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB", chunks_per_rank=1)
+    with pytest.raises(CollectiveError, match="expected at most 1000"):
+        BASELINES["one-shot"](problem, cut=False)
+    assert verify(best(problem, cut=False)).ok
+
+
 def test_the_best_baseline_so_far_is_returned_once_time_is_up():
     """With hardly any time, the first baseline that supports the collective is the best."""
     problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
