@@ -17,9 +17,16 @@ import numpy as np
 from taccl.baselines.channels import chain_channels, ring_channels
 from taccl.baselines.lanes import Lanes, is_allreduce
 from taccl.baselines.moves import Moves, check_number, routed
-from taccl.baselines.ring import around
+from taccl.baselines.ring import on_rings
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import cut_chunks, fastest, require_everywhere, run, starts_of, without_sketch
+from taccl.baselines.spread import (
+    cut_chunks,
+    fastest,
+    held_at_start,
+    require_everywhere,
+    run,
+    without_sketch,
+)
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -287,17 +294,9 @@ def _pieces(num_chunks: int, lanes: Lanes) -> _Columns:
 
 def _round(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:
     """Sends of chunks that are dealt out to the rings, rank by rank, and go round them by way of relays."""
-    starts, num = starts_of(problem), len(lanes.hops)
-    chunks = np.argsort(starts, kind="stable")
-    number = np.arange(len(starts)) - np.searchsorted(starts[chunks], starts[chunks])
-    moves: list[Row] = []
-    for ring, hops in enumerate(lanes.hops):
-        order = [src for src, _ in (hops[::-1] if backwards else hops)]
-        here = chunks[number % num == ring]
-        place = np.argsort(order)[starts[here]]
-        by_place = np.argsort(place, kind="stable")
-        moves += around(order, here[by_place], place[by_place])
-    return routed(problem, Moves.of(moves))
+    holder, chunk, number = held_at_start(problem)
+    rings = [[src for src, _ in (hops[::-1] if backwards else hops)] for hops in lanes.hops]
+    return routed(problem, Moves.of(on_rings(rings, holder, chunk, number % len(rings))))
 
 
 def _down(problem: Problem, *, lanes: Lanes, backwards: bool = False) -> Sends:

@@ -12,16 +12,16 @@ from taccl.arguments import checked
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
-from taccl.baselines.ring import around, find_rings
+from taccl.baselines.ring import around, find_rings, on_rings
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     cut_chunks,
     cut_while_it_pays,
     fastest,
     fastest_form,
+    held_at_start,
     require_no_derivations,
     run,
-    starts_of,
 )
 from taccl.collectives import make
 from taccl.errors import CollectiveError, TopologyError
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.arguments import Count, Size
-    from taccl.baselines.moves import Row, Sends
+    from taccl.baselines.moves import Sends
     from taccl.problem import Problem
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
@@ -211,24 +211,20 @@ def _between_nodes(problem: Problem, *, cut: bool) -> Schedule:
 
 def _two_levels(problem: Problem, *, inside: str) -> Sends:
     """Chunks go round rings of the ranks of one place in all nodes, and then through each node."""
-    topology, starts = problem.topology, starts_of(problem)
+    topology, (holder, held, _) = problem.topology, held_at_start(problem)
     nodes = np.array(topology.ranks_of_node)
     num_nodes, size = nodes.shape
-    first_node, local = (np.array(each)[starts] for each in (topology.node_of_rank, topology.local_rank))
-    moves: list[Row] = []
-    for place, column in enumerate(nodes.T):
-        chunks = np.flatnonzero(local == place)
-        chunks = chunks[np.argsort(first_node[chunks], kind="stable")]
-        moves += around(column, chunks, first_node[chunks])
+    first_node, local = (np.array(each)[holder] for each in (topology.node_of_rank, topology.local_rank))
+    moves = list(on_rings(nodes.T, holder, held, local))
     # A rank now holds the chunks that started at its place of any node; those held longest go first.
     walk = np.arange(size)
     if inside == "ring":
         ring = find_rings(topology, ShortestRoutes.of(problem).ticks)[0]
         walk = np.array(topology.local_rank)[ring[:size]]
-    chunk, node = (each.ravel() for each in np.indices((len(starts), num_nodes)))
-    place = np.argsort(walk)[local[chunk]]
-    order = np.lexsort((chunk, (node - first_node[chunk]) % num_nodes, node, place))
-    chunk, node, place = chunk[order], node[order], place[order]
+    row, node = (each.ravel() for each in np.indices((len(held), num_nodes)))
+    place = np.argsort(walk)[local[row]]
+    order = np.lexsort((row, (node - first_node[row]) % num_nodes, node, place))
+    chunk, node, place = held[row[order]], node[order], place[order]
     if inside == "ring":
         for number, ranks in enumerate(nodes):
             here = node == number

@@ -16,7 +16,7 @@ from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
-from taccl.baselines.spread import cut_while_it_pays, fastest, require_no_derivations, run, starts_of
+from taccl.baselines.spread import cut_while_it_pays, fastest, held_at_start, require_no_derivations, run
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import listed
 
@@ -208,8 +208,7 @@ def _is_bound(
 
 def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Sends:
     """Chunks that cross to another node are gathered there while more cross, and not passed on further."""
-    starts = starts_of(problem)
-    chunks = np.argsort(starts, kind="stable")
+    holder, chunk, _ = held_at_start(problem)
     moves: list[Row] = []
     for part in range(len(plan.parts)):
         steps = [(place, each) for place, each in enumerate(times.timeline(plan)[1]) if part in each.parts]
@@ -219,6 +218,6 @@ def _node_by_node(problem: Problem, *, times: StepTimes, plan: StepPlan) -> Send
             return np.full(len(chunk), not keeps or verbs[step] != "sum")
 
         turns = [times.grid.turns(each.digit) for _, each in steps]
-        for step, chunk, src, dst, adds in swaps(starts[chunks], chunks, turns, goes):
-            moves.append((steps[step][0], chunk, src, dst, adds))
+        for step, sent, src, dst, adds in swaps(holder, chunk, turns, goes):
+            moves.append((steps[step][0], sent, src, dst, adds))
     return routed(problem, Moves.of(moves))

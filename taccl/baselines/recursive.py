@@ -15,7 +15,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_no_derivations, run, starts_of
+from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_no_derivations, run
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -204,13 +204,11 @@ def _sums_everywhere(problem: Problem) -> bool:
 
 
 def _spread(problem: Problem, *, parts: Sequence[Partners], bound: Bound | None) -> Sends:
-    starts = starts_of(problem)
-    chunks = np.argsort(starts, kind="stable")
-    place = np.arange(len(starts)) - np.searchsorted(starts[chunks], starts[chunks])
+    holder, chunk, place = held_at_start(problem)
     moves: list[Row] = []
     for part, steps in enumerate(parts):
-        here = chunks[place % len(parts) == part]
-        moves += swaps(starts[here], here, steps, bound)
+        here = place % len(parts) == part
+        moves += swaps(holder[here], chunk[here], steps, bound)
     return routed(problem, Moves.of(moves))
 
 

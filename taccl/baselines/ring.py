@@ -13,13 +13,13 @@ import numpy as np
 from taccl.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
-from taccl.baselines.spread import cut_while_it_pays, fastest_form, require_everywhere, run, starts_of
+from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_everywhere, run
 from taccl.caching import cached
 from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import ArrayLike
 
@@ -110,18 +110,25 @@ def around(
             yield first + step, chunk, order[..., at % size], order[..., (at + way) % size], adds
 
 
+def on_rings(
+    rings: Iterable[ArrayLike], holder: Ints, chunk: Ints, dealt: Ints, *, ways: int = 1
+) -> Iterator[Row]:
+    """Moves of chunks from their holders round the rings to which they are dealt.
+
+    - `holder`, `chunk`, `dealt`: Rank, chunk, and number of its ring; arrays of one length.
+    """
+    for number, order in enumerate(rings):
+        ranks, here = np.argsort(order), np.flatnonzero(dealt == number)
+        place = ranks[np.searchsorted(order, holder[here], sorter=ranks)]
+        by_place = np.argsort(place, kind="stable")
+        yield from around(order, chunk[here][by_place], place[by_place], ways=ways)
+
+
 def _go_round(problem: Problem, *, max_rings: int, ways: int) -> Sends:
     rings = find_rings(problem.topology, ShortestRoutes.of(problem).ticks)[:max_rings]
-    starts = starts_of(problem)
-    dealt = _dealt([_slowest_step(problem, order) for order in rings], len(starts))
-    chunks = np.argsort(starts, kind="stable")
-    moves: list[Row] = []
-    for number, order in enumerate(rings):
-        here = chunks[dealt == number]
-        place = np.argsort(order)[starts[here]]
-        by_place = np.argsort(place, kind="stable")
-        moves += around(order, here[by_place], place[by_place], ways=ways)
-    return routed(problem, Moves.of(moves))
+    holder, chunk, _ = held_at_start(problem)
+    dealt = _dealt([_slowest_step(problem, order) for order in rings], len(chunk))
+    return routed(problem, Moves.of(on_rings(rings, holder, chunk, dealt, ways=ways)))
 
 
 def _dealt(slowest: Sequence[int], count: int) -> Ints:

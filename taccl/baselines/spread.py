@@ -15,9 +15,7 @@ from taccl.schedule.combine import reduction_half, spreading_half
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
-    from taccl.baselines.moves import Sends
+    from taccl.baselines.moves import Ints, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
@@ -140,10 +138,18 @@ def without_sketch(problem: Problem) -> Problem:
     return replace(problem, clauses=problem.clauses.only("merge"))
 
 
-def starts_of(problem: Problem) -> NDArray[np.int64]:
+def starts_of(problem: Problem) -> Ints:
     """(num_chunks,) rank at which each chunk starts; of several origins, the first."""
     origins = problem.collective.origin_sets
     return np.array([ranks[0] for ranks in origins.sets], np.int64)[origins.of_chunk]
+
+
+def held_at_start(problem: Problem) -> tuple[Ints, Ints, Ints]:
+    """Rank, rising, and number of each chunk, and its place among those that start at its rank."""
+    starts = starts_of(problem)
+    chunk = np.argsort(starts, kind="stable")
+    holder = starts[chunk]
+    return holder, chunk, np.arange(len(chunk)) - np.searchsorted(holder, holder)
 
 
 def require_no_derivations(problem: Problem, *, baseline: str) -> None:
