@@ -117,7 +117,7 @@ class StepTimes:
             counts[k] = -(-num_chunks // held_by)
         ready, free = [0.0] * len(left), np.zeros(len(self.problem.topology.resources))
 
-        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats]:
+        def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
             verb, digit = head
             share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
             return self._step(share, digit, verb != "scatter")
@@ -126,10 +126,10 @@ class StepTimes:
         while any(left):
             starts = []
             for k in (k for k, steps in enumerate(left) if steps):
-                ticks, busy = takes(left[k][0], [k])
+                ticks, _, used = takes(left[k][0], [k])
                 if ticks == math.inf:
                     return ticks, []
-                starts.append((max(ready[k], float(free[busy > 0].max(initial=0))), k))
+                starts.append((max(ready[k], float(free[used].max(initial=0))), k))
             since, first = min(starts)
             head, some = left[first][0], [first]
             alike = [k for _, k in starts if left[k][0] == head and k != first]
@@ -137,8 +137,8 @@ class StepTimes:
                 then, alone = max(since, ready[k]), since + float(takes(head, some)[1].max())
                 if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
                     since, some = then, [*some, k]
-            ticks, busy = takes(head, some)
-            free[busy > 0] = since + busy[busy > 0]
+            ticks, busy, used = takes(head, some)
+            free[used] = since + busy[used]
             for k in some:
                 del left[k][0]
                 ready[k] = since + ticks
@@ -161,15 +161,17 @@ class StepTimes:
         found: Ints = chunks[chunks // plan.block % len(plan.parts) == part]
         return found
 
-    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats]:
-        """Estimated ticks of an exchange of messages of `count` chunks, and ticks that each resource is held.
+    def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
+        """Ticks of an exchange of messages of `count` chunks, by estimate, and holds of resources.
+
+        Returns the ticks, those for which each resource is held, and the resources that are held at all.
 
         - `is_same`: True if a rank sends the same to all, which crosses no link twice.
         """
         return self._exchange(max(1, round(count)), digit, is_same)
 
     @cached
-    def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats]:
+    def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats, Ints]:
         total = np.zeros(len(self.problem.topology.resources))
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
         sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
@@ -179,7 +181,7 @@ class StepTimes:
             np.maximum.at(rest, resource, rest_alpha + num_chunks / sends[merges] * rest_beta)
             ticks += float((busy + rest).max())
             total += busy
-        return ticks, total
+        return ticks, total, np.flatnonzero(total)
 
     @cached
     def _loads(self, digit: Digit, is_same: bool) -> list[tuple[NDArray[Any], ...]]:
