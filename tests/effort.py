@@ -40,7 +40,12 @@ HASTY = taccl.SearchParameters.from_dict(
             **BRIEF.to_dict()["portfolio"],
             **dict.fromkeys(("joint_share", "routing_share", "job_shop_share"), 0.1 / AMPLE_S),
         },
-        "budget": {"bound_share": 0.1 / AMPLE_S, "most_bound_share": 0.5 / AMPLE_S},
+        "budget": {
+            "bound_share": 0.1 / AMPLE_S,
+            "most_bound_share": 0.5 / AMPLE_S,
+            "least_every_s": 0,
+            "most_every_s": 0,
+        },
         "suggesting": {"most_suggest_s": AMPLE_S, "ranking_runs": 2, "sketches": 1},
     }
 )

@@ -103,6 +103,8 @@ def short_searches(monkeypatch):
     for name in ("_FIRST_S", "_SMALL_S", "_LEAST_S"):
         monkeypatch.setattr(bounds, name, BOUND_SECONDS)
     monkeypatch.setattr(sizes, "_SIZES", sizes._SIZES[::6])
+    some = ("ring", "tree", "pairwise")
+    monkeypatch.setattr(sizes, "BASELINES", {name: sizes.BASELINES[name] for name in some})
     for module in (sizes, taccl.plot):
         monkeypatch.setattr(module, "bandwidths", two_sizes)
     with joblib.parallel_config(backend="sequential"):

@@ -238,7 +238,7 @@ NAMES = tuple(name for name in collectives.COLLECTIVES if not name.startswith("m
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=600)
+@fuzzed(few=8, many=600)
 @given(seed=seeds, combining=st.booleans())
 def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining: bool) -> None:
     """Whatever the problem: the bound is at most the finish, and the gap says so."""
@@ -251,7 +251,7 @@ def test_no_schedule_of_the_list_scheduler_beats_the_bound(seed: int, combining:
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=2500)
+@fuzzed(few=8, many=2500)
 @given(
     seed=seeds,
     combining=st.booleans(),
@@ -284,7 +284,7 @@ def test_named_collectives_have_valid_certificates(
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=300)
+@fuzzed(few=8, many=300)
 @given(topology=fabrics(), name=st.sampled_from(NAMES))
 def test_no_baseline_beats_the_bound(topology: Topology, name: str) -> None:
     """Every baseline that supports the collective on the topology."""
@@ -314,7 +314,7 @@ def test_no_baseline_beats_the_bound_on_a_machine(machine: object, name: str) ->
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=700)
+@fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
     """Whole chunks only raise a bound: none of their schedules finishes before that over all chunkings."""
@@ -324,7 +324,7 @@ def test_divisible_data_is_no_slower(seed: int, combining: bool) -> None:
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=700)
+@fuzzed(few=8, many=700)
 @given(seed=seeds)
 def test_switches_that_reduce_are_no_slower(seed: int) -> None:
     """To grant reduction inside switches only lowers a bound."""
@@ -333,7 +333,7 @@ def test_switches_that_reduce_are_no_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=700)
+@fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_a_bound_in_no_time_still_holds(seed: int, combining: bool) -> None:
     """With no budget there is a bound all the same, which holds and is no better than with one."""
@@ -369,7 +369,7 @@ def test_beyond_timed_borders_whole_chunks_are_counted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@fuzzed(few=20, many=700)
+@fuzzed(few=8, many=700)
 @given(seed=seeds, combining=st.booleans())
 def test_bounds_without_times_hold(seed: int, combining: bool) -> None:
     """They prove what they say, and say no more than those with times."""
