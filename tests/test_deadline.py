@@ -36,7 +36,7 @@ from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.chunks import choose_with_sketches
 from taccl.synthesis.suggesting.plans import find_shape
 from taccl.synthesis.suggesting.suggest import suggest_for
-from tests.effort import cpu_s
+from tests.effort import AMPLE_S, cpu_s
 from tests.fuzzing import some, thinned
 
 PAST = Deadline(0.0)
@@ -242,7 +242,7 @@ class TestRun:
     def test_time_limit_stops_a_kernel(self):
         """After a tenth of a second it is told to stop, and what it has is returned."""
         limit = Deadline.after(0.1)
-        assert limit.run(lambda: kernel_that_waits(limit)) == "stopped"
+        assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
 
     def test_time_limit_without_a_result(self):
         """A kernel that finds nothing in time is `OutOfTime`."""
@@ -253,7 +253,7 @@ class TestRun:
             raise NoSolutionError("nothing")
 
         with pytest.raises(OutOfTime):
-            limit.run(fails)
+            limit.run(fails, patience_s=AMPLE_S)
 
     def test_what_does_not_end_is_left_behind(self):
         """Work that never looks at the deadline is not waited for; nothing is thrown into its thread."""
@@ -268,7 +268,7 @@ class TestRun:
         """It reaches the thread that waits, and what the kernel has is returned."""
         limit = Deadline()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert limit.run(lambda: kernel_that_waits(limit)) == "stopped"
+        assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
         assert limit.cancellation.why == "interrupted"
 
     def test_later_kernels_are_stopped_too(self):
@@ -279,7 +279,7 @@ class TestRun:
             kernel_that_waits(limit)
             return kernel_that_waits(limit), limit.has_passed
 
-        assert limit.run(two) == ("stopped", True)
+        assert limit.run(two, patience_s=AMPLE_S) == ("stopped", True)
 
     def test_deadlines_of_one_task_are_cancelled_together(self):
         """One that is made of another knows that Ctrl-C came; one of another task does not."""
@@ -292,10 +292,15 @@ class TestRun:
 
     def test_news_of_how_far_it_is(self):
         """Seconds so far, what the kernel is doing, and the part that it says is done."""
-        told, limit = [], Deadline.after(0.6)
-        limit.run(lambda: kernel_that_waits(limit), tell=lambda *what: told.append(what))
-        assert told
-        assert all(past > 0 and known == ["waiting", 0.25] for past, *known in told)
+        told, limit = [], Deadline()
+
+        def hear(*what):
+            told.append(what)
+            raise KeyboardInterrupt  # which ends it
+
+        limit.run(lambda: kernel_that_waits(limit), tell=hear, patience_s=AMPLE_S)
+        [(past, *known)] = told
+        assert past > 0 and known == ["waiting", 0.25]
 
 
 class TestScopes:

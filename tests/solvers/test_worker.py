@@ -17,6 +17,7 @@ import pytest
 
 from taccl.solvers.memory import tells_of_memory
 from taccl.solvers.worker import run_task
+from tests.effort import AMPLE_S
 
 DRILLS = "tests.solvers.faults:"
 
@@ -55,13 +56,23 @@ def test_workers_are_reused():
 
 def test_tasks_at_once_have_a_process_each():
     """A second task does not wait for the first."""
-    begun = Event()
+    begun, enough = Event(), Event()
+
+    def until_enough(_):
+        begun.set()
+        if enough.is_set():
+            raise KeyError("enough")
+
     with ThreadPoolExecutor() as pool:
-        slow = pool.submit(drill, "linger", time_limit_s=3, on_progress=lambda _: begun.set())
-        assert begun.wait(20)
-        assert drill("echo").status == "done"
-        assert not slow.done()
-    assert slow.result().status == "done"
+        slow = pool.submit(drill, "linger", time_limit_s=AMPLE_S, on_progress=until_enough)
+        try:
+            assert begun.wait(60)
+            assert drill("echo").status == "done"
+            assert not slow.done()
+        finally:
+            enough.set()
+        with pytest.raises(KeyError, match="enough"):
+            slow.result()
 
 
 @pytest.mark.slow

@@ -9,12 +9,19 @@ from taccl.errors import TopologyError
 from tests.measure.logs import table
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """The profile that a fit writes, as text."""
+    log = tmp_path_factory.mktemp("fit") / "a.log"
+    log.write_text(table())
+    return taccl.fit([str(log)], "dgx-h100").to_toml()
+
+
 @pytest.fixture
-def profile(tmp_path):
-    """The profile that a fit writes, and its file."""
-    (tmp_path / "a.log").write_text(table())
+def profile(fitted, tmp_path):
+    """A file of that profile."""
     path = tmp_path / "mine.toml"
-    path.write_text(taccl.fit([str(tmp_path / "a.log")], "dgx-h100").to_toml())
+    path.write_text(fitted)
     return path
 
 
