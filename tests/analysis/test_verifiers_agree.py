@@ -381,7 +381,9 @@ def assert_agreed(compact: CompactSchedule, *, told: object = "", judges_data: b
     full = verify(whole)
     kinds = {v.kind for v in full.violations}
     said = f"{told}\n{full}\n{short}\n{whole.problem.clauses}\n"
-    assert {v.kind for v in short.violations} == kinds, said
+    told_of_columns = {v.kind for v in short.violations}
+    # After a race, which value stays depends on the order of equal starts, and so do later faults.
+    assert told_of_columns == kinds or "race" in told_of_columns & kinds, said
     assert (full.num_redundant, full.finish_us) == (short.num_redundant, short.finish_us), said
     if judges_data:
         assert data_is_sound(whole) == kinds.isdisjoint(OF_DATA), f"{said}{whole.table()}"
