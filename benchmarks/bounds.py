@@ -2,13 +2,14 @@
 
 Every bound is checked from its witness. Seconds are CPU seconds over all threads, for the bound alone.
 Building the topology and the problem, and the check, are counted separately. ``figures`` have divisible data
-on the profile ``nominal``, without alpha. ``gaps`` compares the finishes that ``benchmarks.quality`` recorded
+on the profile ``nominal``, without alpha. ``kinds`` counts the problems in which each kind of bound is the
+best. ``gaps`` compares the finishes that ``benchmarks.quality`` recorded
 with recomputed bounds. ``small`` does so for small alltoalls, which are latency-bound. ``--plot`` needs
 matplotlib.
 
 Examples
 --------
-    python -m benchmarks.bounds                               # figures, speed, growth, gaps, small
+    python -m benchmarks.bounds                               # figures, speed, growth, gaps, small, kinds
     python -m benchmarks.bounds --part figures --part gaps
     python -m benchmarks.bounds --output benchmarks/results/bounds.json --plot docs/images/bounds-growth.svg
 """
@@ -19,9 +20,11 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +32,10 @@ import taccl
 from benchmarks.cases import CASES, te_ccl
 from benchmarks.report import on_logarithms, parser_of, picture, shown, summed_up
 from benchmarks.scale_fabrics import h100, rail_rings, random_regular
+from taccl.analysis.certificates.bounds import claims_of
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
+from taccl.analysis.certificates.readings import merging_freely
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
@@ -125,6 +130,17 @@ GROWTH: tuple[tuple[str, str, Callable[[int], Topology], tuple[int, ...]], ...] 
         ("DGX-H100", lambda n: h100(n // 8)()), ("random 8-regular", lambda n: random_regular(n, 8)),
     )
 )  # fmt: skip
+
+
+#: Problems of `kinds`: every machine on some numbers of nodes, or fabric, with every collective and size.
+MACHINES = (
+    *((name, nodes) for name in ("ndv2", "dgx1", "dgx2", "dgx-a100", "dgx-h100", "h200", "b200", "mi300x")
+      for nodes in (1, 2, 4)),
+    *((name, 1) for name in
+      ("gb200-nvl72", "ring:8", "torus:4x4", "mesh:4x4", "hypercube:4", "fully-connected:8")),
+)  # fmt: skip
+COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall", "broadcast", "gather")
+SIZES = (10**3, MB, 64 * MB)
 
 
 def main() -> int:
@@ -242,6 +258,33 @@ def small() -> Iterator[Row]:
         yield about | row | {"gap": gap, "gap_at_most": case.gap, "met": met}
 
 
+def kinds() -> Iterator[Row]:
+    """Number of problems in which each kind of bound is the best, and the best alone; whole chunks first."""
+    for divisible in (False, True):
+        best, alone, leads = Counter[str](), Counter[str](), defaultdict[str, list[float]](list)
+        began, total = time.process_time(), 0
+        for (name, nodes), collective, size in product(MACHINES, COLLECTIVES, SIZES):
+            topology = taccl.topologies.parse(name, nodes=nodes if nodes > 1 else None)
+            problem = taccl.make_problem(topology, collective, size_bytes=size)
+            if divisible:
+                problem = merging_freely(problem)
+            ticks = dict[str, Fraction]()
+            for claim in claims_of(problem, divisible=divisible):
+                ticks[claim.kind] = max(ticks.get(claim.kind, Fraction(0)), Fraction(claim.ticks))
+            total += 1
+            most = max(ticks.values())
+            winners = [kind for kind, each in ticks.items() if each == most]
+            best.update(winners)
+            if len(winners) == 1 and len(ticks) > 1:
+                alone.update(winners)
+                leads[winners[0]].append(float(most / sorted(ticks.values())[-2] - 1))
+        for kind, count in best.most_common():
+            lead = statistics.median(leads[kind]) if leads[kind] else None
+            scope = "all chunkings" if divisible else "whole chunks"
+            row = {"scope": scope, "problems": total, "cpu_s": round(time.process_time() - began, 1)}
+            yield row | {"kind": kind, "best": count, "alone": alone[kind], "lead": lead, "met": True}
+
+
 _LIMITS: Column = ("limited by", "bound_limits", "<40")
 _COST: tuple[Column, ...] = (
     ("case", "case", "<21"), ("collective", "collective", "<10"), ("ranks", "ranks", ">5"),
@@ -265,6 +308,11 @@ PARTS: dict[str, tuple[Callable[[], Iterator[Row]], tuple[Column, ...]]] = {
         ("alltoall", "case", "<14"), ("bytes", "size_bytes", ">9"), ("finish", "finish_us", ">9.2f"),
         ("bound", "bound_us", ">9.2f"), ("gap", "gap", ">7.2%"), ("<=", "gap_at_most", ">6.1%"),
         ("CPU s", "cpu_s", ">6.2f"), _LIMITS,
+    )),
+    "kinds": (kinds, (
+        ("scope", "scope", "<13"), ("kind", "kind", "<14"), ("problems", "problems", ">8"),
+        ("best", "best", ">5"), ("alone", "alone", ">5"), ("lead, median", "lead", ">12.1%"),
+        ("CPU s", "cpu_s", ">6.1f"),
     )),
 }  # fmt: skip
 

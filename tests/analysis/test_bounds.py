@@ -337,6 +337,13 @@ def test_a_bound_that_a_finish_meets_is_enough(monkeypatch: pytest.MonkeyPatch) 
     assert (bound.bound, bound.kind) == (164, "cut counting")
 
 
+def test_the_bound_is_the_largest_claim() -> None:
+    """Of all arguments about a ring of 5, in the scope of its chunks."""
+    problem = problem_of(ring(5), collectives.allgather(5))
+    ticks = max(claim.ticks for claim in bounds.claims_of(problem))
+    assert lower_bound(problem).bound == Fraction(ticks) / problem.costs.ticks_per_us
+
+
 @pytest.mark.slow
 def test_a_finish_ends_the_search_after_each_release_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 174 us, 164 are left for chunks released at 10 us; once they are proven, no later date is tried."""

@@ -32,7 +32,7 @@ from taccl.analysis.certificates.single_machine import single_machine
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.witness import Claim, Late
 from taccl.arguments import Duration, checked
-from taccl.deadline import Deadline, OutOfTime
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
@@ -116,24 +116,20 @@ def lower_bound(
             "end_s": end_s,
         }
         return _of_late_parts(problem, partial(lower_bound, **given), budget_s, finish)
-    began = time.monotonic()
-    check_possible(problem)
     divisible = problem.chunks_open if divisible is None else divisible
     if divisible:
         problem = merging_freely(problem)
-    demand = NeededSends(as_spreading(problem))
-    found = _claims(
-        demand,
-        divisible=divisible,
-        in_network=in_network,
-        deadline=began + budget_s,
-        limit=math.inf if limit_s is None else began + limit_s,
-        enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
-    )
     claims: list[Claim] = []
     try:
-        with Deadline(math.inf if end_s is None else began + end_s).enforced():
-            for claim in found:
+        with (NEVER if end_s is None else Deadline.after(end_s)).enforced():
+            for claim in claims_of(
+                problem,
+                divisible=divisible,
+                in_network=in_network,
+                budget_s=budget_s,
+                limit_s=limit_s,
+                finish=finish,
+            ):
                 claims.append(claim)
     except OutOfTime:
         if not claims:
@@ -141,6 +137,31 @@ def lower_bound(
     best = max(claims, key=lambda claim: (claim.ticks, -_PREFERRED.index(claim.kind)))
     bound = Fraction(best.ticks) / problem.costs.ticks_per_us
     return Certificate(problem, bound, best.kind, best.limits, best.witness, divisible, in_network)
+
+
+def claims_of(
+    problem: Problem,
+    *,
+    divisible: bool = False,
+    in_network: bool = False,
+    budget_s: float = _CUTS_S,
+    limit_s: float | None = None,
+    finish: Fraction | None = None,
+) -> Iterator[Claim]:
+    """Yield the claims of all arguments about a problem without release dates, as they are found.
+
+    Parameters, and the error if a chunk cannot reach a destination, are those of `lower_bound`.
+    """
+    began = time.monotonic()
+    check_possible(problem)
+    yield from _claims(
+        NeededSends(as_spreading(problem)),
+        divisible=divisible,
+        in_network=in_network,
+        deadline=began + budget_s,
+        limit=math.inf if limit_s is None else began + limit_s,
+        enough=math.inf if finish is None else finish * problem.costs.ticks_per_us,
+    )
 
 
 def _of_late_parts(
