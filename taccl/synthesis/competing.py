@@ -31,12 +31,12 @@ from taccl.topology.recognise import dimensions
 _APART = ("in-network", "servers")
 #: Those that name what travels, and how many transfers they have at most.
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
-#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly; and any other.
+#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
 _BUILD_S = {
     "one-shot": 0.12, "swing": 0.13, "bine": 0.15, "tree": 0.15, "recursive": 0.2, "hierarchical": 0.3,
     "pairwise": 0.3, "ring": 0.4, "multiplying": 0.65,
 }  # fmt: skip
-_OTHER_BUILD_S = 0.3
+_OTHER_BUILD_S = 0.3  # the same for any other
 #: Those that finish first as a rule, the best first.
 _RANKED = (
     "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bine", "swing", "one-shot",

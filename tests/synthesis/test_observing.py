@@ -76,10 +76,10 @@ def test_a_rule_is_not_asked_before_there_is_a_schedule():
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["allgather", "allreduce", "alltoall"])
 def test_stages_account_for_the_time(collective, monkeypatch):
-    """Rows of the stages add up to at least 95 % of the CPU of the search, and to no more than it."""
+    """Rows of the stages add up to 95 % of the CPU of the search, but for 20 ms, and to no more than it."""
     monkeypatch.setattr(time, "monotonic", time.process_time)
     problem = taccl.make_problem(taccl.topologies.dgx1(), collective, size_bytes="1MB")
     result = brief_synthesis(problem)
     table = result.stage_table()
-    assert 0.95 * result.seconds <= table.seconds.sum() <= 1.001 * result.seconds
+    assert 0.95 * result.seconds - 0.02 <= table.seconds.sum() <= 1.001 * result.seconds
     assert (table.seconds >= -1e-6).all()
