@@ -215,7 +215,7 @@ class _Trials:
         """Try a plan with a partitioning and merging; its finish, infinite where it leads nowhere in time.
 
         Where `is_late`, it takes the time it needs, looks for no symmetries, and has the compiled list
-        scheduler first.
+        scheduler first, if that was compiled before.
         """
         # The first may take the time of the bounds, too.
         until = NEVER if is_late else self.deadline if self.found else self.give_up
@@ -229,7 +229,8 @@ class _Trials:
                 self.fitting[plan.name] = fitting_shifts(plain, shifts, deadline=until)
             sketch, applied = self.under(plan, max_merge, per_rank, self.fitting[plan.name])
             until.check()
-            quick = compiled_schedule(applied, self.options, until) if is_late else None
+            # Without time left, kernels that must be compiled first are no help.
+            quick = compiled_schedule(applied, self.options, until) if is_late and are_kept(applied) else None
             schedule = quick or quick_schedule(applied, self.options, until)
         except (SketchError, OutOfTime):  # a chunk has no way under this plan, or its roots lack the symmetry
             return math.inf

@@ -192,6 +192,16 @@ def test_a_limit_too_short_for_any_candidate_leaves_the_first() -> None:
 
 
 @pytest.mark.slow
+def test_nothing_is_compiled_after_the_limit(monkeypatch) -> None:
+    """The first candidate, which is late, is scheduled without kernels that no earlier run has compiled."""
+    module = "taccl.synthesis.suggesting.suggest"
+    monkeypatch.setattr(f"{module}.are_kept", lambda _: False)
+    monkeypatch.setattr(f"{module}.schedule_large", lambda *_, **__: pytest.fail("kernels were compiled"))
+    found = taccl.suggest_sketches(taccl.topologies.ndv2(2), "allgather", size="1MB", time_limit_s=1e-3)
+    assert len(found) == 1
+
+
+@pytest.mark.slow
 def test_a_candidate_that_is_stopped_is_passed_over(monkeypatch) -> None:
     """Time may be up while the compiled list scheduler is under way: then another sketch, or the first, holds."""
     stopped = iter([True])
