@@ -65,7 +65,7 @@ class Options:
     to_file: bool = False
     parameters: SearchParameters = DEFAULTS
     policy: Literal["lp", "greedy"] = "lp"
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def keeps_sends(self) -> bool:
