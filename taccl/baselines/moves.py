@@ -160,7 +160,7 @@ def routed(
     - `sums`, `carries`, (num_moves,) array: Distinct sets of ranks, and the set whose contributions each move
       carries.
     """
-    check_number(problem, _least_transfers(problem))
+    check_least(problem)
     row, hop, link = ShortestRoutes.of(problem).hops(moves.src, moves.dst)
     check_number(problem, len(row) if len(sums) else 0)
     order = np.lexsort((row, hop, moves.step[row]))
@@ -246,6 +246,11 @@ def check_number(problem: Problem, num_transfers: int) -> None:
             "ranks, a baseline of fewer (ring), or synthesize it, which lists transfers in less memory",
             where="baseline",
         )
+
+
+def check_least(problem: Problem) -> None:
+    """Raise `CollectiveError` where any baseline has too many transfers, before one is made."""
+    check_number(problem, _least_transfers(problem))
 
 
 def _least_transfers(problem: Problem) -> int:

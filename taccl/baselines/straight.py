@@ -14,7 +14,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.lanes import turns_of
-from taccl.baselines.moves import Sends, check_number, sends_over
+from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import (
     cut_while_it_pays,
@@ -131,6 +131,7 @@ def _fastest_order(problem: Problem) -> Sends:
 
 def _exchange(problem: Problem) -> Sends:
     """Sends in steps of the pairwise exchange; relayed chunks are passed on while the next step begins."""
+    check_least(problem)
     topology, (chunk, src, dst) = problem.topology, _pairs(problem)
     pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
     far, near = _shifts(topology, src, dst)
