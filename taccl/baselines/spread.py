@@ -95,6 +95,7 @@ def cut_while_it_pays(
     made = _whole(problem)
     if name not in made:
         made[name] = make(without_sketch(problem))
+    finer = finest(problem)
     best, problem = made[name], without_sketch(problem)
     if not best.num_transfers:
         return best
@@ -107,10 +108,16 @@ def cut_while_it_pays(
             break
         if found.finish > pays * best.finish:
             break
-        best, parts = found, 2 * parts
+        finer[name], best, parts = found, found, 2 * parts
         if 2 * found.num_transfers > MANY_CUT:
             break
     return best
+
+
+@cached
+def finest(problem: Problem) -> dict[str, Schedule]:
+    """The best schedules in finer chunks so far, by the name of their algorithm; also after an interrupt."""
+    return {}
 
 
 @cached

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
-from taccl.baselines.spread import soonest_cut_us
+from taccl.baselines.spread import MANY_CUT, finest, soonest_cut_us
 from taccl.caching import cached
 from taccl.deadline import Deadline, OutOfTime, busy_factor
 from taccl.errors import InputError
@@ -59,6 +59,8 @@ _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.6
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 #: Most transfers of a baseline that is tried in finer chunks.
 _CUT_TRANSFERS = 2_000
+#: Seconds to verify one in finer chunks that time ended, at least.
+_CUT_VERIFY_S = 0.5
 
 
 def is_small(problem: Problem) -> bool:
@@ -114,7 +116,8 @@ def offer_rest(search: Search, found: Schedule | CompactSchedule | None) -> None
 def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
     """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
 
-    Those that are quick to build come first, and of equally quick ones those that may gain most.
+    Those that may finish first come first, of those that time suffices for; those that cannot gain anything
+    are left out.
 
     - `cut`: From a problem to the same in chunks of so many parts.
     """
@@ -123,17 +126,25 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
     problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
     suggesting = search.parameters.suggesting
     producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
-    few = (
-        (_BUILD_S.get(name, _OTHER_BUILD_S), soonest_cut_us(whole), name)
+    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
+    few = [
+        (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, soonest_cut_us(whole), name)
         for name, whole in _made(problem).items()
         if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
-    )
-    for *_, name in sorted(few):
+    ]
+    for _, soonest_us, name in sorted(few):
         if until.has_passed:
             break
+        if soonest_us >= finish_us:
+            continue
+        found = None
         with suppress(InputError, OutOfTime), until.enforced():
             found = baseline(name, problem)
             tried.add(name)
+        found = found or finest(problem).get(name)  # what there is of a baseline that time ended
+        if found is None:
+            continue
+        with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
             count = found.problem.collective.chunks_per_rank // parts
             if suggesting.counts_only and count not in suggesting.counts:
                 continue
@@ -208,8 +219,9 @@ def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[s
     """
     per_link_s = 2e-5 * len(problem.topology.links)
     starting, ending = _ends(problem)
+    phases = 1 + problem.collective.sums_up
     transfers = {
-        name: int(starting @ ending) if name == "one-shot" else _arrivals(problem)
+        name: int(starting @ ending) if name == "one-shot" else _arrivals(problem) * phases
         for name in BASELINES
         if name not in _APART
     }

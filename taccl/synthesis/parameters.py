@@ -55,7 +55,7 @@ class BudgetParameters(_Group):
     bound_share: float = 0.2
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of the bound, in any case
-    last_bound_s: float = 2.0  # least time limit of a bound that begins at the end
+    last_bound_s: float = 0.6  # least time limit of a bound that begins at the end
     # For the bound over all chunkings, once the search has ended: what it gets in any case, and at most.
     least_every_s: float = 0.3
     most_every_s: float = 1.0
@@ -97,7 +97,7 @@ class PortfolioParameters(_Group):
     # Shares of the time for baselines before the search, and for the best of them as a rule; and the most
     # transfers of each.
     first_share: float = 0.2
-    best_share: float = 0.4
+    best_share: float = 0.5
     first_transfers: int = 100_000
     # Most transfers of chunks balanced over dimensions, which alone compete at more arrivals.
     balanced_transfers: int = 2_000_000

@@ -401,10 +401,11 @@ def bound_within(
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
     is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
-    last = replace(limit, at_s=math.inf) if is_brief else limit.at_least(budget.last_bound_s)
+    end_s = None if is_brief else max(left_s, budget.last_bound_s)
     try:
-        with last.enforced():
-            return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s)
+        if limit.cancellation.why:
+            limit.check()
+        return lower_bound(problem, budget_s=share * left_s, limit_s=limit_s, end_s=end_s)
     except OutOfTime:
         return no_bound(problem)
 

@@ -120,7 +120,7 @@ def synthesize(
         in turn so that the dimensions' loads are level.
     time_limit_s : float
         Seconds for the whole synthesis, including the compilation of kernels. Baselines come first, in a
-        fifth of the time (the best usually in two fifths), so that a schedule exists. The others run in the
+        fifth of the time (the best usually in a half), so that a schedule exists. The others run in the
         time that the search leaves; work under way at the end is stopped. Without any schedule by then the
         search continues for up to ten seconds.
     threads : int, optional

@@ -948,7 +948,7 @@ def test_time_that_is_kept_for_later_counts_for_the_bound(monkeypatch):
     """Improvement that follows a short search has the bound that a longer one would have."""
     limits = []
     monkeypatch.setattr(
-        searching, "lower_bound", lambda problem, *, budget_s, limit_s: limits.append(limit_s)
+        searching, "lower_bound", lambda problem, *, budget_s, limit_s, end_s: limits.append(limit_s)
     )
     problem = taccl.make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4)
     until, budget = Deadline(time.monotonic() + 100), DEFAULTS.budget

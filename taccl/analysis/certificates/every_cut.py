@@ -11,12 +11,15 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.deadline import OutOfTime
 from taccl.problem import Problem, make_problem
 from taccl.topology.transform import rescaled
 from taccl.units import format_gap, format_us
 
 #: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
+#: Multiple of the budget after which the best claim so far has to do; and moves up to which none is cut off.
+_END_TIMES, _BRIEF_MOVES = 2.0, 5_000
 #: Max pairs of a chunk and a link for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
 #: Relative difference above which both bounds are reported.
@@ -32,14 +35,19 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Ce
     problem = bound.problem
     if bound.divisible:
         return bound
-    if problem.collective.num_chunks * len(problem.topology.links) > _MOST_MOVES:
+    moves = problem.collective.num_chunks * len(problem.topology.links)
+    if moves > _MOST_MOVES:
         return None
     key = f"{__name__}.bound_of_every_cut, in_network={bound.in_network}"
     if key not in problem.cache:
-        problem.cache[key] = lower_bound(
-            _unpadded(problem), divisible=True, in_network=bound.in_network, budget_s=budget_s,
-            limit_s=_LIMIT_TIMES * budget_s,
-        )  # fmt: skip
+        end_s = None if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
+        try:
+            problem.cache[key] = lower_bound(
+                _unpadded(problem), divisible=True, in_network=bound.in_network, budget_s=budget_s,
+                limit_s=_LIMIT_TIMES * budget_s, end_s=end_s,
+            )  # fmt: skip
+        except OutOfTime:
+            return None
     found: Certificate = problem.cache[key]
     return found
 
