@@ -54,7 +54,7 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: Work on a baseline, for each arrival, link, and transfer that names what travels.
 _BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: Seconds of work for baselines before the search in any case, but at most this share of the time.
-_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.6
+_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.75
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 #: Most transfers of a baseline that is tried in finer chunks.
@@ -91,13 +91,18 @@ def offer_first(search: Search) -> None:
     The quickest is offered even if it does not fit. Next comes the one that finishes first as a rule, which
     has a larger share. Each is broken off once its time is up.
     """
-    portfolio, left_s = search.parameters.portfolio, search.deadline.left_s
-    least_s = min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor())
+    portfolio = search.parameters.portfolio
     until, until_best = (
-        search.deadline.sooner(max(share * left_s, least_s))
+        search.deadline.sooner(for_baselines_s(search.deadline, share))
         for share in (portfolio.first_share, portfolio.best_share)
     )
     _offer_quickest(search, until, until_best)
+
+
+def for_baselines_s(limit: Deadline, share: float) -> float:
+    """Seconds for baselines before the search: a share of the time, more where the machine is busy."""
+    left_s = limit.left_s
+    return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
 
 
 def offer_rest(search: Search, found: Schedule | CompactSchedule | None) -> None:

@@ -38,6 +38,7 @@ from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
 from taccl.synthesis.competing import (
     competing_s,
+    for_baselines_s,
     is_small,
     obeying,
     offer_baselines,
@@ -257,7 +258,7 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
         if competes:
             offer_first(whole)
             if problem.chunks_open:
-                tried.append(offer_cut(whole, cut, limit.sooner(_CUT_SHARE * limit.left_s)))
+                tried.append(offer_cut(whole, cut, limit.sooner(for_baselines_s(limit, _CUT_SHARE))))
         found = _search_in_chunks(problem, options, limit, tried[-1], whole.problem)
         choice = f"{found.choice}; a baseline in other chunks finishes sooner"
     except KeyboardInterrupt:
