@@ -106,7 +106,7 @@ def for_baselines_s(limit: Deadline, share: float) -> float:
 
 
 def offer_rest(search: Search, found: Schedule | CompactSchedule | None) -> None:
-    """Offer the baselines that were not made yet, in the time that a search has left; the quickest first.
+    """Offer the baselines that were not made yet, in the time that a search has left, by rank.
 
     - `found`: What the search found, if anything, in its own chunks.
     """

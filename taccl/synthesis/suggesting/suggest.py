@@ -39,7 +39,7 @@ from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts,
 from taccl.topology.topology import Topology
 from taccl.units import parse_size
 
-#: Of the time for the bounds of all proposals at most; seconds for the best one's, and for each other's.
+#: Largest share of the time for bounds of proposals; seconds for the best one's bound, and for each other's.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0
 #: With more hops, once reduced, the compiled list scheduler tries a candidate; with fewer the other, so long.
 _MOST_RANKED_HOPS, _RANKING_S = 40_000, 0.5
