@@ -27,10 +27,11 @@ def shell(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     matplotlib.use("Agg")
-    shell = InteractiveShell()
+    shell = InteractiveShell.instance()  # the one that `display` looks for
     shell.display_formatter.active_types = list(shell.display_formatter.formatters)
     shell.history_manager.enabled = False
     yield shell
+    InteractiveShell.clear_instance()
     pyplot.close("all")
 
 
