@@ -100,23 +100,35 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
         rest = next((each.name for each in parameters if each.kind is each.VAR_POSITIONAL), "")
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         kinds: dict[str, Reader | None] = {}
+        #: {types of positional arguments, names and types of others: those that must be read}.
+        unread: dict[tuple[Any, ...], tuple[list[tuple[int, Reader, str]], list[tuple[str, Reader]]]] = {}
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not kinds:  # what annotations name may be defined later than the function
-                kinds.update(kinds_of(function))
-            for name in () if takes_any or kwargs.keys() <= kinds.keys() else kwargs.keys() - kinds.keys():
-                near = did_you_mean(name, kinds)
-                raise TypeError(
-                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
+            types = (*map(type, args), *kwargs, *map(type, kwargs.values()))
+            if types not in unread:
+                if not kinds:  # what annotations name may be defined later than the function
+                    kinds.update(kinds_of(function))
+                for name in () if takes_any else kwargs.keys() - kinds.keys():
+                    near = did_you_mean(name, kinds)
+                    raise TypeError(
+                        f"{function.__qualname__}() got an unexpected keyword argument {name!r}{near}"
+                    )
+                given = enumerate(zip(itertools.chain(names, itertools.repeat(rest)), args, strict=False))
+                unread[types] = (
+                    [(i, kind, name) for i, (name, value) in given if (kind := _reader(kinds, name, value))],
+                    [(name, kind) for name, value in kwargs.items() if (kind := _reader(kinds, name, value))],
                 )
-            if _are_plain(kinds, names, args) and _are_plain(kinds, kwargs, kwargs.values()):
-                return function(*args, **kwargs)
-            try:
-                args = tuple(_read(kinds, itertools.chain(names, itertools.repeat(rest)), args))
-                kwargs = dict(zip(kwargs, _read(kinds, kwargs, kwargs.values()), strict=True))
-            except InputError as found:
-                raise error(found.message, where=found.where) from None
+            by_place, by_name = unread[types]
+            if by_place or by_name:
+                values = list(args)
+                try:
+                    for i, kind, name in by_place:
+                        values[i] = kind.read(values[i], name)
+                    kwargs |= {name: kind.read(kwargs[name], name) for name, kind in by_name}
+                except InputError as found:
+                    raise error(found.message, where=found.where) from None
+                return function(*values, **kwargs)
             return function(*args, **kwargs)
 
         return call  # type: ignore[return-value]
@@ -124,23 +136,10 @@ def checked_as(error: type[InputError]) -> Callable[[T], T]:
     return decorate
 
 
-def _are_plain(kinds: Mapping[str, Reader | None], names: Collection[str], values: Collection[Any]) -> bool:
-    """True if functions take all values as they are, as nearly always; this is cheaper than reading them."""
-    if len(values) > len(names):
-        return False
-    for name, value in zip(names, values, strict=False):
-        kind = kinds.get(name)
-        if kind is not None and type(value) not in kind.plain:
-            return False
-    return True
-
-
-def _read(kinds: Mapping[str, Reader | None], names: Iterable[str], values: Iterable[Any]) -> list[Any]:
-    """The values of parameters, as functions take them; names may go on."""
-    return [
-        value if (kind := kinds.get(name)) is None or type(value) in kind.plain else kind.read(value, name)
-        for name, value in zip(names, values, strict=False)
-    ]
+def _reader(kinds: Mapping[str, Reader | None], name: str, value: Any) -> Reader | None:
+    """The check of a parameter's value; None if functions take it as it is."""
+    kind = kinds.get(name)
+    return None if kind is None or type(value) in kind.plain else kind
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Reader | None]:

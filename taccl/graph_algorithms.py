@@ -13,6 +13,9 @@ Floats = NDArray[np.float64]
 
 #: Nodes up to which eigenvectors are found from a full matrix (20 ms), more by ARPACK.
 _MOST_OF_MATRIX = 200
+#: Least ratio of starts times arcs to the cube of the number of nodes for which the algorithm of Floyd and
+#: Warshall is faster than a search from each start.
+_DENSE_SHARE = 0.05
 #: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes.
 _STEP = 2.0**-20
 
@@ -22,10 +25,12 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
 
     - `length`, (num_arcs,) or one for all: Whole numbers of at least 0.
     """
-    from scipy.sparse.csgraph import dijkstra
+    from scipy.sparse.csgraph import dijkstra, floyd_warshall
 
-    found = dijkstra(_shortest_arcs(num_nodes, src, dst, length), indices=np.atleast_1d(starts))
-    return _without_steps(found)
+    graph, starts = _shortest_arcs(num_nodes, src, dst, length), np.atleast_1d(starts)
+    if len(starts) * graph.nnz > _DENSE_SHARE * num_nodes**3:
+        return _without_steps(floyd_warshall(graph)[starts])
+    return _without_steps(dijkstra(graph, indices=starts))
 
 
 def paths_from_nearest(

@@ -100,6 +100,14 @@ def test_further_arguments_are_read_as_well():
         asked(1, 2, "x")
 
 
+def test_each_call_reads_its_own_values():
+    """A call whose arguments have the types of an earlier call is checked by its own values."""
+    assert asked(np.int64(2), kind="send")["count"] == 2
+    assert asked(np.int64(3), kind="receive")["count"] == 3
+    with pytest.raises(InputError, match="kind"):
+        asked(np.int64(3), kind="neither")
+
+
 def test_an_unknown_argument_is_a_type_error_that_names_the_nearest():
     """As of any function of Python's, and with what was likely meant."""
     with pytest.raises(TypeError, match="unexpected keyword argument 'secnds'; did you mean 'seconds'"):

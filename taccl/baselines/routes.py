@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.topology.topology import Topology
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
 
@@ -40,6 +41,8 @@ class ShortestRoutes:
                 self._least_out[src] = min(choice[0], self._least_out.get(src, choice[0]))
         self._least_into = [min((ticks for ticks, _ in into.values()), default=0) for into in self._into]
         self.cache: dict[Any, Any] = {}
+        #: {rank: distances from it to all ranks}.
+        self._known: dict[int, Floats] = {}
 
     @classmethod
     def of(cls, problem: Problem) -> ShortestRoutes:
@@ -68,7 +71,7 @@ class ShortestRoutes:
         # Any other route has a link out of `src` and another one into `dst`.
         if direct is not None and direct[0] <= self._least_out[src] + self._least_into[dst]:
             return [direct[1]]
-        lengths = self._lengths(src)
+        lengths = self._lengths_from(np.array([src]))[0]
         if lengths[dst] == float("inf"):
             raise TopologyError(
                 f"no links lead from rank {src} to rank {dst}; every rank must reach every other",
@@ -88,20 +91,55 @@ class ShortestRoutes:
 
     def hops(self, src: Ints, dst: Ints) -> tuple[Ints, Ints, Ints]:
         """Hops of the shortest routes of some pairs of ranks: (pair, place in its route, link) of each."""
-        n = len(self._into)
-        pairs, which = np.unique(src * n + dst, return_inverse=True)
-        found = [self.route(*divmod(pair, n)) for pair in pairs.tolist()]
-        lengths = np.array([len(route) for route in found], np.int64)
-        links = np.array([link for route in found for link in route], np.int64)
+        pairs, which = np.unique(src * len(self._into) + dst, return_inverse=True)
+        direct = self._direct_links(pairs)
+        relayed = np.flatnonzero(direct < 0)
+        found = [self.route(*divmod(pair, len(self._into))) for pair in pairs[relayed].tolist()]
+        lengths = np.ones(len(pairs), np.int64)
+        lengths[relayed] = [len(route) for route in found]
+        links = np.repeat(direct, lengths)
+        links[links < 0] = [link for route in found for link in route]
         each = lengths[which]
         pair = np.repeat(np.arange(len(which)), each)
         hop = np.arange(len(pair)) - np.repeat(np.cumsum(each) - each, each)
         return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
 
+    def _direct_links(self, pairs: Ints) -> Ints:
+        """(num_pairs,) link that is the shortest route of each pair of ranks; -1 where relays are faster.
+
+        - `pairs`: Source times the number of ranks plus destination.
+        """
+        n, (tail, head, length) = len(self._into), self.arcs
+        code, found = tail * n + head, np.full(len(pairs), -1)
+        order = np.argsort(code)
+        joined = np.flatnonzero(np.isin(pairs, code))
+        arc, (src, dst) = order[np.searchsorted(code[order], pairs[joined])], np.divmod(pairs[joined], n)
+        least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
+        np.minimum.at(least_out, tail, length)
+        np.minimum.at(least_into, head, length)
+        # Any other route has a link out of `src` and another one into `dst`.
+        is_shortest = length[arc] <= least_out[src] + least_into[dst]
+        rest = np.flatnonzero(~is_shortest)
+        starts, row = np.unique(src[rest], return_inverse=True)
+        lengths = self._lengths_from(starts)
+        is_shortest[rest] = length[arc[rest]] == lengths[row, dst[rest]]
+        links = np.array([link for into in self._into for _, link in into.values()], dtype=np.int64)
+        found[joined[is_shortest]] = links[arc[is_shortest]]
+        return found
+
+    def _lengths_from(self, starts: Ints) -> Floats:
+        """(num_starts, num_ranks) distance from each of some ranks to each rank; each row is kept."""
+        src, dst, length = self.arcs
+        unknown = [rank for rank in starts.tolist() if rank not in self._known]
+        if unknown:
+            found = shortest_paths(len(self._into), src, dst, length, unknown)
+            self._known.update(zip(unknown, found, strict=True))
+        return np.array([self._known[rank] for rank in starts.tolist()]).reshape(-1, len(self._into))
+
     @cached
     def paths_in(self, dst: int) -> list[tuple[float, int, list[tuple[int, int]]]]:
         """Every other rank, farthest first: (distance, rank, (ticks, link) of its routes' first hops)."""
-        lengths = self._lengths(dst, backwards=True)
+        lengths = self._lengths_into(dst)
         first: list[list[tuple[int, int]]] = [[] for _ in lengths]
         for at, into in enumerate(self._into):
             for src, (ticks, link) in into.items():
@@ -110,12 +148,10 @@ class ShortestRoutes:
                     first[src].append((ticks, link))
         return sorted(((lengths[r], r, first[r]) for r in range(len(first)) if r != dst), reverse=True)
 
-    @cached
-    def _lengths(self, rank: int, *, backwards: bool = False) -> list[float]:
-        """Distance from a rank to each rank, or (`backwards`) from each rank to it."""
+    def _lengths_into(self, rank: int) -> list[float]:
+        """Distance from each rank to one."""
         src, dst, length = self.arcs
-        ends = (dst, src) if backwards else (src, dst)
-        lengths: list[float] = shortest_paths(len(self._into), *ends, length, rank)[0].tolist()
+        lengths: list[float] = shortest_paths(len(self._into), dst, src, length, rank)[0].tolist()
         return lengths
 
 

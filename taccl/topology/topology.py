@@ -383,8 +383,9 @@ class TopologyBuilder:
     _resources: list[Resource] = field(default_factory=list, init=False)
     _holds: list[Hold] = field(default_factory=list, init=False)
     _switches: list[Switch] = field(default_factory=list, init=False)
-    _last_costs: tuple[Number, Number, Fraction, Fraction] = field(
-        default=(_NOTHING, _NOTHING, _NOTHING, _NOTHING), init=False
+    #: {identities of two costs: these costs, and what they are exactly}.
+    _known_costs: dict[tuple[int, int], tuple[tuple[Number, Number], tuple[Fraction, Fraction]]] = field(
+        default_factory=dict, init=False
     )
 
     @checked_as(TopologyError)
@@ -455,14 +456,14 @@ class TopologyBuilder:
         self._holds.append(Hold(link, resource, *costs, side))
 
     def _exact(self, alpha_us: Number, beta_us_per_mb: Number, what: str) -> tuple[Fraction, Fraction]:
-        last = self._last_costs  # most links share the very objects of their costs
-        if alpha_us is last[0] and beta_us_per_mb is last[1]:
-            return last[2:]
+        key = id(alpha_us), id(beta_us_per_mb)  # most links share the very objects of their costs
+        if key in self._known_costs:
+            return self._known_costs[key][1]
         try:
             costs = exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
         except InputError as error:
             raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
-        self._last_costs = (alpha_us, beta_us_per_mb, *costs)
+        self._known_costs[key] = (alpha_us, beta_us_per_mb), costs
         return costs
 
     @checked_as(TopologyError)

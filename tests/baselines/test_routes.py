@@ -1,0 +1,39 @@
+"""Shortest routes of many pairs of ranks at once, against those of each pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from taccl import topologies
+from taccl.baselines import routes
+from taccl.baselines.routes import ShortestRoutes
+from taccl.problem import make_problem
+
+
+@pytest.fixture(params=["ndv2 x2", "dgx1 x2", "torus:3x4", "star:6"])
+def problem(request):
+    """Problem on a topology on which some pairs have no link, or a slow one."""
+    name, _, nodes = request.param.partition(" x")
+    topology = topologies.parse(name, nodes=int(nodes)) if nodes else topologies.parse(name)
+    return make_problem(topology, "alltoall", chunk_bytes=10**5)
+
+
+def test_hops_of_all_pairs_are_the_routes_of_each(problem):
+    """All pairs together have the hops that `route` finds for each pair alone."""
+    n = problem.topology.num_ranks
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    pair, hop, link = ShortestRoutes.of(problem).hops(src, dst)
+    alone = ShortestRoutes(problem.topology, ShortestRoutes.of(problem).ticks)
+    for i, ends in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+        assert link[pair == i][np.argsort(hop[pair == i])].tolist() == alone.route(*ends)
+
+
+def test_distances_of_all_pairs_are_one_search(monkeypatch):
+    """Pairs from all ranks need one call for shortest paths, rather than one for each rank."""
+    problem = make_problem(topologies.dgx2(2), "alltoall", chunk_bytes=10**5)
+    calls, found = [], routes.shortest_paths
+    monkeypatch.setattr(routes, "shortest_paths", lambda *given: calls.append(1) or found(*given))
+    src, dst = np.nonzero(~np.eye(32, dtype=bool))
+    ShortestRoutes.of(problem).hops(src, dst)
+    assert len(calls) == 1
