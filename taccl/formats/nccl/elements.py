@@ -309,6 +309,8 @@ class System:
             self.assumed[f"{len(self.unknown)} devices without a class are left out ({names})"] += 1
         if len(self.server.cpus) > 1:
             self.assumed += self.cpus
+            if len(self.cpus) > 1:
+                self.assumed["CPUs differ; a path between two has the rate of the CPU that sends"] += 1
         if self.passed:
             passed = ", ".join(sorted(tag[:20] for tag in self.passed)[:8])
             self.assumed[f"elements that are not read: {passed}"] += 1

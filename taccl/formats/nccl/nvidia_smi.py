@@ -24,6 +24,7 @@ from taccl.formats.nccl.server import (
     PcieUse,
     Wiring,
     build_servers,
+    pairs_by_pcie,
 )
 from taccl.names import first_of
 from taccl.reading import read_text
@@ -121,6 +122,11 @@ def load_nvidia_smi(
         exact_cost(intranode_alpha_us, where="intranode_alpha_us"),
         exact_cost(internode_alpha_us, where="internode_alpha_us"),
     )  # fmt: skip
+    is_pcie_used = nodes > 1 or bool(pairs_by_pcie(server, pcie))
+    if is_pcie_used and (hidden := matrix.hidden()):
+        server.assumed.append(
+            f"{', '.join(hidden)} share no PCIe switches but those that cells show; NVLinks hide them"
+        )
     if nvlink_gb_per_s == _NVLINK_GB_PER_S and (server.nvlinks or server.switches):
         server.assumed.append(
             f"{nvlink_gb_per_s} GB/s for an NVLink each way, as of V100, A100 and H100 (nvlink_gb_per_s=)"
@@ -192,6 +198,22 @@ class _Matrix:
             )
         groups = networkx.connected_components(near)
         return sorted(groups, key=lambda group: min(map(self.devices.index, group)))
+
+    def hidden(self) -> list[str]:
+        """GPUs that NVLinks join, and that may share a PCIe switch, as far as the cells tell."""
+        pairs = (pair for pair in combinations(self.gpus, 2) if self._may_share(*pair))
+        return list(dict.fromkeys(gpu for pair in pairs for gpu in pair))
+
+    def _may_share(self, a: str, b: str) -> bool:
+        if not _NVLINK.match(self.cells[a, b]) or self.affinity.get(a) != self.affinity.get(b):
+            return False
+        for other in self.devices:
+            cells = [self.cells.get((gpu, other), "") for gpu in (a, b)]
+            if other in (a, b) or any(map(_NVLINK.match, cells)):
+                continue
+            if "PIX" in cells or any(cells.count(kind) == 1 for kind in ("PXB", "SYS")):
+                return False
+        return True
 
 
 def _read_matrix(text: str, where: str) -> _Matrix:
@@ -339,7 +361,11 @@ def _add_tree(
         above |= dict.fromkeys(group, f"CPU {number}")
         server.add_cpu(f"CPU {number}", cpu_beta)
     outer = matrix.groups(_SWITCHES)
-    inner = [group for group in matrix.groups(_ONE_SWITCH) if group not in outer]
+    inner = [group for group in matrix.groups(_ONE_SWITCH) if len(group) > 1 and group not in outer]
+    if inner:
+        server.assumed.append(
+            "devices that PIX joins, below a switch that PXB shows, have a PCIe switch of their own"
+        )
     for number, group in enumerate(group for group in (*outer, *inner) if len(group) > 1):
         name, parent = f"PCIe switch {number}", above[next(iter(group))]
         above |= dict.fromkeys(group, name)

@@ -34,7 +34,7 @@ class PcieServer:
     """One server: its PCIe tree, the position of each local rank in it, and the links between them.
 
     - `tree`: Graph of CPUs, switches and devices; ``step`` of an edge limits the path between its ends.
-    - `cpus`: {CPU: beta of its links to other CPUs in us per MB; None for no limit}.
+    - `cpus`: {CPU: (beta of its links to other CPUs in us per MB, the assumption behind it)}.
     - `gpus`: Node of the tree of each local rank.
     - `nics`: All network interfaces.
     - `nvlinks` (mapping of (int, int) to int): NVLinks between two local ranks, the lower rank first.
@@ -52,7 +52,7 @@ class PcieServer:
 
     name: str
     tree: Any = field(default_factory=lambda: import_module("networkx").DiGraph())
-    cpus: dict[str, Fraction | None] = field(default_factory=dict)
+    cpus: dict[str, tuple[Fraction | None, str]] = field(default_factory=dict)
     gpus: list[str] = field(default_factory=list)
     nics: list[Nic] = field(default_factory=list)
     nvlinks: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -65,16 +65,16 @@ class PcieServer:
     assumed: list[str] = field(default_factory=list)
 
     def add_cpu(self, name: str, beta_us_per_mb: Fraction | None, *, guess: str = "") -> None:
-        """Add a CPU, with links to every other CPU.
+        """Add a CPU, with links to every other CPU; each has the rate of the CPU that sends, as in NCCL.
 
-        - `beta_us_per_mb`: Beta of these links; None for no limit.
+        - `beta_us_per_mb`: Beta of the links out of this CPU; None for no limit.
         - `guess`: The assumption behind the beta; empty for a beta that the file or an argument states.
         """
-        for other, beta in self.cpus.items():
+        for other, (beta, why) in self.cpus.items():
             self._add_step(name, other, (f"{name} to {other}", beta_us_per_mb, "send"), guess)
-            self._add_step(other, name, (f"{other} to {name}", beta, "send"), guess)
+            self._add_step(other, name, (f"{other} to {name}", beta, "send"), why)
         self.tree.add_node(name)
-        self.cpus[name] = beta_us_per_mb
+        self.cpus[name] = beta_us_per_mb, guess
 
     def add_device(
         self, key: str, parent: str, beta_us_per_mb: Fraction, *, name: str, guess: str = ""
@@ -100,7 +100,7 @@ class PcieServer:
         """Raise assumed rates of links that serve only NICs, as of a dual-port card, to the NICs' total."""
         serves_gpus = {key for gpu in self.gpus for key in self._above(gpu)}
         sent: dict[str, Fraction] = defaultdict(Fraction)
-        used = sorted({nic for near in self.nearest_nics() for nic in near})
+        used = sorted({nic for gpu in self.gpus for nic in self.near_nics(gpu)})
         for nic in (self.nics[each] for each in used):
             for key in self._above(nic.at):
                 sent[key] += 1 / nic.beta_us_per_mb
@@ -129,28 +129,12 @@ class PcieServer:
         steps = [self.tree.edges[pair]["step"] for pair in pairwise(self.way(start, end))]
         return [(name, beta, side) for name, beta, side in steps if beta is not None]
 
-    def nearest_nics(self) -> list[tuple[int, ...]]:
-        """NICs of each local rank, by index; ranks with the same ones divide them if the numbers permit.
+    def near_nics(self, gpu: str) -> tuple[int, ...]:
+        """NICs of a GPU, by index: the nearest, and farther ones that are faster than each of these.
 
         The nearest NICs join the GPU's path up the tree at its lowest part; bridges on the NIC's own side do
-        not count. A farther NIC that is faster than each of these is used as well, since NCCL prefers it.
+        not count. NCCL prefers a farther NIC that is faster.
         """
-        ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for rank, gpu in enumerate(self.gpus):
-            ranks_near[self._near(gpu)].append(rank)
-        chosen: list[tuple[int, ...]] = [()] * len(self.gpus)
-        for near, ranks in ranks_near.items():
-            is_alike = len({self.nics[nic].beta_us_per_mb for nic in near}) == 1
-            for place, rank in enumerate(ranks):
-                chosen[rank] = near
-                if is_alike and len(ranks) % len(near) == 0:
-                    chosen[rank] = (near[place % len(near)],)
-                elif is_alike and len(near) % len(ranks) == 0:
-                    each = len(near) // len(ranks)
-                    chosen[rank] = near[place * each : (place + 1) * each]
-        return chosen
-
-    def _near(self, gpu: str) -> tuple[int, ...]:
         above, far, reached = set(self._above(gpu)), [], []
         for nic in self.nics:
             way = set(self.way(gpu, nic.at))
@@ -165,15 +149,15 @@ class PcieServer:
             if each == min(far) or (fastest is not None and reached[nic] < fastest)
         )
 
-    def shares(self, gpu: str, nics: Iterable[int]) -> dict[int, Fraction]:
-        """{NIC: its share of each send of a GPU}, by the rates at which PCIe reaches all of them together."""
+    def shares(self, gpu: str, nics: Iterable[int], side: Side) -> dict[int, Fraction]:
+        """{NIC: its share of what a GPU sends or receives}, by the rates of PCIe to all of them together."""
         rates = {nic: 1 / self.nics[nic].beta_us_per_mb for nic in nics}
         through: dict[tuple[int, str, str], list[int]] = defaultdict(list)
         for nic in rates:
             for depth, (start, end) in enumerate(pairwise(self.way(gpu, self.nics[nic].at))):
                 through[depth, start, end].append(nic)
         for (_, start, end), served in sorted(through.items(), reverse=True):
-            beta = self.tree.edges[start, end]["step"][1]
+            beta = self.tree.edges[(start, end) if side == "send" else (end, start)]["step"][1]
             together = sum((rates[nic] for nic in served), Fraction(0))
             if beta is not None and 1 / beta < together:
                 rates |= {nic: rates[nic] / together / beta for nic in served}

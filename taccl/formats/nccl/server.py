@@ -7,13 +7,14 @@ omitted if another one, held by at least the same sends for at least as long, im
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Literal
 
 from taccl.errors import TopologyError
+from taccl.formats.nccl.nics import Nics
 from taccl.formats.nccl.pcie import PcieServer, WayStep, gb_per_s
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import Side, Topology, TopologyBuilder
@@ -56,16 +57,16 @@ def build_servers(server: PcieServer, wiring: Wiring, *, profile: str, notes: It
         profile=profile,
     )
     shared = _Shared(builder)
-    by_pcie = _pairs_by_pcie(server, wiring.pcie)
+    by_pcie = pairs_by_pcie(server, wiring.pcie)
     for node in range(nodes):
         _add_node(shared, server, wiring, node, by_pcie)
-    nics = _Nics(server)
-    if nodes > 1:
+    nics = Nics(server, rails=wiring.rails) if nodes > 1 else None
+    if nics is not None:
         _join_nodes(shared, server, wiring, nics)
     shared.add_resources()
-    assumed = [*_limits_guessed(server, by_pcie, nics if nodes > 1 else None), *server.assumed]
+    assumed = [*_limits_guessed(server, by_pcie, nics), *server.assumed]
     assumed += _assumptions(server, wiring, by_pcie, nics)
-    return builder.build(notes=(*notes, *_notes(wiring, by_pcie, nics)), assumed=assumed)
+    return builder.build(notes=(*notes, *_notes(by_pcie, nics)), assumed=assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _implies(outer: Mapping[int, tuple[Fraction, Side]], inner: Mapping[int, tup
     )
 
 
-def _pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
+def pairs_by_pcie(server: PcieServer, pcie: PcieUse) -> list[tuple[int, int]]:
     """Pairs of local ranks that are linked over PCIe: those without an NVLink, as far as `pcie` requires."""
     import networkx
 
@@ -156,74 +157,7 @@ def _add_node(
             shared.add_link(first + src, first + dst, alpha_us, "PCIe", here)
 
 
-class _Nics:
-    """NICs of each local rank, and the steps to and from them.
-
-    A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
-    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the
-    numbers permit, and otherwise share all of them.
-    """
-
-    def __init__(self, server: PcieServer) -> None:
-        self._server = server
-        self.of_rank = server.nearest_nics()
-        self._shares = list(map(server.shares, server.gpus, self.of_rank))
-        users = {
-            nic: tuple(rank for rank, nics in enumerate(self.of_rank) if nic in nics)
-            for nic in range(len(server.nics))
-        }
-        self.unused = [server.nics[nic].name for nic, ranks in users.items() if not ranks]
-        #: {local ranks: NICs that exactly these ranks use}; they are one resource, as they are busy together.
-        self.units: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for nic, ranks in users.items():
-            if ranks:
-                self.units[ranks].append(nic)
-
-    def name(self, unit: Sequence[int]) -> str:
-        """Joint name of NICs that are used together."""
-        return " + ".join(self._server.nics[nic].name for nic in unit)
-
-    def steps(self, rank: int, side: Side) -> list[WayStep]:
-        """PCIe steps to or from the NICs of a local rank; each is held for its share of the bytes."""
-        server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
-        for nic, share in self._shares[rank].items():
-            at = server.nics[nic].at
-            for name, beta, _ in server.steps(gpu, at) if side == "send" else server.steps(at, gpu):
-                held[name] = held.get(name, Fraction(0)) + share * beta
-        return [(name, beta, side) for name, beta in held.items()]
-
-    def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
-        """{(assumption, its beta, beta of NICs together): NICs that PCIe serves below their stated rate}."""
-        server = self._server
-        through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
-        for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
-            for nic in nics:
-                for start, end in ((gpu, server.nics[nic].at), (server.nics[nic].at, gpu)):
-                    for name, beta, _ in server.steps(start, end):
-                        through[name, beta].add(nic)
-        found: dict[tuple[str, Fraction, Fraction], dict[str, None]] = defaultdict(dict)
-        for (name, beta), used in through.items():
-            together = 1 / sum((1 / server.nics[nic].beta_us_per_mb for nic in used), Fraction(0))
-            guess = server.guesses.get(name, server.pcie_source if name.startswith("PCIe") else "")
-            if guess and beta > together:
-                found[guess, beta, together][self.name(sorted(used))] = None
-        return {key: list(names) for key, names in found.items()}
-
-    def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
-        """NICs that a send of a local rank holds as steps, out of a node or into it."""
-        way, shares, nics = "egress" if side == "send" else "ingress", self._shares[rank], self._server.nics
-        return [
-            (
-                f"NIC{'s' * (len(unit) > 1)} {self.name(unit)} of node {node} {way}",
-                max(shares[nic] * nics[nic].beta_us_per_mb for nic in unit),
-                side,
-            )
-            for ranks, unit in self.units.items()
-            if rank in ranks
-        ]
-
-
-def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics) -> None:
+def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: Nics) -> None:
     """Add the links between every ordered pair of nodes, with the steps to and from their NICs."""
     size = len(server.gpus)
     out = [nics.steps(rank, "send") for rank in range(size)]
@@ -241,7 +175,7 @@ def _join_nodes(shared: _Shared, server: PcieServer, wiring: Wiring, nics: _Nics
                 shared.add_link(*ends, wiring.internode_alpha_us, "network", steps)
 
 
-def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | None) -> list[str]:
+def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: Nics | None) -> list[str]:
     """Notes on rates stated by the file or an argument that exceed an assumed rate on the same path."""
     limits = [
         f"NICs {', '.join(names)} ({gb_per_s(nic)}) are reached at {gb_per_s(step)} only, limited by {guess}"
@@ -261,25 +195,23 @@ def _limits_guessed(server: PcieServer, by_pcie: Iterable[Pair], nics: _Nics | N
     ]
 
 
-def _notes(wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
+def _notes(by_pcie: list[Pair], nics: Nics | None) -> list[str]:
     notes = []
     if by_pcie:
         notes.append(
-            f"PCIe joins {len(by_pcie)} pairs of ranks of a node; its switches and CPUs are shared resources"
+            f"PCIe joins {format_count(len(by_pcie), 'pair')} of ranks of a node; its switches and CPUs are "
+            "shared resources"
         )
-    if wiring.nodes == 1:
+    if nics is None:
         return [*notes, "one node, so NICs are not used; nodes= asks for more"]
-    owners = "; ".join(
-        f"{nics.name(unit)}: {', '.join(map(str, ranks))}" for ranks, unit in nics.units.items()
-    )
     return [
         *notes,
         "every rank sends through its nearest NICs, and farther ones that are faster (NIC: local ranks): "
-        f"{owners}",
+        f"{nics.owners()}",
     ]
 
 
-def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: _Nics) -> list[str]:
+def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: Nics | None) -> list[str]:
     """Assumptions on latencies, and parts of a server that its topology omits."""
     assumed = [
         f"{float(alpha):g} us for a message {where} ({argument}), TACCL's published constant of NDv2"
@@ -294,16 +226,7 @@ def _assumptions(server: PcieServer, wiring: Wiring, by_pcie: list[Pair], nics: 
             f"{server.fabric} joins all ranks of a node, so PCIe between them is left out "
             "(pcie='always' adds it)"
         )
-    if wiring.nodes > 1:
+    if nics is not None:
         assumed.append("the network between nodes passes all that NICs send, and its nodes are alike")
-        if any(a != b and set(a) & set(b) for a, b in combinations(set(nics.of_rank), 2)):
-            assumed.append(
-                "each rank stripes its sends over its NICs in fixed shares, whatever others send through the "
-                "same NICs"
-            )
-        if nics.unused:
-            names = ", ".join(nics.unused)
-            assumed.append(
-                f"NICs {names} are left out: others are nearer to every rank, and as fast (nics= chooses)"
-            )
+        assumed += nics.assumptions()
     return assumed

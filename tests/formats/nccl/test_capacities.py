@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import NamedTuple
 
-import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 import taccl
 from taccl.errors import AssumptionWarning
+from tests.formats.nccl.drawn_servers import capacity
 
 
 class Count(NamedTuple):
@@ -73,26 +72,12 @@ REPORTED = [
 ]  # fmt: skip
 
 
-def _capacity(topology, links):
-    """GB/s that links carry together, by what they hold: the optimum of a linear program."""
-    if not links:
-        return 0
-    place = {link: index for index, link in enumerate(links)}
-    rows: dict[int, np.ndarray] = {}
-    for hold in topology.holds:
-        if hold.link in place:
-            row = rows.setdefault(hold.resource, np.zeros(len(links)))
-            row[place[hold.link]] += float(hold.beta_us_per_mb) / 1000
-    held = np.array(list(rows.values()))
-    return -linprog(-np.ones(len(links)), A_ub=held, b_ub=np.ones(len(held))).fun
-
-
 def _counted(topology):
     """Capacities in GB/s: out of node 0, out of it by rank 0, and inside it by rank 0."""
     out = [e for e in topology.internode_links if topology.node_of_rank[topology.links[e].src] == 0]
     own = [e for e in out if topology.links[e].src == 0]
     inside = [e for e in topology.links_from[0] if not topology.is_internode(e)]
-    return tuple(_capacity(topology, links) for links in (out, own, inside))
+    return tuple(capacity(topology, links) for links in (out, own, inside))
 
 
 def _load(path, **arguments):
@@ -198,7 +183,7 @@ def test_earlier_name_of_cells_between_sockets_is_read(tmp_path):
     rows = ["GPU0 X PHB SOC 0-7", "GPU1 PHB X SOC 0-7", "GPU2 SOC SOC X 8-15"]
     topology = _load(_smi(tmp_path, *rows), cpu_gb_per_s=5)
     across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
-    assert _capacity(topology, across) == pytest.approx(5)
+    assert capacity(topology, across) == pytest.approx(5)
 
 
 @pytest.mark.parametrize("lanes", ["0", "63", "255"])
@@ -258,7 +243,7 @@ def test_switches_of_one_bus_id_are_parts_of_their_own(tmp_path):
     path.write_text(f'<system version="2"><cpu numaid="0">{pairs}</cpu></system>')
     topology = _load(path)
     across = [e for e, link in enumerate(topology.links) if link.src < 2 <= link.dst]
-    assert _capacity(topology, across) == pytest.approx(24)
+    assert capacity(topology, across) == pytest.approx(24)
 
 
 def _rccl(tmp_path, count, gcn, version=2, tclass="0x038000"):

@@ -315,3 +315,26 @@ def test_rows_of_nics_may_be_left_out(tmp_path):
     with pytest.warns(AssumptionWarning, match="no rows of NIC0, NIC1"):
         topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=10)
     assert (topology.links, topology.holds) == (expected.links, expected.holds)
+
+
+def test_switch_of_pix_below_one_of_pxb_is_told(tmp_path):
+    """GPU0 and GPU1, PIX apart and PXB from GPU2, may have a switch of their own or not."""
+    rows = ["GPU0 X PIX PXB", "GPU1 PIX X PXB", "GPU2 PXB PXB X"]
+    told = "PIX joins, below a switch that PXB shows"
+    nested = load_nvidia_smi(_write(tmp_path, *rows, columns=_gpus(3)))
+    assert any(told in each for each in nested.assumed)
+    flat = load_nvidia_smi(_write(tmp_path, *_equal("PIX", 3), columns=_gpus(3)))
+    assert not any(told in each for each in flat.assumed)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_told"),
+    [("PIX", "PIX", False), ("PXB", "NODE", False), ("PXB", "PXB", True), ("NODE", "NODE", True)],
+)
+def test_switches_that_cells_of_nvlinks_hide_are_told(tmp_path, first, second, is_told):
+    """Cells towards a NIC show whether two GPUs share a switch, unless it is as far from both."""
+    rows = [f"GPU0 X NV12 {first} 0-7 0", f"GPU1 NV12 X {second} 0-7 0", f"NIC0 {first} {second} X"]
+    path = _write(tmp_path, *rows, columns=("GPU0", "GPU1", "NIC0"))
+    topology = load_nvidia_smi(path, nodes=2, nic_gb_per_s=25)
+    assert any("GPU0, GPU1 share no PCIe switches but" in each for each in topology.assumed) == is_told
+    assert not any("share no PCIe" in each for each in load_nvidia_smi(path).assumed)

@@ -1,0 +1,197 @@
+"""NICs of a server: those of each local rank, the shares of its sends, and what all of them carry."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib import import_module
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from taccl.formats.nccl.pcie import PcieServer, WayStep
+from taccl.solvers.linear_program import minimise
+from taccl.topology.topology import Side
+
+_SIDES: tuple[Side, ...] = ("send", "receive")
+#: Relative difference of two capacities that is no rounding.
+_APART = 1e-9
+
+
+class Nics:
+    """NICs of each local rank, and the steps to and from them.
+
+    A rank uses all of its nearest NICs as one NIC whose rate is the sum. It stripes each send over them in
+    proportion to the rates at which PCIe reaches them. Ranks with the same nearest NICs divide them if the
+    numbers permit and no capacity is lost, and otherwise share all of them.
+
+    - `rails`: True if a rank sends across nodes only to ranks with its own local rank.
+    - `of_rank`: NICs of each local rank.
+    - `units`: {local ranks, and the times for which each holds them: NICs}. They are one resource, as they
+      are busy together.
+    """
+
+    def __init__(self, server: PcieServer, *, rails: bool = False) -> None:
+        self._server, self._rails = server, rails
+        near = [server.near_nics(gpu) for gpu in server.gpus]
+        divided = _divided(server, near)
+        self._assign(divided)
+        if divided != near:
+            carried = self.gb_per_s()
+            self._assign(near)
+            if self.gb_per_s() <= carried * (1 + _APART):
+                self._assign(divided)
+
+    def _assign(self, of_rank: list[tuple[int, ...]]) -> None:
+        server, self.of_rank = self._server, of_rank
+        self._shares: dict[Side, list[dict[int, Fraction]]] = {
+            side: [server.shares(gpu, nics, side) for gpu, nics in zip(server.gpus, of_rank, strict=True)]
+            for side in _SIDES
+        }
+        users = {
+            nic: tuple(rank for rank, nics in enumerate(of_rank) if nic in nics)
+            for nic in range(len(server.nics))
+        }
+        self.unused = [server.nics[nic].name for nic, ranks in users.items() if not ranks]
+        self.units: dict[tuple[tuple[int, ...], tuple[Fraction, ...]], list[int]] = defaultdict(list)
+        for nic, ranks in users.items():
+            if ranks:
+                held = (self._port_beta(rank, nic, side) for side in _SIDES for rank in ranks)
+                self.units[ranks, tuple(held)].append(nic)
+
+    def _port_beta(self, rank: int, nic: int, side: Side) -> Fraction:
+        """Beta in us per MB for which a send of a rank holds one of its NICs."""
+        return self._shares[side][rank][nic] * self._server.nics[nic].beta_us_per_mb
+
+    def name(self, unit: Sequence[int]) -> str:
+        """Joint name of NICs that are used together."""
+        return " + ".join(self._server.nics[nic].name for nic in unit)
+
+    def owners(self) -> str:
+        """NICs with their local ranks, as text."""
+        return "; ".join(
+            f"{self.name(unit)}: {', '.join(map(str, ranks))}" for (ranks, _), unit in self.units.items()
+        )
+
+    def steps(self, rank: int, side: Side) -> list[WayStep]:
+        """PCIe steps to or from the NICs of a local rank; each is held for its share of the bytes."""
+        server, gpu, held = self._server, self._server.gpus[rank], dict[str, Fraction]()
+        for nic, share in self._shares[side][rank].items():
+            at = server.nics[nic].at
+            for name, beta, _ in server.steps(gpu, at) if side == "send" else server.steps(at, gpu):
+                held[name] = held.get(name, Fraction(0)) + share * beta
+        return [(name, beta, side) for name, beta in held.items()]
+
+    def ports(self, rank: int, node: int, side: Side) -> list[WayStep]:
+        """NICs that a send of a local rank holds as steps, out of a node or into it."""
+        way = "egress" if side == "send" else "ingress"
+        return [
+            (
+                f"NIC{'s' * (len(unit) > 1)} {self.name(unit)} of node {node} {way}",
+                self._port_beta(rank, unit[0], side),
+                side,
+            )
+            for (ranks, _), unit in self.units.items()
+            if rank in ranks
+        ]
+
+    def undercut(self) -> dict[tuple[str, Fraction, Fraction], list[str]]:
+        """{(assumption, its beta, beta of NICs together): NICs that PCIe serves below their stated rate}."""
+        server = self._server
+        through: dict[tuple[str, Fraction], set[int]] = defaultdict(set)
+        for gpu, nics in zip(server.gpus, self.of_rank, strict=True):
+            for nic in nics:
+                for start, end in ((gpu, server.nics[nic].at), (server.nics[nic].at, gpu)):
+                    for name, beta, _ in server.steps(start, end):
+                        through[name, beta].add(nic)
+        found: dict[tuple[str, Fraction, Fraction], dict[str, None]] = defaultdict(dict)
+        for (name, beta), used in through.items():
+            together = 1 / sum((1 / server.nics[nic].beta_us_per_mb for nic in used), Fraction(0))
+            guess = server.guesses.get(name, server.pcie_source if name.startswith("PCIe") else "")
+            if guess and beta > together:
+                found[guess, beta, together][self.name(sorted(used))] = None
+        return {key: list(names) for key, names in found.items()}
+
+    def gb_per_s(self) -> float:
+        """GB/s from all ranks of a node into those of another: the optimum of a linear program."""
+        size = len(self._server.gpus)
+        place: dict[tuple[str, Side], int] = {}
+        entries = [
+            (place.setdefault((name, side), len(place)), rank + size * (side == "receive"), float(beta))
+            for side in _SIDES
+            for rank in range(size)
+            for name, beta, _ in (*self.steps(rank, side), *self.ports(rank, 0, side))
+        ]
+        num_sums = size if self._rails else 1
+        entries += [
+            (len(place) + (rank if self._rails else 0), rank + size * back, -1.0 if back else 1.0)
+            for rank in range(size)
+            for back in (0, 1)
+        ]
+        row, column, value = zip(*entries, strict=True)
+        cost = -np.repeat((1.0, 0.0), size)
+        found = minimise(cost, (row, column, value), [np.ones(len(place)), np.zeros(num_sums)])
+        assert found is not None, "bounded by the NICs"
+        return -1000 * found.objective
+
+    def capacity_gb_per_s(self) -> float:
+        """GB/s between two servers if all ranks used all NICs in any shares: a maximum flow."""
+        networkx: Any = import_module("networkx")
+        flows = []
+        for side in _SIDES:
+            graph = networkx.DiGraph()
+            for start, end, step in self._server.tree.edges(data="step"):
+                ends = (start, end) if side == "send" else (end, start)
+                graph.add_edge(*ends, **({} if step[1] is None else {"capacity": 1000 / step[1]}))
+            graph.add_edges_from(("ranks", gpu) for gpu in self._server.gpus)
+            for number, nic in enumerate(self._server.nics):
+                graph.add_edge(nic.at, ("NIC", number), capacity=1000 / nic.beta_us_per_mb)
+                graph.add_edge(("NIC", number), "network")
+            flows.append(networkx.maximum_flow_value(graph, "ranks", "network"))
+        return float(min(flows))
+
+    def assumptions(self) -> list[str]:
+        """Statements on capacity of the NICs that ranks do not use."""
+        assumed = []
+        if any(
+            self._shares[side][a] != self._shares[side][b]
+            for a, b in combinations(range(len(self.of_rank)), 2)
+            if set(self.of_rank[a]) & set(self.of_rank[b])
+            for side in _SIDES
+        ):
+            assumed.append(
+                "each rank stripes its sends over its NICs in fixed shares, whatever others send through the "
+                "same NICs"
+            )
+        if self.unused:
+            assumed.append(
+                f"NICs {', '.join(self.unused)} are left out: others are nearer to every rank, and as fast "
+                "(nics= chooses)"
+            )
+        carried, capacity = self.gb_per_s(), self.capacity_gb_per_s()
+        if carried < capacity * (1 - _APART):
+            assumed.append(
+                f"a node sends {carried:.4g} GB/s, through the NICs that its ranks use; it would send "
+                f"{capacity:.4g} GB/s if every rank used every NIC"
+            )
+        return assumed
+
+
+def _divided(server: PcieServer, near: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """NICs of each local rank, where ranks with the same nearest NICs divide them if the numbers permit."""
+    chosen = list(near)
+    ranks_near: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank, nics in enumerate(near):
+        ranks_near[nics].append(rank)
+    for nics, ranks in ranks_near.items():
+        if len({server.nics[nic].beta_us_per_mb for nic in nics}) != 1:
+            continue
+        for place, rank in enumerate(ranks):
+            if len(ranks) % len(nics) == 0:
+                chosen[rank] = (nics[place % len(nics)],)
+            elif len(nics) % len(ranks) == 0:
+                each = len(nics) // len(ranks)
+                chosen[rank] = nics[place * each : (place + 1) * each]
+    return chosen

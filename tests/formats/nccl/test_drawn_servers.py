@@ -1,0 +1,240 @@
+"""Imports of random servers against capacities counted in the graph that each was drawn from."""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from collections import defaultdict
+from itertools import combinations
+
+import pytest
+
+import taccl
+from taccl.errors import AssumptionWarning
+from tests.formats.nccl.drawn_servers import CPUS, LANES, Drawn, Part, capacity, draw
+from tests.fuzzing import cases
+
+#: Ways in which an import says that it has less than the server may have.
+_SAID = re.compile(r"only, limited by|over PCIe, limited by|PIX joins|hide them")
+#: What an import says where ranks that used all NICs would send more.
+_BY_ANY = re.compile(r"a node sends (\S+) GB/s, .* would send (\S+) GB/s")
+
+
+def _used(topology):
+    """{port: local ranks that use it}, as the import says."""
+    told = next(note for note in topology.notes if "NIC: local ranks" in note).split("): ", 1)[1]
+    users = (part.rsplit(": ", 1) for part in told.split("; "))
+    return {port: [*map(int, ranks.split(", "))] for ports, ranks in users for port in ports.split(" + ")}
+
+
+class _Import:
+    """An import of a drawn server, to be compared with it.
+
+    - `may_lack`: True if the import says that it has assumed a rate, or a switch.
+    - `may_exceed`: True if it says that the file hides switches.
+    - `is_guess`: True if a rate of PCIe is neither in the file nor given.
+    - `has_shares`: True if it says that ranks stripe in fixed shares.
+    """
+
+    def __init__(self, server, topology):
+        self.server, self.topology, self.size = server, topology, len(server.gpus)
+        guessed = any(part.rate is None for _, part in server.parts())
+        self.is_guess = guessed and "pcie_gb_per_s" not in server.arguments
+        self.may_exceed = any("hide them" in each for each in topology.assumed)
+        self.may_lack = any(
+            _SAID.search(each) and (self.is_guess or "limited by" not in each) for each in topology.assumed
+        )
+        self.has_shares = any("fixed shares" in each for each in topology.assumed)
+
+    def compare(self, what, found, counted, *, is_said=False):
+        """Less, or more, is allowed where the import says so; None: no limit is known."""
+        if counted is None or found == pytest.approx(counted, rel=1e-6):
+            return
+        said = f"{what}: {found:g} GB/s imported, {counted:g} counted"
+        assert found < counted or self.may_exceed, f"{said}: capacity is invented"
+        assert found > counted or self.may_lack or is_said, f"{said}: capacity is lost without a word"
+
+    def check_inside(self):
+        """Compare the rate of each pair of a node, alone, and of all pairs over PCIe together."""
+        ends = {(link.src, link.dst): link for link in self.topology.links}
+        within = {pair: link for pair, link in ends.items() if max(pair) < self.size}
+        inside = self.server.inside()
+        assert within.keys() == inside.keys()
+        for pair, rate in inside.items():
+            self.compare(f"ranks {pair}", 1000 / float(within[pair].beta_us_per_mb), rate)
+        by_pcie = [float(link.beta_us_per_mb) / 1000 for link in within.values() if link.name == "PCIe"]
+        busy = defaultdict(float)
+        for hold in self.topology.holds:
+            link = self.topology.links[hold.link]
+            if link.name == "PCIe" and max(link.src, link.dst) < self.size:
+                busy[hold.resource] += float(hold.beta_us_per_mb) / 1000
+        if by_pcie:
+            together = 1 / max(*by_pcie, *busy.values(), 0)
+            self.compare("all pairs over PCIe", together, self.server.exchange())
+
+    def check_between(self):
+        """Compare what a node, and each rank of it, sends to another node."""
+        topology, used = self.topology, _used(self.topology)
+        told = [match.groups() for each in topology.assumed if (match := _BY_ANY.match(each))]
+        out = [e for e in topology.internode_links if topology.links[e].src < self.size]
+        node = capacity(topology, out)
+        counted = self.server.between_nodes(used, range(self.size))
+        self.compare("out of a node", node, counted, is_said=self.has_shares or bool(told))
+        for rank in range(self.size):
+            own = capacity(topology, [e for e in out if topology.links[e].src == rank])
+            counted = self.server.between_nodes(used, [rank])
+            self.compare(f"rank {rank}", own, counted, is_said=self.has_shares)
+        any_port = min(self.server.any_port(), self.server.any_port(into=True))
+        for carried, all_nics in told:
+            assert float(carried) == pytest.approx(node, rel=1e-3)
+            what = "by any NIC, as the import says"
+            self.compare(what, float(all_nics), float(f"{any_port:.4g}"), is_said=self.is_guess)
+        is_left_out = self.is_guess and any("are left out: others" in each for each in topology.assumed)
+        self.compare("by any NIC", node, any_port, is_said=is_left_out or bool(told))
+
+
+def _check(server, topology):
+    assert topology.num_ranks == len(server.gpus) * server.arguments["nodes"]
+    imported = _Import(server, topology)
+    imported.check_inside()
+    if topology.num_nodes > 1:
+        imported.check_between()
+
+
+def _load(path, arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AssumptionWarning)
+        return taccl.topologies.load(path, **arguments)
+
+
+def _part(name, rate, *ports):
+    slot = f'link_speed="16.0 GT/s" link_width="{round(rate / LANES["16.0"])}"'
+    return Part(name, rate, slot, ports=list(ports))
+
+
+def _import(tmp_path, *cpus, **arguments):
+    """A drawn server and its import for two nodes; each CPU has GB/s to others, and devices."""
+    kind_of = {rate: kind for kind, rate in CPUS.items()}
+    server = Drawn([(kind_of[rate], parts) for rate, parts in cpus], arguments={"nodes": 2, **arguments})
+    path = tmp_path / "server.xml"
+    path.write_text(server.xml(1))
+    topology = _load(path, server.arguments)
+    _check(server, topology)
+    return topology
+
+
+def _out(topology):
+    return capacity(
+        topology, [e for e in topology.internode_links if topology.node_of_rank[topology.links[e].src] == 0]
+    )
+
+
+def test_each_cpu_is_named_for_its_own_rate(tmp_path):
+    """From Intel to AMD is Intel's rate, back AMD's; either limit names the CPU that it comes from."""
+    cpus = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
+    limits = [
+        each for each in _import(tmp_path, *cpus).assumed if "reached at" in each and "from a CPU" in each
+    ]
+    assert len(limits) == 2
+    assert any(
+        "at 22 GB/s only, limited by 22 GB/s from a CPU to each other CPU (Intel" in each for each in limits
+    )
+    assert any(
+        "at 16 GB/s only, limited by 16 GB/s from a CPU to each other CPU (AMD" in each for each in limits
+    )
+
+
+def test_cpus_of_different_kinds_are_told(tmp_path):
+    """The two directions between them have different rates."""
+    mixed = (22, [_part("GPU0", 48)]), (16, [_part("NIC0", 48, ("p", 50))])
+    alike = (22, [_part("GPU0", 48)]), (22, [_part("NIC0", 48, ("p", 50))])
+    assert any("CPUs differ" in each for each in _import(tmp_path, *mixed).assumed)
+    assert not any("CPUs differ" in each for each in _import(tmp_path, *alike).assumed)
+
+
+def test_receives_are_striped_by_the_rates_towards_the_gpu(tmp_path):
+    """A GPU sends 22 GB/s to each of two NICs, and receives 16 and 22 GB/s from them: 38 together."""
+    nics = (16, [_part("NIC0", 48, ("p", 50))]), (22, [_part("NIC1", 48, ("q", 50))])
+    topology = _import(tmp_path, (22, [_part("GPU0", 48)]), *nics)
+    assert _out(topology) == pytest.approx(38)
+
+
+def test_nics_are_not_divided_where_that_loses_capacity(tmp_path):
+    """Of two GPUs behind 6 and 24 GB/s, with four NICs of 10 GB/s, the second uses more than two NICs."""
+    nics = [_part(f"NIC{i}", 24, (f"p{i}", 10)) for i in range(4)]
+    topology = _import(tmp_path, (22, [_part("GPU0", 6), _part("GPU1", 24), *nics]))
+    assert _out(topology) == pytest.approx(30)
+
+
+def test_capacity_of_nics_that_a_rank_does_not_use_is_told(tmp_path):
+    """A GPU behind 6 GB/s leaves half of its own NIC idle, and the other GPU does not use it."""
+    near = [
+        (24, [_part(f"GPU{i}", rate), _part(f"NIC{i}", 24, (f"p{i}", 12))]) for i, rate in enumerate((6, 24))
+    ]
+    told = "a node sends 18 GB/s, through the NICs that its ranks use; it would send 24 GB/s"
+    assert any(each.startswith(told) for each in _import(tmp_path, *near).assumed)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_drawn_dumps_keep_their_capacity(tmp_path):
+    """Imports of NCCL and RCCL dumps have the capacity of the drawn server, or say where they have less."""
+    for seed in cases("servers as XML", few=40, many=2000):
+        server = draw(random.Random(seed), is_matrix=False)
+        path = tmp_path / "server.xml"
+        path.write_text(server.xml(2 if server.fabric == "xgmi" else 1))
+        try:
+            _check(server, _load(path, server.arguments))
+        except Exception as error:
+            error.add_note(f"seed {seed}, arguments {server.arguments}")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_drawn_matrices_keep_their_capacity(tmp_path):
+    """Imports of `nvidia-smi topo -m` have the capacity of the drawn server, or say where they have less."""
+    for seed in cases("servers as matrices", few=40, many=2000):
+        server = draw(random.Random(seed), is_matrix=True)
+        path = tmp_path / "server.txt"
+        path.write_text(server.matrix())
+        try:
+            _check(server, _load(path, server.arguments))
+        except Exception as error:
+            error.add_note(f"seed {seed}, arguments {server.arguments}")
+            raise
+
+
+def _draw_pairs(rng):
+    """(text, rates alone, GB/s out of each GPU) of a server as p2pBandwidthLatencyTest measures it."""
+    num_gpus, slot = rng.choice((2, 4, 8)), rng.choice((12, 24, 48))
+    rates, out = {}, [float(slot)] * num_gpus
+    for pair in combinations(range(num_gpus), 2):
+        links = rng.choice((0, 0, 1, 2, 4))
+        far = pair[0] < num_gpus // 2 <= pair[1]
+        rates[pair] = rates[pair[::-1]] = 24.2 * links if links else slot * (0.8 if far else 1)
+        for gpu in pair:
+            out[gpu] += 24.2 * links
+    head = "Unidirectional P2P=Enabled Bandwidth (P2P Writes) Matrix (GB/s)"
+    lines = [head, "   D\\D " + " ".join(f"{gpu:6}" for gpu in range(num_gpus))]
+    for a in range(num_gpus):
+        lines.append(f"{a:6} " + " ".join(f"{rates.get((a, b), 780.5):6.2f}" for b in range(num_gpus)))
+    return "\n".join(lines) + "\n", rates, out
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
+    """A measured matrix of a server is one node: each pair has its rate, and no GPU sends more than it has."""
+    for seed in cases("servers as measured pairs", few=20, many=1000):
+        text, rates, out = _draw_pairs(random.Random(seed))
+        path = tmp_path / "pairs.txt"
+        path.write_text(text)
+        topology = _load(path, {})
+        assert topology.num_nodes == 1
+        assert any("share a port" in each for each in topology.assumed)
+        for link in topology.links:
+            assert 1000 / float(link.beta_us_per_mb) == pytest.approx(rates[link.src, link.dst], rel=1e-3)
+        for rank, sent in enumerate(out):
+            assert capacity(topology, topology.links_from[rank]) <= sent * 1.001
