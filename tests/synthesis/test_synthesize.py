@@ -37,6 +37,7 @@ from taccl.synthesis.paper import jobshop
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
+from taccl.topology.registry import parse
 from taccl.topology.topology import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, brief_synthesis
 from tests.fuzzing import MANY, cases
@@ -319,6 +320,13 @@ class TestLimits:
         assert first.schedule.digest() == second.schedule.digest()
         assert list(first.schedule) == list(second.schedule)
         assert first.seed == 7
+
+    @pytest.mark.slow
+    def test_same_seed_on_two_threads(self):
+        """CP-SAT on two threads finds the same schedule in each run, although many routings cost the same."""
+        problem = taccl.make_problem(parse("dgx1"), "allgather", size_bytes="1GB", chunks_per_rank=2)
+        found = [brief_synthesis(problem, backend="cpsat", threads=2).schedule.digest() for _ in range(3)]
+        assert len(set(found)) == 1
 
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
