@@ -28,7 +28,7 @@ from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
-from taccl.synthesis.suggesting.suggest import compiled_schedule, quick_schedule, suggest_for
+from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
 from taccl.units import format_count
 
 #: Seconds per hop for the first sketch; with less time none is suggested.
@@ -135,10 +135,12 @@ def _soonest(
     ranks, which merge chunks.
 
     The compiled scheduler is quick, so that the answer does not depend on the time limit. The other is better
-    on few hops, and has no kernels to compile.
+    on few hops, and runs where kernels are not compiled and time does not suffice for that.
     """
     suggesting, efforts = options.parameters.suggesting, list(map(effort, problems.values()))
     compiles = max(efforts) > suggesting.few_hops and all(map(suits, problems.values()))
+    is_cold = compiles and not has_kernels(problems[1], options, give_up)
+    compiles &= not is_cold
     if compiles and sum(efforts) <= suggesting.most_hops:
         until = give_up  # less than it takes to load what is compiled
     best, best_us = problems[1], math.inf
@@ -161,7 +163,7 @@ def _soonest(
                 found.append(quick_schedule(problem, options, until))
         finish_us = min((each.finish_us for each in found if each is not None), default=None)
         if finish_us is None:
-            if until.has_passed and not until.cancellation.why:
+            if (until.has_passed or is_cold) and not until.cancellation.why:
                 untried = [each for each in problems if each >= count]
             break
         if finish_us < best_us:

@@ -260,10 +260,14 @@ def compiled_schedule(
 
     None as well where it is not compiled yet, and the time does not suffice for that.
     """
-    is_cold = give_up.left_s < options.parameters.choice.cold_s and not are_kept(problem)
-    if is_cold or not suits(problem):
+    if not (suits(problem) and has_kernels(problem, options, give_up)):
         return None
     return schedule_large(problem, merges=True, num_runs=1, seed=options.seed, deadline=give_up)
+
+
+def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
+    """True if the compiled list scheduler's kernels are compiled, or the time suffices for that."""
+    return give_up.left_s >= options.parameters.choice.cold_s or are_kept(problem)
 
 
 def quick_schedule(

@@ -12,11 +12,15 @@ from taccl.collectives import COLLECTIVES
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
+from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options
-from taccl.synthesis.suggesting import chunks
+from taccl.synthesis.suggesting import chunks, suggest
 from taccl.synthesis.suggesting.chunks import merged
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import thinned
+
+#: No time suffices to compile kernels.
+SHORT = replace(DEFAULTS, choice=replace(DEFAULTS.choice, cold_s=2 * AMPLE_S))
 
 
 def _problem(collective="broadcast", size=10**9, **options):
@@ -250,6 +254,16 @@ def test_the_number_of_chunks_does_not_hang_on_the_time():
     }
     assert len(found) == 1
     assert found != {1}
+
+
+@pytest.mark.slow
+def test_numbers_are_tried_without_kernels(monkeypatch):
+    """Data of 1 GB on a DGX-1 is cut into six, of 6712.5 us, also where time is too short to compile kernels."""
+    monkeypatch.setattr(suggest, "are_kept", lambda problem: False)
+    problem = taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="1GB")
+    options, ample = replace(Options(), parameters=SHORT), Deadline.after(AMPLE_S)
+    chosen, _ = chunks.choose_with_sketches(problem, options, ample, give_up=ample, suggests=False)
+    assert chosen.collective.chunks_per_rank == 6
 
 
 def test_numbers_that_time_was_too_short_for_are_said(monkeypatch):
