@@ -162,23 +162,35 @@ def shortened(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_best_bounds(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the best bound that any run proved of their problem: it holds for all of them.
+    """The rows with the best bounds that any run proved of their problem: they hold for all of them.
 
     The time for a bound is limited, so that runs of one problem may prove different ones.
     """
-    best: dict[tuple[str, str], dict[str, Any]] = {}
+    told = _with_best(rows, ("problem_digest", "bound_scope"), "gap", ("bound_us", "bound_limits"))
+    return _with_best(told, ("problem_digest",), "gap_of_every_cut", ("bound_of_every_cut_us",))
+
+
+def _with_best(
+    rows: Sequence[dict[str, Any]], labels: Sequence[str], gap: str, proof: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The rows with the best proof of any row that has the same labels.
+
+    - `gap`, `proof`: Column of the gap to it; columns of the proof, the first of which is the bound.
+    """
+    bound, best = proof[0], dict[tuple[Any, ...], dict[str, Any]]()
     for row in rows:
-        key = row["problem_digest"], row["bound_scope"]
-        if row["bound_us"] is not None and (key not in best or row["bound_us"] > best[key]["bound_us"]):
+        key = tuple(row[name] for name in labels)
+        if row[bound] is not None and (key not in best or row[bound] > best[key][bound]):
             best[key] = row
     told = []
     for row in rows:
-        proof = best.get((row["problem_digest"], row["bound_scope"]))
-        if row["finish_us"] is not None and proof is not None and proof["bound_us"] > row["bound_us"]:
-            gap = row["finish_us"] / proof["bound_us"] - 1
-            row = row | {"gap": gap, "bound_us": proof["bound_us"], "bound_limits": proof["bound_limits"]}
-            if row["gap_in_chunks"] is None or row["gap_in_chunks"] > gap:  # the bound holds for these chunks
-                row["gap_in_chunks"] = gap
+        of = best.get(tuple(row[name] for name in labels))
+        if row["finish_us"] is not None and of is not None and of[bound] > (row[bound] or 0.0):
+            row = row | {name: of[name] for name in proof} | {gap: row["finish_us"] / of[bound] - 1}
+            if (
+                row["gap_in_chunks"] is None or row["gap_in_chunks"] > row[gap]
+            ):  # the bound holds for these chunks
+                row["gap_in_chunks"] = row[gap]
             row["status"] = _status(row)
         told.append(row)
     return told

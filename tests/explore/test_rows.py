@@ -59,3 +59,15 @@ def test_the_best_bound_holds_for_all_runs_of_a_problem():
     assert [(row["status"], row["bound_us"], row["gap"]) for row in rows] == [
         ("proven for its chunks", 4.0, 0.0), ("found", 4.0, 0.5), ("found", 3.0, 1.0), ("unavailable", None, None),
     ]  # fmt: skip
+
+
+def test_the_best_bound_over_all_chunkings_is_in_both_of_its_columns():
+    """Runs of an open problem prove 3 and 4 us: each row shows 4 as its bound and as that over all chunkings."""
+    made = [
+        new_row(problem_digest="a", bound_scope="all chunkings", finish_us=6.0, bound_us=bound, gap=6 / bound - 1,
+                bound_of_every_cut_us=bound, gap_of_every_cut=6 / bound - 1, status="found")
+        for bound in (3.0, 4.0)
+    ]  # fmt: skip
+    columns = ("bound_us", "bound_of_every_cut_us", "gap", "gap_of_every_cut")
+    rows = with_best_bounds(made)
+    assert [tuple(row[name] for name in columns) for row in rows] == [(4.0, 4.0, 0.5, 0.5)] * 2
