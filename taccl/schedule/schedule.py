@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +17,28 @@ from taccl.arguments import Natural, checked
 from taccl.errors import InputError
 from taccl.names import first_of, numbers_table, shown
 from taccl.problem import Problem
+from taccl.schedule.columns import (
+    Column,
+    Kept,
+    adds,
+    check_carries,
+    check_column,
+    check_lengths,
+    ends,
+    full_column,
+    merged_ends,
+    narrow,
+)
 from taccl.schedule.figures import Figures
-from taccl.units import format_count
+from taccl.units import format_count, format_size
 
-#: Type and range of every column. Ticks have two spare bits, so that a time and a duration can be added.
-#: Groups may have any numbers as input; `make_schedule` renumbers them as int32.
-_INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
-_COLUMNS: dict[str, tuple[Any, int, int]] = {
-    "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),
-}  # fmt: skip
+_BLOCK = 1 << 18
+#: Rows per block in the digest of a bare schedule, which depends on it.
+_DIGEST_BLOCK = 1 << 20
+#: Most transfers of a schedule whose order and digest are those of its full columns.
+MANY = 300_000
+#: Approximate peak memory in bytes per transfer of work on full columns.
+_LISTED_BYTES = 150
 
 
 class Transfer(NamedTuple):
@@ -44,19 +59,27 @@ class Transfer(NamedTuple):
 @checked
 @dataclass(frozen=True, eq=False)
 class Schedule(Figures):
-    """All transfers of a problem, ordered by start, link and chunk; see `make_schedule`.
+    """All transfers of a problem in order of start; see `make_schedule`.
+
+    Columns may be given in any whole-number type that holds their values, and are kept so; they are read in
+    the types below. A column that is left out takes no memory, and is derived when it is read.
 
     Parameters
     ----------
     problem : Problem
         The problem that the schedule is for.
-    chunk, link, group : (num_transfers,) int32
-        Indices of chunk, link and send. Transfers that share a group are one merged send: same link, start
-        and end.
-    start, end : (num_transfers,) int64
-        Times in ticks; a microsecond has ``problem.costs.ticks_per_us`` ticks.
-    reduce : (num_transfers,) bool
-        True if the chunk is added to the destination's content, False if it replaces it.
+    chunk, link : (num_transfers,) int32
+        Indices of chunk and link.
+    start : (num_transfers,) int64
+        Start in ticks; a microsecond has ``problem.costs.ticks_per_us`` ticks.
+    end : (num_transfers,) int64, optional
+        End in ticks; by default the start plus the link's time for the bytes of the send.
+    group : (num_transfers,) int32, optional
+        Index of the send. Transfers that share a group are one merged send: same link, start and end. By
+        default every transfer is its own send.
+    reduce : (num_transfers,) bool, optional
+        True if the chunk is added to the destination's content, False if it replaces it. A number means that
+        the first `reduce` transfers are added. By default none is.
     producer : str
         Description of the search or tool that made the schedule.
     carries : (num_transfers,) int32, optional
@@ -74,29 +97,45 @@ class Schedule(Figures):
     """
 
     problem: Problem
-    chunk: NDArray[np.int32]
-    link: NDArray[np.int32]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    group: NDArray[np.int32]
-    reduce: NDArray[np.bool_]
+    chunk: Column[np.int32] = Column(np.int32)
+    link: Column[np.int32] = Column(np.int32)
+    start: Column[np.int64] = Column(np.int64)
+    end: Column[np.int64] = Column(np.int64, ends)
+    group: Column[np.int32] = Column(np.int32, lambda schedule: np.arange(len(schedule), dtype=np.int32))
+    reduce: Column[np.bool_] = Column(np.bool_, lambda schedule: adds(schedule.kept, slice(None)))
     producer: str = ""
     carries: NDArray[np.int32] | None = None
     sums: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "problem", self.problem.in_its_chunks)
-        columns = {name: getattr(self, name) for name in _COLUMNS}
-        for name, column in columns.items():
-            if not isinstance(column, np.ndarray):
-                raise InputError(
-                    f"found a {type(column).__name__}; expected an array; make_schedule makes one",
-                    where=f"schedule.{name}",
-                )
-            _column(name, column)
-        _check_lengths(columns)
+        kept = self.kept
+        given = {name: column for name, column in kept._asdict().items() if column is not None}
+        if type(kept.reduce) is int:
+            del given["reduce"]
+        for name, column in given.items():
+            check_column(name, column)
+        check_lengths(given)
+        if kept.group is not None and kept.end is None:
+            object.__setattr__(self, "end", merged_ends(self))
         if self.carries is not None:
-            _check_carries(self)
+            check_carries(self)
+
+    @property
+    def kept(self) -> Kept:
+        """Columns as they were given, in narrow types; None for a column that is derived."""
+        return Kept(*(vars(self)[f"_{name}"] for name in Kept._fields))
+
+    @property
+    def is_bare(self) -> bool:
+        """True if neither ends, groups nor contributions are kept, of more than 300,000 transfers."""
+        return self.kept.end is None and self.carries is None and self.num_transfers > MANY
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the columns that are kept, in bytes."""
+        carries = () if self.carries is None else (self.carries,)
+        return sum(each.nbytes for each in (*self.kept.arrays.values(), *carries))
 
     @property
     def contributions(self) -> list[tuple[int, ...]] | None:
@@ -106,22 +145,80 @@ class Schedule(Figures):
     @property
     def columns(self) -> dict[str, Any]:
         """All arguments of `make_schedule` for this schedule, except problem and producer."""
-        return {**{name: getattr(self, name) for name in _COLUMNS}, "contributions": self.contributions}
+        return {**{name: getattr(self, name) for name in Kept._fields}, "contributions": self.contributions}
 
     @property
     def num_transfers(self) -> int:
         """Number of transfers; those of a merged send count individually."""
-        return len(self.chunk)
+        return len(self.kept.chunk)
 
     @cached_property
     def num_sends(self) -> int:
         """Number of sends; a merged send counts once."""
-        return len(np.unique(self.group))
+        group = self.kept.group
+        return self.num_transfers if group is None else len(np.unique(group))
 
-    @property
+    @cached_property
     def finish_ticks(self) -> int:
         """Time of the last arrival in ticks; 0 for an empty schedule."""
-        return int(self.end.max()) if len(self.end) else 0
+        return max((int(end.max()) for *_, end in self.blocks()), default=0)
+
+    @checked
+    def blocks(
+        self, size: int = _BLOCK
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield (chunk, link, start, end) of blocks of `size` transfers as int64; times are in ticks.
+
+        Raises `InputError` if ends are not kept, and a chunk or link does not exist or a start needs more
+        than 62 bits.
+        """
+        kept, costs = self.kept, self.problem.costs
+        for first in range(0, self.num_transfers, size):
+            part = slice(first, first + size)
+            chunk, link, start = (each[part].astype(np.int64) for each in kept[:3])
+            if kept.end is not None:
+                yield chunk, link, start, kept.end[part].astype(np.int64)
+                continue
+            for name, column, least, count in (
+                ("chunk", chunk, 0, len(costs.chunk_units)),
+                ("link", link, 0, len(costs.link_beta)),
+                ("start", start, -(2**62), 2**62),
+            ):
+                if not least <= int(column.min()) <= int(column.max()) < count:
+                    raise InputError(
+                        f"found {name}s {column.min()}-{column.max()}; there are {least}-{count - 1}",
+                        where="schedule",
+                    )
+            yield (
+                chunk, link, start,
+                start + costs.link_alpha[link] + costs.chunk_units[chunk] * costs.link_beta[link],
+            )  # fmt: skip
+
+    def in_order(self) -> Schedule:
+        """The same transfers in the order of `make_schedule`."""
+        columns = self.kept._asdict() | {"reduce": None if self.kept.reduce is None else self.reduce}
+        return schedule_of(self.problem, **columns, producer=self.producer, contributions=self.contributions)
+
+    def under(self, problem: Problem, *, producer: str | None = None) -> Schedule:
+        """The same columns as a schedule of another problem, with the same or another producer."""
+        producer = self.producer if producer is None else producer
+        return Schedule(problem, *self.kept, producer, self.carries, self.sums)
+
+    def listable(self, *, memory_limit_bytes: int = 4 * 10**9) -> Schedule:
+        """The schedule itself; `InputError` if its full columns would need more memory than a limit."""
+        needed = _LISTED_BYTES * self.num_transfers
+        if self.kept.end is None and needed > memory_limit_bytes:
+            raise InputError(
+                f"{self.num_transfers} transfers need {format_size(needed)} as full columns, more than the "
+                f"{format_size(memory_limit_bytes)} allowed; take fewer ranks or chunks",
+                where="schedule",
+            )
+        return self
+
+    def expand(self, **_: object) -> Schedule:
+        """The schedule itself; deprecated, as every schedule reads all of its columns."""
+        warnings.warn("Schedule.expand() does nothing; leave it out", DeprecationWarning, stacklevel=2)
+        return self
 
     def __len__(self) -> int:
         return self.num_transfers
@@ -130,11 +227,14 @@ class Schedule(Figures):
         return self._first(None)
 
     def _first(self, limit: int | None) -> Iterator[Transfer]:
-        columns = (self.chunk, self.link, self.start, self.end, self.group, self.reduce)
-        named = self.contributions
-        for i, values in enumerate(zip(*(column[:limit].tolist() for column in columns), strict=True)):
-            transfer = Transfer(*values)
-            yield transfer if named is None else transfer._replace(contributions=named[i])
+        count = self.num_transfers if limit is None else min(limit, self.num_transfers)
+        named, kept, size = self.contributions, self.kept, min(_BLOCK, max(1, count))
+        for first, columns in zip(range(0, count, size), self.blocks(size), strict=False):
+            rows = slice(first, min(first + size, count))
+            group = np.arange(rows.start, rows.stop) if kept.group is None else kept.group[rows]
+            names = repeat(None) if named is None else named[rows]
+            values = (each.tolist() for each in (*columns, group, adds(kept, rows)))
+            yield from map(Transfer._make, zip(*values, names, strict=False))
 
     def _rows(self, limit: int | None) -> Iterator[tuple[str, str, str, str, str, str]]:
         """Start and end in microseconds, chunk, link, group and operation of the first transfers."""
@@ -148,7 +248,12 @@ class Schedule(Figures):
             yield start, end, str(t.chunk), link, str(t.group), operation
 
     def digest(self) -> str:
-        """Hash of the problem and all transfers, the same on every machine."""
+        """Hash of the problem and all transfers, the same on every machine.
+
+        It covers the columns of `is_bare` schedules that are kept, and all columns of other schedules.
+        """
+        if self.is_bare:
+            return bare_digest(self)
         state = hashlib.sha256(self.problem.digest().encode())
         for column in (self.chunk, self.link, self.start, self.end, self.group):
             state.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
@@ -201,7 +306,7 @@ def make_schedule(
     chunk: ArrayLike,
     link: ArrayLike,
     start: ArrayLike,
-    end: ArrayLike,
+    end: ArrayLike | None = None,
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
     producer: str = "",
@@ -209,8 +314,8 @@ def make_schedule(
 ) -> Schedule:
     """Make a schedule from columns in any order; groups are renumbered in order of start.
 
-    - `chunk`, `link`, `start`, `end`, `producer`: As in `Schedule`.
-    - `group`: As in `Schedule`; by default every transfer is its own send.
+    - `chunk`, `link`, `start`, `producer`: As in `Schedule`.
+    - `end`, `group`: As in `Schedule`. Without either, columns are kept in narrow types.
     - `reduce`: As in `Schedule`; by default False, or with `contributions` True for incomplete sums.
     - `contributions`: Ranks whose sum each transfer of a combining collective carries, see `Schedule`.
 
@@ -228,18 +333,15 @@ def schedule_of(
     chunk: ArrayLike,
     link: ArrayLike,
     start: ArrayLike,
-    end: ArrayLike,
+    end: ArrayLike | None = None,
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
     producer: str = "",
     contributions: Sequence[Collection[int]] | None = None,
 ) -> Schedule:
     """Make a schedule as `make_schedule` does, without type checks of single contributions."""
-    given: dict[str, Any] = {"chunk": chunk, "link": link, "start": start, "end": end}
-    given |= {name: each for name, each in (("group", group), ("reduce", reduce)) if each is not None}
-    columns = {name: _column(name, values) for name, values in given.items()}
-    count = len(columns["chunk"])
-    columns.setdefault("group", np.arange(count))
+    given = {"chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce}
+    columns = {name: full_column(name, values) for name, values in given.items() if values is not None}
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
         number: dict[tuple[int, ...], int] = {}
@@ -247,17 +349,32 @@ def schedule_of(
         in_order = {ranks: tuple(sorted(ranks)) for ranks in set(rows)}
         named = [number.setdefault(in_order[ranks], len(number)) for ranks in rows]
         columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
-        _check_lengths({name: columns[name] for name in ("chunk", "carries")})
-        columns.setdefault("reduce", lacking(problem, columns["chunk"].tolist(), contributions))
-    columns.setdefault("reduce", np.zeros(count, dtype=bool))
-    _check_lengths(columns)
-    order = np.lexsort((columns["chunk"], columns["group"], columns["link"], columns["start"]))
-    columns = {name: column[order] for name, column in columns.items()}
-    _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
-    columns["group"] = np.argsort(np.argsort(first))[inverse].astype(np.int32)
-    for column in columns.values():
-        column.setflags(write=False)
+        check_lengths({name: columns[name] for name in ("chunk", "carries")})
+        if reduce is None:
+            columns["reduce"] = lacking(problem, columns["chunk"].tolist(), contributions)
+    check_lengths(columns)
+    keys = [columns[name] for name in ("chunk", "group", "link", "start") if name in columns]
+    order = np.lexsort(keys if group is not None else keys[1:])  # single sends that tie remain as given
+    columns = {name: each[order] for name, each in columns.items()}
+    if group is not None:
+        _, first, inverse = np.unique(columns["group"], return_index=True, return_inverse=True)
+        columns["group"] = np.argsort(np.argsort(first))[inverse].astype(np.int32)
+    elif end is None:
+        columns |= {name: narrow(columns[name]) for name in ("chunk", "link", "start")}
+    for each in columns.values():
+        each.setflags(write=False)
     return Schedule(problem, producer=producer, sums=sums, **columns)
+
+
+def bare_digest(schedule: Schedule) -> str:
+    """Hash of the problem, of chunk, link and start of all transfers, and of those that reduce."""
+    kept, state = schedule.kept, hashlib.sha256(schedule.problem.digest().encode())
+    for first in range(0, schedule.num_transfers, _DIGEST_BLOCK):
+        for each in kept[:3]:
+            state.update(np.ascontiguousarray(each[first : first + _DIGEST_BLOCK], dtype="<i8").data)
+    reduce = kept.reduce
+    state.update(reduce.tobytes() if isinstance(reduce, np.ndarray) else str(reduce or 0).encode())
+    return state.hexdigest()
 
 
 def lacking(
@@ -269,66 +386,3 @@ def lacking(
     count = {ranks: len(set(ranks)) for ranks in set(rows)}
     known = zip(chunks, rows, strict=True)
     return np.array([count[ranks] < of_chunk.get(c, 0) for c, ranks in known], dtype=bool)
-
-
-def _check_carries(schedule: Schedule) -> None:
-    """Raise `InputError` unless the collective sums and every transfer names a valid sum."""
-    carries, collective = schedule.carries, schedule.problem.collective
-    assert carries is not None, "the schedule names what travels"
-    if not collective.sums_up:
-        raise InputError(
-            f"found contributions in a schedule of {collective.name}, which adds nothing up; leave them out",
-            where="schedule.contributions",
-        )
-    _check_lengths({"chunk": schedule.chunk, "carries": carries})
-    if len(carries) and not (carries.min() >= 0 and carries.max() < len(schedule.sums)):
-        raise InputError(
-            f"found sums {carries.min()} to {carries.max()}; expected 0-{len(schedule.sums) - 1}",
-            where="schedule.carries",
-        )
-    strange = {rank for ranks in schedule.sums for rank in ranks if not 0 <= rank < collective.num_ranks}
-    if strange:
-        raise InputError(
-            f"found a contribution of rank {min(strange)}; there are ranks 0-{collective.num_ranks - 1}",
-            where="schedule.sums",
-        )
-    twice = next((ranks for ranks in schedule.sums if len(set(ranks)) < len(ranks)), None)
-    if twice is not None:
-        raise InputError(
-            f"found the sum of ranks {first_of(twice, 8)}, which names one twice; name each rank once",
-            where="schedule.sums",
-        )
-
-
-def _column(name: str, values: ArrayLike) -> NDArray[Any]:
-    """A column converted to its type; `InputError` if a value does not fit."""
-    kind, least, most = _COLUMNS[name]
-    try:
-        column = np.asarray(values)
-    except (OverflowError, TypeError, ValueError) as error:  # rows of different lengths
-        raise InputError(f"found values that make no column ({error})", where=f"schedule.{name}") from None
-    if column.ndim == 1 and not column.size:
-        column = column.astype(kind)
-    said = ""
-    if column.ndim != 1:
-        said = f"found {column.ndim} dimensions; expected one, with a value per transfer"
-    elif column.dtype.kind not in ("b" if kind is bool else "iu"):
-        expected = (
-            "bool" if kind is bool else "whole numbers of 64 bits at most; times are in ticks, of which "
-            "problem.costs.ticks_per_us make a microsecond"
-        )  # fmt: skip
-        said = f"found {column.dtype} values such as {column[0]!r}; expected {expected}"
-    elif len(column) and not (least <= int(column.min()) and int(column.max()) <= most):
-        outside = int(column.max()) if int(column.max()) > most else int(column.min())
-        said = f"found {outside}; expected {least} to {most}"
-    if said:
-        raise InputError(said, where=f"schedule.{name}")
-    return column.astype(kind, copy=False)
-
-
-def _check_lengths(columns: dict[str, NDArray[Any]]) -> None:
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise InputError(
-            f"columns differ in length: {lengths}; give each a value per transfer", where="schedule"
-        )

@@ -161,8 +161,13 @@ class Columns:
         self.carried: list[int] | None = None
         self._reduces: NDArray[np.bool_] | None
         if isinstance(schedule, Schedule):
-            self.end, self.group, self._reduces = schedule.end, schedule.group, schedule.reduce
-            self._num_reducing = int(schedule.reduce.sum())
+            kept = schedule.kept
+            self.chunk, self.link, self.start = kept.chunk, kept.link, kept.start
+            self.end, self.group = kept.end, kept.group
+            if isinstance(kept.reduce, np.ndarray):
+                self._reduces, self._num_reducing = kept.reduce, int(kept.reduce.sum())
+            else:
+                self._reduces, self._num_reducing = None, kept.reduce or 0
             if schedule.carries is not None:
                 bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
                 self.carried = [bits[number] for number in schedule.carries.tolist()]

@@ -1,0 +1,148 @@
+"""Columns of a schedule: kept in narrow types, or left out and derived."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl.errors import InputError
+from taccl.schedule.columns import narrow
+from taccl.schedule.schedule import Schedule, make_schedule
+from tests.analysis import valid_schedules as valid
+from tests.schedule.test_schedule import relay
+
+
+def bare(**options):
+    """The relay of two chunks with chunk, link and start alone."""
+    return relay(end=None, group=None, **options)
+
+
+def test_an_absent_end_is_that_of_the_link():
+    """A send takes 2.5 us, which are five ticks."""
+    assert bare().kept.end is None
+    assert bare().end.tolist() == [5, 10, 10, 15]
+    assert bare().finish_ticks == 15
+
+
+def test_without_groups_every_transfer_is_a_send():
+    """Four transfers in four sends, in their order."""
+    assert bare().kept.group is None
+    assert (bare().num_sends, bare().group.tolist()) == (4, [0, 1, 2, 3])
+
+
+def test_without_reductions_all_are_copies():
+    """Nothing is kept for that."""
+    assert bare().kept.reduce is None
+    assert not bare().reduce.any()
+
+
+def test_the_first_transfers_may_reduce():
+    """A number stands for a column."""
+    schedule = Schedule(bare().problem, *bare().kept[:3], reduce=2)
+    assert schedule.reduce.tolist() == [True, True, False, False]
+    assert [each.reduce for each in schedule] == [True, True, False, False]
+
+
+def test_a_merged_send_lasts_as_long_as_all_of_its_chunks():
+    """Two chunks in one send take 0.5 us and twice 2 us: nine ticks."""
+    schedule = relay(chunk=[0, 1], link=[0, 0], start=[0, 0], end=None, group=[0, 0])
+    assert schedule.end.tolist() == [9, 9]
+
+
+def test_columns_are_read_in_their_full_types():
+    """Arithmetic on what is kept in 16 bits would wrap around."""
+    kinds = [getattr(bare(), name).dtype for name in ("chunk", "link", "start", "end", "group", "reduce")]
+    assert kinds == [np.int32, np.int32, np.int64, np.int64, np.int32, np.bool_]
+
+
+def test_narrow_types_hold_all_values():
+    """The narrowest of three."""
+    for most, kind in ((2**16 - 1, np.uint16), (2**16, np.int32), (2**31 - 1, np.int32), (2**31, np.int64)):
+        assert narrow(np.array([0, most])).dtype == kind
+    assert narrow(np.array([-1, 1])).dtype == np.int32
+
+
+def test_needed_columns_take_at_most_11_bytes_a_transfer():
+    """Four for the chunk, two for the link, four for the start, and one for the reduction."""
+    schedule = make_schedule(
+        bare().problem, chunk=[2_100_000, 0], link=[0, 60_000], start=[0, 2**31 - 1], reduce=[True, False]
+    )
+    assert schedule.num_bytes / len(schedule) <= 11
+
+
+def test_reading_leaves_what_is_kept():
+    """Full columns are beside it."""
+    schedule = bare()
+    size = schedule.num_bytes
+    assert schedule.columns.keys() > {"end", "group", "reduce"}
+    assert (schedule.num_bytes, schedule.kept.end) == (size, None)
+
+
+def test_a_derived_column_is_computed_once():
+    """And read-only, as it is everyone's."""
+    schedule = bare()
+    assert schedule.end is schedule.end
+    with pytest.raises(ValueError, match="read-only"):
+        schedule.end[0] = 1
+
+
+def test_absent_columns_change_nothing_that_is_said():
+    """Digest, table and transfers are those of the full columns."""
+    assert bare() == relay()
+    assert bare().table() == relay().table()
+    assert list(bare()) == list(relay())
+    assert bare()._repr_html_() == relay()._repr_html_()
+
+
+def test_another_problem_gets_the_columns_that_are_kept():
+    """So that ends follow its costs."""
+    problem = dataclasses.replace(bare().problem, release_us=((0, 0, 1),))
+    again = bare().under(problem, producer="again")
+    assert (again.problem, again.producer, again.kept.end) == (problem, "again", None)
+
+
+@pytest.mark.parametrize("changed", [{"start": np.zeros(3)}, {"chunk": np.zeros(2, int)}, {"link": np.zeros((3, 1), int)}])  # fmt: skip
+def test_columns_hold_whole_numbers_and_are_as_long(changed):
+    """Fractions would be cut off where the schedule is verified or hashed."""
+    columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
+    with pytest.raises(InputError, match="float64 values|differ in length|2 dimensions"):
+        Schedule(bare().problem, **columns)
+
+
+@pytest.mark.parametrize("changed", [{"chunk": -1}, {"link": 10**6}, {"start": 2**62}])
+def test_what_does_not_exist_has_no_end(changed):
+    """Its link and size are unknown."""
+    columns = {name: np.array([changed.get(name, 0)]) for name in ("chunk", "link", "start")}
+    with pytest.raises(InputError, match=f"found {next(iter(changed))}s"):
+        _ = Schedule(bare().problem, **columns).end
+
+
+def test_absent_columns_are_verified():
+    """As full ones are: the relay is valid, and one that leaves a tick early is not."""
+    assert taccl.verify(bare()).ok
+    early = make_schedule(bare().problem, chunk=[0, 0, 1, 1], link=[0, 1, 0, 1], start=[0, 4, 5, 10])
+    assert {each.kind for each in taccl.verify(early).violations} == {"presence"}
+
+
+def test_in_order_gives_the_order_of_make_schedule():
+    """Columns by hand may be in any order."""
+    kept = [column[::-1] for column in bare().kept[:3]]
+    schedule = Schedule(bare().problem, *kept)
+    assert schedule != bare()
+    assert schedule.in_order() == bare()
+
+
+def test_in_order_keeps_what_is_merged_and_named():
+    """Groups and contributions stay with their transfers."""
+    for schedule in (valid.merged(), valid.relay()):
+        assert schedule.in_order() == schedule
+
+
+def test_expand_is_deprecated():
+    """It returns the schedule itself."""
+    schedule = bare()
+    with pytest.warns(DeprecationWarning, match="does nothing"):
+        assert schedule.expand() is schedule
