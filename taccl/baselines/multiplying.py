@@ -82,23 +82,18 @@ def _fastest_plan(problem: Problem) -> Schedule:
     plans = all_plans(
         *grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=1 + MOST_SENDS // len(grid.place)
     )
-    ranked = sorted(dict.fromkeys(plans), key=times.ticks)
-    if not ranked or times.ticks(ranked[0]) == math.inf:
-        raise CollectiveError(
-            f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
-            "hierarchical",
-            where="baseline",
-        )
     seen: Counter[str] = Counter()
     best, made = None, 0
-    for number, plan in enumerate(ranked):
+    for number, (ticks, plan) in enumerate(times.ranked(plans)):
+        is_late = best is not None and ticks > _LATE * best.finish_ticks
+        if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
+            break
         seen[plan.how] += 1
         if number >= _MOST_PLANS and seen[plan.how] > _MOST_ALIKE:
             continue
         known: set[bytes] = set()
         for pieces in _PIECES[: problem.collective.num_chunks if times.sums else 1]:
-            is_late = best is not None and times.ticks(plan) > _LATE * best.finish_ticks
-            if best is not None and (is_late or made + best.num_transfers > _MOST_TRANSFERS):
+            if best is not None and made + best.num_transfers > _MOST_TRANSFERS:
                 break
             sends = _sends(times, plan, pieces)
             made += len(sends.chunk)
@@ -113,7 +108,12 @@ def _fastest_plan(problem: Problem) -> Schedule:
                     found = fastest((found, listed(found, longest_first=True)))
             if best is None or found.finish_ticks < best.finish_ticks:
                 best, best_plan = found, plan
-    assert best is not None, "there is a plan"
+    if best is None:
+        raise CollectiveError(
+            f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
+            "hierarchical",
+            where="baseline",
+        )
     # Sums that gather along trees, and spread from their roots, need no named contributions.
     is_tree = best.carries is not None and all(
         not part.summed and all(len(times.hops(digit)) == 1 for digit in part.scattered)

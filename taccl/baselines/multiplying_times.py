@@ -21,7 +21,7 @@ from taccl.caching import cached
 from taccl.costs import hold_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
+#: Plans estimated to take longer than the fastest by this factor are far behind.
+_FAR = 1.5
 #: Max sends of one step, whatever they carry; plans with more are left out.
 MOST_SENDS = 50_000
 
@@ -90,8 +92,25 @@ class StepTimes:
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
-    def ticks(self, plan: StepPlan) -> float:
-        """Estimated finish of a plan; infinite if a step has too many sends."""
+    def ranked(self, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepPlan]]:
+        """Plans with their estimates in ticks, the fastest first; plans with too many sends are left out.
+
+        Plans far behind the fastest are estimated to the end only if the caller reaches them.
+        """
+        place = {plan: i for i, plan in enumerate(dict.fromkeys(plans))}
+        known: dict[StepPlan, float] = {}
+        most = math.inf
+        for plan in sorted(place, key=lambda plan: len(plan.parts)):  # the quickest to estimate first
+            known[plan] = self.ticks(plan, most)
+            most = min(most, _FAR * known[plan])
+        near = [plan for plan, ticks in known.items() if ticks <= most]
+        for some in (near, known.keys() - set(near)):
+            known |= {plan: self.ticks(plan) for plan in some if known[plan] == math.inf}
+            rows = sorted((known[plan], place[plan], plan) for plan in some if known[plan] < math.inf)
+            yield from ((ticks, plan) for ticks, _, plan in rows)
+
+    def ticks(self, plan: StepPlan, most: float = math.inf) -> float:
+        """Estimated finish of a plan; infinite beyond `most`, or if a step has too many sends."""
         digits, count = plan.parts[0].scattered, float(self.problem.collective.num_chunks)
         num_ranks = len(self.grid.place)
         if self.grid.straight in digits:  # at the same time as what goes on in the nodes
@@ -100,11 +119,11 @@ class StepTimes:
             return max(self.ticks(local) / len(self.grid.ranks), self._step(share, self.grid.straight)[0])
         if self.to_one and not self.sums:  # a rank always holds as many chunks, and passes on its partners'
             return sum(self._step(count / num_ranks / each.base, each)[0] for each in digits)
-        return self.timeline(plan)[0]
+        return self.timeline(plan, most)[0]
 
     @cached
-    def timeline(self, plan: StepPlan) -> tuple[float, list[PlanStep]]:
-        """Estimated finish of a plan, and its steps in order of their starts.
+    def timeline(self, plan: StepPlan, most: float = math.inf) -> tuple[float, list[PlanStep]]:
+        """Estimated finish of a plan, and its steps in order of their starts; no steps beyond `most` ticks.
 
         Parts take each step together where they then end no later.
         """
@@ -138,7 +157,9 @@ class StepTimes:
                 if then + takes(head, [*some, k])[0] <= max(alone, ready[k]) + takes(head, [k])[0]:
                     since, some = then, [*some, k]
             ticks, busy, used = takes(head, some)
-            free[used] = since + busy[used]
+            if since + ticks > most:
+                return math.inf, []
+            free[used] = since + busy
             for k in some:
                 del left[k][0]
                 ready[k] = since + ticks
@@ -164,7 +185,7 @@ class StepTimes:
     def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:
         """Ticks of an exchange of messages of `count` chunks, by estimate, and holds of resources.
 
-        Returns the ticks, those for which each resource is held, and the resources that are held at all.
+        Returns the ticks, those for which each used resource is held, and the numbers of these resources.
 
         - `is_same`: True if a rank sends the same to all, which crosses no link twice.
         """
@@ -172,43 +193,46 @@ class StepTimes:
 
     @cached
     def _exchange(self, num_chunks: int, digit: Digit, is_same: bool) -> tuple[float, Floats, Ints]:
-        total = np.zeros(len(self.problem.topology.resources))
         ticks = 0.0 if self.hops(digit, is_same) else math.inf
         sends = np.ceil(num_chunks / np.array([1, self.problem.clauses.max_merge]))
-        for alpha, beta, resource, merges, rest_alpha, rest_beta in self._loads(digit, is_same):
-            busy: Floats = sends @ alpha + num_chunks * beta
-            rest = np.zeros_like(busy)
-            np.maximum.at(rest, resource, rest_alpha + num_chunks / sends[merges] * rest_beta)
-            ticks += float((busy + rest).max())
-            total += busy
-        return ticks, total, np.flatnonzero(total)
+        used, kinds, alpha, beta = self._loads(digit, is_same)
+        for plain, merging, per_chunk, merges, rest_alpha, rest_beta in kinds:
+            each = np.where(merges > 0, num_chunks / sends[1], num_chunks / sends[0])
+            busy: Floats = sends[0] * plain + sends[1] * merging + num_chunks * per_chunk
+            ticks += float((busy + rest_alpha + each * rest_beta).max())
+        total: Floats = sends @ alpha + num_chunks * beta
+        return ticks, total, used
 
     @cached
-    def _loads(self, digit: Digit, is_same: bool) -> list[tuple[NDArray[Any], ...]]:
-        """For each hop, ticks that its sends hold each resource, and by which they take longer than that.
+    def _loads(self, digit: Digit, is_same: bool) -> tuple[Ints, list[Ints], Ints, Ints]:
+        """Ticks for which the sends of an exchange hold each resource, and by which they take longer.
 
-        - `alpha`, (2, num_resources): Ticks per send over links that do not merge, and over those that do.
-        - `beta`, (num_resources,): Ticks per chunk.
-        - `resource`, `merges`, `rest_alpha`, `rest_beta`, (num_kinds,): Distinct rests of sends, in ticks per
-          send and per chunk.
+        - First, (num_used,): The resources that are held.
+        - Second, for each hop, (6, num_kinds): Distinct loads of a resource, with the rest of a send after
+          its hold: ticks per send over links that do not merge, per send over those that do, and per chunk;
+          1 if the send with the rest merges; its rest in ticks per send, and per chunk.
+        - Last, (2, num_used) and (num_used,): Ticks of all hops per send, and per chunk.
         """
         topology, costs = self.problem.topology, self.problem.costs
         holds, units = hold_columns(topology), int(costs.chunk_units.max())
         merging = np.zeros(len(topology.links), np.int64)
         merging[list(self.problem.clauses.merging)] = 1
-        count, found = len(topology.resources), []
+        count, kinds = len(topology.resources), []
+        alphas, betas = np.zeros((2, count), np.int64), np.zeros(count, np.int64)
         for links in self.hops(digit, is_same):
-            used = np.bincount(links, minlength=len(topology.links))
-            row = np.flatnonzero(used[holds.link])
+            sends = np.bincount(links, minlength=len(topology.links))
+            row = np.flatnonzero(sends[holds.link])
             link, resource = holds.link[row], holds.resource[row]
-            alpha = np.zeros((2, count))
-            np.add.at(alpha, (merging[link], resource), used[link] * costs.hold_alpha[row])
-            beta = np.bincount(resource, used[link] * units * costs.hold_beta[row], count)
+            alpha, beta = np.zeros((2, count), np.int64), np.zeros(count, np.int64)
+            np.add.at(alpha, (merging[link], resource), sends[link] * costs.hold_alpha[row])
+            np.add.at(beta, resource, sends[link] * units * costs.hold_beta[row])
             rest_alpha = costs.link_alpha[link] - costs.hold_alpha[row]
             rest_beta = units * (costs.link_beta[link] - costs.hold_beta[row])
-            kinds = np.unique(np.stack((resource, merging[link], rest_alpha, rest_beta)), axis=1)
-            found.append((alpha, beta, *kinds[:, (kinds[2] > 0) | (kinds[3] > 0)]))
-        return found
+            each = np.stack((*alpha[:, resource], beta[resource], merging[link], rest_alpha, rest_beta))
+            kinds.append(np.unique(each, axis=1))
+            alphas, betas = alphas + alpha, betas + beta
+        used = np.flatnonzero(alphas.any(axis=0) | (betas > 0))
+        return used, kinds, alphas[:, used], betas[used]
 
     @cached
     def hops(self, digit: Digit, is_same: bool = False) -> list[Ints]:

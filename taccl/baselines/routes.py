@@ -58,8 +58,20 @@ class ShortestRoutes:
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
         """(source, end, length) of the fastest links; each hop adds a little, so fewer hops win ties."""
-        rows = [(s, d, self._length(t)) for d, into in enumerate(self._into) for s, (t, _) in into.items()]
-        return np.array(rows, dtype=np.int64).reshape(-1, 3).T
+        rows = [
+            (src, dst, self._length(ticks))
+            for dst, into in enumerate(self._into)
+            for src, (ticks, _) in into.items()
+        ]
+        return np.array(sorted(rows), dtype=np.int64).reshape(-1, 3).T
+
+    @cached_property
+    def _codes(self) -> tuple[Ints, Ints]:
+        """Source times the number of ranks plus end, rising, and link of each arc."""
+        src, dst, _ = self.arcs
+        ends = zip(src.tolist(), dst.tolist(), strict=True)
+        links = np.array([self._into[dst][src][1] for src, dst in ends], dtype=np.int64)
+        return src * len(self._into) + dst, links
 
     def _length(self, ticks: int) -> int:
         return ticks * len(self._into) + 1
@@ -109,11 +121,10 @@ class ShortestRoutes:
 
         - `pairs`: Source times the number of ranks plus destination.
         """
-        n, (tail, head, length) = len(self._into), self.arcs
-        code, found = tail * n + head, np.full(len(pairs), -1)
-        order = np.argsort(code)
-        joined = np.flatnonzero(np.isin(pairs, code))
-        arc, (src, dst) = order[np.searchsorted(code[order], pairs[joined])], np.divmod(pairs[joined], n)
+        n, (tail, head, length), (code, links) = len(self._into), self.arcs, self._codes
+        found, arc = np.full(len(pairs), -1), np.searchsorted(code, pairs)
+        joined = np.flatnonzero(code[np.minimum(arc, len(code) - 1)] == pairs) if len(code) else found[:0]
+        arc, (src, dst) = arc[joined], np.divmod(pairs[joined], n)
         least_out, least_into = (np.full(n, length.max(initial=0)) for _ in range(2))
         np.minimum.at(least_out, tail, length)
         np.minimum.at(least_into, head, length)
@@ -123,7 +134,6 @@ class ShortestRoutes:
         starts, row = np.unique(src[rest], return_inverse=True)
         lengths = self._lengths_from(starts)
         is_shortest[rest] = length[arc[rest]] == lengths[row, dst[rest]]
-        links = np.array([link for into in self._into for _, link in into.values()], dtype=np.int64)
         found[joined[is_shortest]] = links[arc[is_shortest]]
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from fractions import Fraction
 
@@ -10,6 +11,8 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.baselines import multiplying, one_shot, recursive
+from taccl.baselines.multiplying_plans import all_plans
+from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.topology import fabrics
@@ -212,3 +215,25 @@ def test_an_order_that_cannot_be_improved_is_not_listed_again(monkeypatch):
     )
     problem = make_problem(fabrics.star(2), collectives.alltoall(2), chunk_bytes=10**6)
     assert multiplying(problem, cut=False).num_transfers == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "reduce-scatter"])
+def test_plans_are_ranked_as_by_their_whole_estimates(name):
+    """Estimates that are broken off far behind the best plan change neither the order nor the plans."""
+    problem = make_problem(taccl.topologies.ndv2(2), name, size_bytes=10**6)
+    grid = Grid(problem)
+    times = StepTimes(problem, grid)
+    plans = list(all_plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=16))
+    whole = sorted((times.ticks(plan), i, plan) for i, plan in enumerate(dict.fromkeys(plans)))
+    assert list(times.ranked(plans)) == [(ticks, plan) for ticks, _, plan in whole]
+
+
+def test_plans_far_behind_are_estimated_when_they_are_reached():
+    """The first plans of a ranking are found without the whole estimate of every other plan."""
+    problem = make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6)
+    grid = Grid(problem)
+    times = StepTimes(problem, grid)
+    next(times.ranked(all_plans(*grid.ranks.shape, sums=True, to_one=False, most=16)))
+    begun = {key: found[0] for key, found in times.cache.items() if "timeline" in key[0]}
+    assert sum(ticks < math.inf for ticks in begun.values()) < len(begun) / 2
