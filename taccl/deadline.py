@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
-import os
 import signal as signals
 import sys
 import threading
@@ -53,18 +52,6 @@ _APART_IN = {
     "taccl.kernels": frozenset({"_prepare"}),
     "taccl.solvers.process": frozenset({"__init__", "acquire", "release", "begin", "end", "kill"}),
 }
-
-
-def busy_factor() -> float:
-    """About how many seconds on the clock a second of work takes, by the load of the machine; at least 1.
-
-    The load is that of the last minute. Platforms that tell no load count as idle.
-    """
-    try:
-        load = os.getloadavg()[0]
-    except (AttributeError, OSError):
-        return 1.0
-    return max(1.0, load / (os.cpu_count() or 1))
 
 
 class OutOfTime(NoSolutionError):

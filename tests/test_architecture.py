@@ -20,6 +20,7 @@ LINES = (
     (
         "address_space",
         "caching",
+        "cpu_share",
         "deadline",
         "file_kinds",
         "graph_algorithms",

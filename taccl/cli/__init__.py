@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from taccl.cpu_share import process_began_s
 from taccl.deadline import await_left_behind, signals_to
 
 #: Objects made between two collections: Python's 700 cost a fifth of the time of large topologies.
@@ -25,8 +26,11 @@ _COLLECT_EVERY = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit code. Without words it is the command, and the process ends with it."""
-    began_s, interrupts = time.monotonic(), list[int]()
+    """Run one verb; returns the exit code. Without words it is the command, and the process ends with it.
+
+    The time limit of the command counts from the start of its process.
+    """
+    began_s, interrupts = process_began_s() if argv is None else time.monotonic(), list[int]()
     code = 130
     gc.set_threshold(_COLLECT_EVERY, *gc.get_threshold()[1:])
 

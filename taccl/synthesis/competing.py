@@ -15,7 +15,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
 from taccl.baselines.spread import MANY_CUT, finest, soonest_cut_us
 from taccl.caching import cached
-from taccl.deadline import Deadline, OutOfTime, busy_factor
+from taccl.cpu_share import busy_factor
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.problem import Problem
 from taccl.schedule.compact import CompactSchedule

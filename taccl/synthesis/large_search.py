@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.costs import wide_links
-from taccl.deadline import Deadline, OutOfTime, busy_factor
+from taccl.cpu_share import busy_factor
+from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError, SketchError, TopologyError
 from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from taccl.deadline import NEVER, OutOfTime, busy_factor
+from taccl.cpu_share import busy_factor
+from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
 from taccl.schedule.schedule import Schedule
 from taccl.solvers.model import LinearModel

@@ -23,7 +23,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
-from taccl.deadline import NEVER, Deadline, OutOfTime, busy_factor
+from taccl.cpu_share import busy_factor
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import naming_contributions
