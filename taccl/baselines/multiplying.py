@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,12 +15,18 @@ from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
-from taccl.baselines.spread import cut_while_it_pays, fastest, held_at_start, require_no_derivations, run
+from taccl.baselines.spread import (
+    complete_so_far,
+    cut_while_it_pays,
+    held_at_start,
+    require_no_derivations,
+    run,
+)
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from taccl.baselines.moves import Flags, Ints, Row, Sends
     from taccl.problem import Problem
@@ -102,12 +107,10 @@ def _fastest_plan(problem: Problem) -> Schedule:
                 continue
             known.add(order)
             producer = f"multiplying ({str(plan).replace('scatter', 'scatter' if times.sums else 'gather')})"
-            found = sends.schedule(problem, producer=producer)
-            with suppress(ValueError):  # ranks that exchange sums may wait for each other
-                if found.finish_ticks > least:
-                    found = fastest((found, listed(found, longest_first=True)))
-            if best is None or found.finish_ticks < best.finish_ticks:
-                best, best_plan = found, plan
+            for found in _timed(problem, sends, least, producer):
+                if best is None or found.finish_ticks < best.finish_ticks:
+                    best, best_plan = found, plan
+                    complete_so_far(problem).append(best)
     if best is None:
         raise CollectiveError(
             f"multiplying takes more than {MOST_SENDS} sends in a step of {problem.title}; use ring or "
@@ -120,6 +123,18 @@ def _fastest_plan(problem: Problem) -> Schedule:
         for part in best_plan.parts
     )
     return replace(best, carries=None, sums=()) if is_tree else best
+
+
+def _timed(problem: Problem, sends: Sends, least: int, producer: str) -> Iterator[Schedule]:
+    """Schedule of sends in their order; if it is later than `least` ticks, also by list scheduling."""
+    found = sends.schedule(problem, producer=producer)
+    yield found
+    if found.finish_ticks > least:
+        try:
+            again = listed(found, longest_first=True)
+        except ValueError:  # ranks that exchange sums may wait for each other
+            return
+        yield again
 
 
 def _sends(times: StepTimes, plan: StepPlan, pieces: int) -> Sends:

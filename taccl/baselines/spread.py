@@ -67,11 +67,13 @@ def fastest_form(problem: Problem, forms: Iterable[tuple[str, Sends]]) -> Schedu
     ranked = sorted((sends.busy_ticks(problem), i, name, sends) for i, (name, sends) in enumerate(forms))
     _, place, name, sends = ranked[0]
     best = sends.schedule(problem, producer=name)
+    complete_so_far(problem).append(best)
     for least, i, name, sends in ranked[1:]:
         if (least, i) < (best.finish_ticks, place):
             found = sends.schedule(problem, producer=name)
             if (found.finish_ticks, i) < (best.finish_ticks, place):
                 best, place = found, i
+                complete_so_far(problem).append(best)
     return best
 
 
@@ -115,6 +117,12 @@ def cut_while_it_pays(
 
 
 @cached
+def complete_so_far(problem: Problem) -> list[Schedule]:
+    """Complete schedules of a baseline without its sketch, the best last; also after an interrupt."""
+    return []
+
+
+@cached
 def finest(problem: Problem) -> dict[str, Schedule]:
     """The best schedules in finer chunks so far, by the name of their algorithm; also after an interrupt."""
     return {}
@@ -140,6 +148,7 @@ def cut_chunks(problem: Problem, parts: int) -> Problem:
     )
 
 
+@cached
 def without_sketch(problem: Problem) -> Problem:
     """The problem with only the merging clauses of its sketch."""
     return replace(problem, clauses=problem.clauses.only("merge"))

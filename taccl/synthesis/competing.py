@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, baseline
-from taccl.baselines.spread import MANY_CUT, finest, soonest_cut_us
+from taccl.baselines.spread import MANY_CUT, complete_so_far, finest, soonest_cut_us, without_sketch
 from taccl.caching import cached
 from taccl.cpu_share import busy_factor
 from taccl.deadline import Deadline, OutOfTime
@@ -34,16 +34,18 @@ _APART = ("in-network", "servers")
 _NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
 #: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
 _BUILD_S = {
-    "one-shot": 0.12, "swing": 0.13, "bine": 0.15, "tree": 0.15, "recursive": 0.2, "hierarchical": 0.3,
-    "pairwise": 0.3, "ring": 0.4, "multiplying": 0.65,
+    "one-shot": 0.12, "swing": 0.12, "bine": 0.14, "tree": 0.14, "recursive": 0.14, "hierarchical": 0.2,
+    "pairwise": 0.2, "multiplying": 0.33, "ring": 0.4,
 }  # fmt: skip
 _OTHER_BUILD_S = 0.3  # the same for any other
+#: CPU seconds to verify a transfer, roughly.
+_VERIFY_S = 6e-6
 #: Those that finish first as a rule, the best first.
 _RANKED = (
     "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bine", "swing", "one-shot",
 )  # fmt: skip
-#: How much longer than the quickest a first one may take to build.
-_FIRST_TIMES = 2.0
+#: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
+_FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
 _BEST = _RANKED[0]
 #: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
 #: only spread, and for sums.
@@ -87,10 +89,10 @@ def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> floa
 
 
 def offer_first(search: Search) -> None:
-    """Offer the baselines that fit into a share of the time, the quickest to build first.
+    """Offer the baselines that fit into a share of the time, by rank.
 
-    The quickest is offered even if it does not fit. Next comes the one that finishes first as a rule, which
-    has a larger share. Each is broken off once its time is up.
+    The one that finishes first as a rule has a larger share. If even that is short for it, the quickest to
+    build comes first, in any time. Each is broken off once its time is up, and what is complete of it counts.
     """
     portfolio = search.parameters.portfolio
     until, until_best = (
@@ -173,9 +175,10 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
 def _offer_quickest(
     search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
 ) -> None:
-    """Offer baselines that were not made yet, until a time; and the best as a rule until another.
+    """Offer baselines that were not made yet by rank until a time; and the best as a rule until another.
 
-    The first is one that is about as quick to build as any. The others follow by their rank.
+    If there is no schedule, the first is the best as a rule, or, where that may take too long, one that is
+    about as quick to build as any.
     """
     problem, parameters, since = search.problem, search.parameters, time.monotonic()
     portfolio, best = parameters.portfolio, ""
@@ -186,25 +189,36 @@ def _offer_quickest(
     late_s = parameters.budget.late_s * busy_factor()
     late = search.deadline.later(late_s)
     while left:
-        is_known = search.best is not None
-        quick_s = math.inf if is_known else _FIRST_TIMES * min(builds_s[name] for name in left)
-        name = next(name for name in left if builds_s[name] <= quick_s)
-        left.remove(name)
-        limit = until_best if name == _BEST else until
-        if is_known and builds_s[name] * busy_factor() > limit.left_s:
+        is_known, factor = search.best is not None, busy_factor()
+        name, limit = left[0], until_best if left[0] == _BEST else until
+        if is_known and factor * builds_s[name] > limit.left_s:
+            left.remove(name)
             continue
+        if not is_known and factor * builds_s[name] > _SAFE_SHARE * limit.left_s:
+            quick_s = _FIRST_TIMES * min(builds_s[name] for name in left)
+            name = next(name for name in left if builds_s[name] <= quick_s)
+        left.remove(name)
         if name == _COMPILED:
             offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
             continue
-        limit = limit if is_known else late
-        with suppress(InputError, OutOfTime), limit.enforced():
-            other = _as_asked(name, problem)
-            is_better = search.best is None or other.finish < search.best.finish
-            if is_better and verify(other).ok:
-                search.offer_whole(other, producer=other.producer, verified=True)
+        verify_s = factor * _VERIFY_S * _arrivals(problem) * (1 + problem.collective.sums_up)
+        found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
+        with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
+            is_better = found is not None and (search.best is None or found.finish < search.best.finish)
+            if found is not None and is_better and verify(found).ok:
+                search.offer_whole(found, producer=found.producer, verified=True)
                 best = name
     message = f"{'last' if apart else 'first'}: {best or 'none better'}"
     search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+
+
+def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
+    """A baseline of the problem's own chunks; if time ends it, its best schedule that is complete."""
+    complete = complete_so_far(without_sketch(problem))
+    complete.clear()
+    with suppress(InputError, OutOfTime), limit.enforced():
+        return _as_asked(name, problem)
+    return replace(complete[-1], problem=problem) if complete else None
 
 
 def _rank(name: str) -> int:

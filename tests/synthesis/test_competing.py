@@ -8,7 +8,7 @@ import pytest
 
 import taccl
 from taccl.baselines import BASELINES
-from taccl.deadline import NEVER, Deadline
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.synthesis import competing
 from taccl.synthesis.search import Options, Search
@@ -149,3 +149,28 @@ def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeyp
     with pytest.raises(taccl.errors.InputError) as error:
         taccl.synthesize(problem_of(), time_limit_s=1e-9, **given)
     assert error.value.where == where
+
+
+def test_the_best_as_a_rule_comes_first_if_time_suffices(monkeypatch):
+    """No quicker baseline is made before it, as that would take the time of what follows."""
+    tried = []
+    made = competing.baseline
+    monkeypatch.setattr(
+        competing, "baseline", lambda name, *given, **named: tried.append(name) or made(name, *given, **named)
+    )
+    competing.offer_first(Search(problem_of(), Options(), Deadline.after(1000)))
+    assert tried[0] == "multiplying"
+
+
+def test_what_is_complete_of_a_baseline_counts(monkeypatch):
+    """A plan of multiplying that has its times is offered if time ends what would improve on it."""
+
+    def ends(*_, **__):
+        raise OutOfTime("time")
+
+    problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
+    monkeypatch.setattr(import_module("taccl.baselines.multiplying"), "listed", ends)
+    monkeypatch.setattr(competing, "_build_times", lambda *_: {"multiplying": 0.0})
+    search = Search(problem, Options(), NEVER)
+    competing.offer_first(search)
+    assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
