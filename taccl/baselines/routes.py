@@ -106,15 +106,41 @@ class ShortestRoutes:
         pairs, which = np.unique(src * len(self._into) + dst, return_inverse=True)
         direct = self._direct_links(pairs)
         relayed = np.flatnonzero(direct < 0)
-        found = [self.route(*divmod(pair, len(self._into))) for pair in pairs[relayed].tolist()]
         lengths = np.ones(len(pairs), np.int64)
-        lengths[relayed] = [len(route) for route in found]
+        lengths[relayed], over = self._relayed_links(pairs[relayed])
         links = np.repeat(direct, lengths)
-        links[links < 0] = [link for route in found for link in route]
+        links[links < 0] = over
         each = lengths[which]
         pair = np.repeat(np.arange(len(which)), each)
         hop = np.arange(len(pair)) - np.repeat(np.cumsum(each) - each, each)
         return pair, hop, links[(np.cumsum(lengths) - lengths)[which[pair]] + hop]
+
+    def _relayed_links(self, pairs: Ints) -> tuple[Ints, Ints]:
+        """(num_pairs,) number of links in the route of each pair of ranks, and the links of all routes.
+
+        - `pairs`: As in `_direct_links`.
+        """
+        n, (tail, head, length), (_, links) = len(self._into), self.arcs, self._codes
+        src, dst = np.divmod(pairs, n)
+        by_link = np.argsort(-links)  # of several last links, the first one is kept
+        tail, head, length, links = tail[by_link], head[by_link], length[by_link], links[by_link]
+        starts, row = np.unique(src, return_inverse=True)
+        last = np.full((len(starts), n), -1)
+        for place, lengths in enumerate(self._lengths_from(starts)):
+            is_last = np.isfinite(lengths[head]) & (lengths[tail] + length == lengths[head])
+            last[place, head[is_last]] = np.flatnonzero(is_last)
+        at = dst
+        found: list[Ints] = []
+        while len(left := np.flatnonzero(at != src)):
+            arc = np.full(len(pairs), -1)
+            arc[left] = last[row[left], at[left]]
+            if (arc[left] < 0).any():
+                first = left[np.argmax(arc[left] < 0)]
+                self.route(int(src[first]), int(dst[first]))  # raises an error, as there is none
+            found.append(np.where(arc < 0, -1, links[arc]))
+            at = np.where(arc < 0, at, tail[arc])
+        hops = np.stack((np.full(len(pairs), -1), *found[::-1]), axis=1)
+        return (hops >= 0).sum(axis=1), hops[hops >= 0]
 
     def _direct_links(self, pairs: Ints) -> Ints:
         """(num_pairs,) link that is the shortest route of each pair of ranks; -1 where relays are faster.

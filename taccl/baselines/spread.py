@@ -103,6 +103,10 @@ def cut_while_it_pays(
         return best
     most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
     parts = min(parts, most)
+    if cut and name in finer:  # an earlier call ended here, or was interrupted behind it
+        best = finer[name]
+        parts = 2 * best.problem.collective.num_chunks // problem.collective.num_chunks
+        most *= 2 * best.num_transfers <= MANY_CUT
     while cut and 1 < parts <= most:
         try:
             found = make(cut_chunks(problem, parts))

@@ -10,6 +10,7 @@ from taccl.baselines import BASELINES, best
 from taccl.baselines.spread import cut_chunks, cut_while_it_pays
 from taccl.baselines.straight import least_one_shot_us
 from taccl.collectives import together
+from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics
@@ -130,3 +131,24 @@ def test_one_shot_finishes_no_sooner_than_its_bound():
     """Contributions that are counted beforehand are all sent."""
     problem = make_problem(fabrics.torus(4, 4), "allreduce", size_bytes="16MB")
     assert 0 < least_one_shot_us(problem) <= BASELINES["one-shot"](problem, cut=False).finish_us
+
+
+def test_cutting_goes_on_where_time_ended_it():
+    """A second call makes none of the schedules again that a first one had before its time was up."""
+    problem = make_problem(fabrics.ring(4, alpha_us=0), collectives.broadcast(4), chunk_bytes=1 << 20)
+    made: list[int] = []
+    most = 8
+
+    def tree(each):
+        parts = each.collective.num_chunks
+        if parts > most:
+            raise OutOfTime("time")
+        made.append(parts)
+        return BASELINES["tree"](each, cut=False)
+
+    with pytest.raises(OutOfTime):
+        cut_while_it_pays(problem, tree, name="tree", cut=True)
+    most = 32
+    with pytest.raises(OutOfTime):
+        cut_while_it_pays(problem, tree, name="tree", cut=True)
+    assert made == [1, 2, 4, 8, 16, 32]
