@@ -277,6 +277,17 @@ def _looks(topology: Topology) -> _Looks:
     return _Looks(topology)
 
 
+def share_permutations(topology: Topology, other: Topology) -> None:
+    """Take over the permutations that another topology has, which differs in the costs of its links alone.
+
+    Costs that are equal in one topology must be equal in the other.
+    """
+    names = {each.__qualname__ for each in (link_permutation, resource_permutation, _looks)}
+    for key, found in other.cache.items():
+        if isinstance(key, tuple) and key[0] in {f"{__name__}.{name}" for name in names}:
+            topology.cache.setdefault(key, found)
+
+
 def _match_holds(
     looks: _Looks, link: int, image_link: int, resources: Mapping[int, int], taken: set[int]
 ) -> dict[int, int] | None:

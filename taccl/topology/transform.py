@@ -171,13 +171,21 @@ def rescaled(
     }
     by = [factor[srcs != dsts] for srcs, dsts in topology.nodes_of_link]
 
-    known: dict[tuple[int, int], Fraction] = {}  # most links share the very objects of their costs
+    # Most links share the very objects of their costs; those that are made below are kept by them.
+    known: dict[tuple[int, int], Fraction] = {}
+    least: dict[tuple[int, int], Fraction] = {}
 
     def times(cost: Fraction, factor: Fraction) -> Fraction:
         key = id(cost), id(factor)
         if key not in known:
             known[key] = rounded(cost * factor)
         return known[key]
+
+    def no_more(cost: Fraction, most: Fraction) -> Fraction:
+        key = id(cost), id(most)
+        if key not in least:
+            least[key] = min(cost, most)
+        return least[key]
 
     links = tuple(
         type(link)(
@@ -189,18 +197,13 @@ def rescaled(
         type(hold)(
             hold.link,
             hold.resource,
-            _no_more(hold.alpha_us, links[hold.link].alpha_us),
+            no_more(hold.alpha_us, links[hold.link].alpha_us),
             times(hold.beta_us_per_mb, by[hold.link][1]),
             hold.side,
         )
         for hold in topology.holds
     )
     return replace(topology, links=links, holds=holds)
-
-
-def _no_more(cost: Fraction, most: Fraction) -> Fraction:
-    """The smaller of two costs; zero and equal objects are cheap to tell."""
-    return cost if cost is most or not cost.numerator else min(cost, most)
 
 
 def _links_of_resource(topology: Topology, name: str) -> set[int]:

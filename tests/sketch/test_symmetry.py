@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from taccl import collectives
@@ -16,9 +18,11 @@ from taccl.sketch.symmetry import (
     order,
     power,
     resource_permutation,
+    share_permutations,
 )
 from taccl.topology.machines import dgx2, ndv2
 from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.transform import rescaled
 
 COSTS = {"alpha_us": 1, "beta_us_per_mb": 1}
 
@@ -177,3 +181,16 @@ def test_narrow_to_nothing():
     """With one root, only the identity fits."""
     problem = make_problem(ring(4), collectives.broadcast(4), chunk_bytes=1)
     assert narrow(problem, offset_permutation(4, 1, 4)) == (4, None)
+
+
+def test_permutations_of_a_topology_with_scaled_costs_are_shared(monkeypatch):
+    """Costs times one factor leave the permutations as they are, so they are not looked for again."""
+    topology = ndv2(2)
+    shift = offset_permutation(16, 8, 16)
+    known = link_permutation(topology, shift)
+    scaled = rescaled(topology, dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(2, 3)))
+    assert link_permutation(scaled, shift) == known
+    again = rescaled(topology, dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(1, 3)))
+    share_permutations(again, topology)
+    monkeypatch.setattr("taccl.sketch.symmetry._Looks", None)
+    assert link_permutation(again, shift) == known

@@ -13,6 +13,7 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.deadline import OutOfTime
 from taccl.problem import Problem, make_problem
+from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
 from taccl.units import format_gap, format_us
 
@@ -120,4 +121,5 @@ def _unpadded(problem: Problem) -> Problem:
         return problem
     less = dict.fromkeys(((False, "beta"), (True, "beta")), Fraction(problem.size_bytes, padded))
     topology = rescaled(problem.topology, less)
+    share_permutations(topology, problem.topology)
     return replace(problem, topology=topology, size_bytes=padded)
