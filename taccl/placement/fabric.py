@@ -18,39 +18,54 @@ if TYPE_CHECKING:
 
 
 class RankMessages(NamedTuple):
-    """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``."""
+    """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``.
+
+    - `kind`, (num_messages,) int64: Index of its size among `HostPaths.takes`.
+    """
 
     src: NDArray[np.int64]
     dst: NDArray[np.int64]
     units: NDArray[np.int64]
+    kind: NDArray[np.int64]
     wait_of: NDArray[np.int64]
     wait: NDArray[np.int64]
+
+
+class Flows(NamedTuple):
+    """Messages of one size between the same ranks, counted: (num_flows,) int64 each."""
+
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    number: NDArray[np.int64]
 
 
 class HostPaths(NamedTuple):
     """The links from host to host, ``link[path_of[p] : path_of[p + 1]]`` of pair ``p = src * hosts + dst``.
 
     The holds of link e are ``hold_of[e] : hold_of[e + 1]``, of resources whose index in the topology is
-    ``name[resource]``; a hold that `receives` lasts until its send ends, another begins with its send. Times
-    are ticks, and ticks per unit.
+    ``name[resource]``. A hold begins with its send, or ends with it (at a receiver). Times are ticks, by size
+    of the message.
+
+    - `takes`, (num_sizes, num_links) int64: Time of a send.
+    - `held`, `before`, `after`, (num_sizes, num_holds) int64: Time for which the resource is held; from the
+      start of that time to the end of the send; from its end to the end of the send.
     """
 
     path_of: NDArray[np.int64]
     link: NDArray[np.int64]
-    alpha: NDArray[np.int64]
-    beta: NDArray[np.int64]
     hold_of: NDArray[np.int64]
     resource: NDArray[np.int64]
-    receives: NDArray[np.bool_]
-    hold_alpha: NDArray[np.int64]
-    hold_beta: NDArray[np.int64]
+    takes: NDArray[np.int64]
+    held: NDArray[np.int64]
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
     name: NDArray[np.int64]
 
 
 class Relaxed(NamedTuple):
     """Lower bounds for a message with both ends, one end or none placed, and for its dependants.
 
-    - `kind`, (num_messages,) int64: Which of the sizes it has.
     - `anywhere`: (num_sizes,) int64.
     - `from_host`, `to_host`: (num_sizes, num_hosts) int64.
     - `port_out`, `port_in`, (num_sizes,) int64: For how long it holds its source's port, and its
@@ -58,7 +73,6 @@ class Relaxed(NamedTuple):
     - `tail`, (num_messages,) int64: From its end to that of all.
     """
 
-    kind: NDArray[np.int64]
     anywhere: NDArray[np.int64]
     from_host: NDArray[np.int64]
     to_host: NDArray[np.int64]
@@ -87,7 +101,15 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
     _, first = np.unique(algorithm.message, return_index=True)
     waiting, wait = algorithm.waits()
     wait_of = np.concatenate(([0], np.cumsum(np.bincount(waiting, minlength=count))))
-    return RankMessages(algorithm.src[first], algorithm.dst[first], units, wait_of, wait)
+    kind = np.unique(units, return_inverse=True)[1].astype(np.int64)
+    return RankMessages(algorithm.src[first], algorithm.dst[first], units, kind, wait_of, wait)
+
+
+def flows_of(messages: RankMessages) -> Flows:
+    """The messages counted by ranks and size."""
+    each = np.stack((messages.src, messages.dst, messages.kind))
+    (src, dst, kind), number = np.unique(each, axis=1, return_counts=True)
+    return Flows(*(np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, kind, number)))
 
 
 def _is_implied(
@@ -114,7 +136,7 @@ class HostFabric:
       (column): ticks, and ticks per unit.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, messages: RankMessages) -> None:
         from scipy.sparse import csr_array
 
         topology, costs, routes = problem.topology, problem.costs, ShortestRoutes.of(problem)
@@ -134,10 +156,11 @@ class HostFabric:
         name, resource = np.unique(resource, return_inverse=True)
         hold_of = np.searchsorted(of_link, np.arange(num_links + 1))
         path_of = np.concatenate(([0], np.cumsum(hops)))
-        self.paths = HostPaths(
-            path_of, link, costs.link_alpha, costs.link_beta, hold_of, resource, receives, held[0], held[1],
-            name,
-        )  # fmt: skip
+        units = np.unique(messages.units)[:, None]
+        takes, times = costs.link_alpha + units * costs.link_beta, held[0] + units * held[1]
+        whole = takes[:, of_link]
+        before, after = np.where(receives, times, whole), np.where(receives, 0, whole - times)
+        self.paths = HostPaths(path_of, link, hold_of, resource, takes, times, before, after, name)
         pair = np.repeat(np.arange(count * count), hops)
         hop = csr_array((np.ones(len(link), dtype=np.int64), (pair, link)), (count * count, num_links))
         self.took = [hop @ ticks for ticks in (costs.link_alpha, costs.link_beta)]
@@ -145,14 +168,13 @@ class HostFabric:
 
     def relaxed(self, messages: RankMessages) -> Relaxed:
         """Lower bound of every message by the placement of its ends; its tail is still 0."""
-        sizes, kind = np.unique(messages.units, return_inverse=True)
-        rows = []
+        sizes, rows = np.unique(messages.units), []
         for units in sizes.tolist():
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
             np.fill_diagonal(took, np.iinfo(np.int64).max)
             rows.append((took.min(), took.min(axis=1), took.min(axis=0), *self._ports(units)))
         least = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-        return Relaxed(kind.astype(np.int64), *least, np.zeros(len(kind), dtype=np.int64))  # type: ignore[call-arg]
+        return Relaxed(*least, np.zeros(len(messages.units), dtype=np.int64))  # type: ignore[call-arg]
 
     def _ports(self, units: int) -> list[int]:
         """Ticks for which a message holds a port of its source, then of its destination, at least."""

@@ -11,7 +11,7 @@ from taccl.kernels import compiled, inner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.placement.fabric import HostPaths, RankMessages, Relaxed
+    from taccl.placement.fabric import Flows, HostPaths, RankMessages, Relaxed
 
 #: Stands for the time of a placement that exceeds the limit given.
 TOO_LONG = 2**62
@@ -60,26 +60,23 @@ def timed(
         start = 0
         for i in range(messages.wait_of[m], messages.wait_of[m + 1]):
             start = max(start, end[messages.wait[i]])
-        src, dst, units = messages.src[m], messages.dst[m], messages.units[m]
-        a, b, kind = order[src], order[dst], relaxed.kind[m]
+        src, dst, kind = messages.src[m], messages.dst[m], messages.kind[m]
+        a, b = order[src], order[dst]
         if a >= 0 and b >= 0:
             pair = a * hosts + b
             for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
                 link = paths.link[hop]
-                takes = paths.alpha[link] + units * paths.beta[link]
-                until = start + takes
+                until = start + paths.takes[kind, link]
                 for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
-                    r, held = paths.resource[h], paths.hold_alpha[h] + units * paths.hold_beta[h]
+                    r = paths.resource[h]
                     if apart:
-                        free[r] = max(free[r], start) + held
+                        free[r] = max(free[r], start) + paths.held[kind, h]
                         until = max(until, free[r])
                     else:
-                        begin = takes - held if paths.receives[h] else 0
-                        until = max(until, free[r] - begin + takes)
+                        until = max(until, free[r] + paths.before[kind, h])
                 if not apart:
                     for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
-                        r, held = paths.resource[h], paths.hold_alpha[h] + units * paths.hold_beta[h]
-                        free[r] = max(free[r], until if paths.receives[h] else until - takes + held)
+                        free[paths.resource[h]] = until - paths.after[kind, h]
                 start = until
         else:
             takes = relaxed.anywhere[kind]
@@ -99,6 +96,29 @@ def timed(
             return TOO_LONG
         finish = max(finish, start)
     return finish
+
+
+@inner
+def _exceeds(
+    flows: Flows, paths: HostPaths, order: NDArray[np.int64], cutoff: int, free: NDArray[np.int64]
+) -> bool:
+    """True if a resource is held for longer than `cutoff`, so that the makespan exceeds it, too.
+
+    - `free`: Work array; the time for which each resource is held.
+    """
+    for r in range(free.size):
+        free[r] = 0
+    for f in range(flows.src.size):
+        kind, number = flows.kind[f], flows.number[f]
+        pair = order[flows.src[f]] * order.size + order[flows.dst[f]]
+        for hop in range(paths.path_of[pair], paths.path_of[pair + 1]):
+            link = paths.link[hop]
+            for h in range(paths.hold_of[link], paths.hold_of[link + 1]):
+                r = paths.resource[h]
+                free[r] += number * paths.held[kind, h]  # no hold is longer than its send
+                if free[r] > cutoff:
+                    return True
+    return False
 
 
 @inner
@@ -147,6 +167,7 @@ def anneal(
     messages: RankMessages,
     paths: HostPaths,
     relaxed: Relaxed,
+    flows: Flows,
     orders: NDArray[np.int64],
     numbers: NDArray[np.int64],
     draws: NDArray[np.float64],
@@ -155,6 +176,7 @@ def anneal(
 ) -> int:
     """The time of the best placement found by changes that seldom make it worse, and ever more seldom.
 
+    - `flows`: The messages counted; empty where loads of resources are not to be compared first.
     - `orders`, (3, num_ranks) int64: The placement to begin with, which becomes the best; room for the
       present one, and for the next.
     - `numbers`, (2,) int64: A signal to stop, and how many placements were tried.
@@ -174,6 +196,8 @@ def anneal(
             continue
         heat = warmth * present * (1.0 - t / tries)
         limit = present - int(heat * np.log(1.0 - draws[t, 4]))
+        if _exceeds(flows, paths, trial, limit, free):
+            continue
         found = timed(messages, paths, relaxed, trial, limit, end, free, False)
         if found > limit:
             continue

@@ -150,3 +150,15 @@ def test_open_hosts_bound_all_choices():
             assert all(
                 bound <= case.ticks((*range(number), *rest)) for rest in permutations(range(number, 5))
             )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "double-tree:4", "halving-doubling"])
+def test_loads_that_are_compared_first_change_no_search(monkeypatch, algorithm):
+    """An order is rejected by its busiest resource only where its makespan rejects it, too."""
+    found = []
+    for fewest in (0, 10**9):
+        monkeypatch.setattr("taccl.placement.case._FEW_FLOWS", fewest)
+        case = Case(random_probe(np.random.default_rng(3), 8), "allreduce", algorithm, "1MB")
+        found.append(case.search(range(8), seed=1, effort=0.02))
+    assert found[0] == found[1]

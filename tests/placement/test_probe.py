@@ -12,7 +12,7 @@ from taccl import Probe
 from taccl.errors import AssumptionWarning, FormatError, InputError
 from taccl.formats.registry import format_of_content
 from taccl.placement.matrices import load_probe
-from taccl.topology.clusters import completed, levels, nested_order
+from taccl.topology.clusters import _squares, completed, levels, nested_order
 from tests.foreign import OURS as FOREIGN
 
 OURS = [[0, 5, 9], [5, 0, 9], [9, 9, 0]]
@@ -326,3 +326,13 @@ class TestMatrices:
         path.write_text(latency.format("a", "b", 1.5) + latency.format("b", "c", 1.5))
         with pytest.raises(FormatError, match=r"found no entry in row 0, column 2 \(a to c\)"):
             load_probe(path)
+
+
+def test_squares_of_cophenetic_distances_rank_dendrograms_as_their_correlation():
+    """By average linkage the correlation is the root of these squares, less a constant, over another."""
+    from scipy.cluster.hierarchy import cophenet, linkage
+
+    pairs = np.random.default_rng(0).uniform(1, 2, 10 * 9 // 2)
+    correlation, distances = cophenet(linkage(pairs, "average"), pairs)
+    assert correlation == pytest.approx(distances.std() / pairs.std())
+    assert _squares(pairs, 10) == pytest.approx(float((distances**2).sum()))
