@@ -99,6 +99,17 @@ def test_merged_sends_share_an_alpha_in_every_chunking():
     assert bounds == [14, 12]
 
 
+def test_one_send_carries_no_more_than_all_data():
+    """64 KB of one rank, which all may go in one send, has one bound over all chunkings in 1 chunk and in 16."""
+    problems = [
+        taccl.make_problem(taccl.topologies.mesh(2, 3), "broadcast", size_bytes=64_000, chunks_per_rank=count)
+        for count in (1, 16)
+    ]
+    found = [taccl.lower_bound(each, divisible=True) for each in problems]
+    assert found[0].bound == pytest.approx(found[1].bound, rel=1e-12)
+    assert found[1].check()
+
+
 def test_one_chunk_for_all_pays_one_alpha():
     """A sum of four ranks may be one chunk, whatever roots the chunks of its usual form have."""
     topology = taccl.topologies.fully_connected(4, alpha_us=10)

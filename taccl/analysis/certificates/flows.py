@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.certificates.evaluation.facts import Facts, shortest_ways
-from taccl.analysis.certificates.evaluation.prices import joined, pays, soonest
+from taccl.analysis.certificates.evaluation.prices import merged, pays, soonest
 from taccl.analysis.certificates.finding.distances import Arcs
 from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume
@@ -254,7 +254,7 @@ def _priced(facts: Facts, witness: FlowDual) -> Fraction:
     if min(witness.prices, default=0) < 0 or facts.sums or facts.collective.derivations:
         return Fraction(0)
     paid = pays(facts, witness.prices)
-    scale = facts.clauses.max_merge * joined(facts)
+    scale = merged(facts)
     whole = [int(each * scale) for each in paid]
     total, known = 0, {}
     for c, data in enumerate(facts.collective.chunks):

@@ -79,16 +79,21 @@ def _ways(facts: Facts) -> Iterator[tuple[Sequence[int], int, dict[int, int], di
 
 def pays(facts: Facts, prices: Sequence[int]) -> list[Fraction]:
     """Payment of a chunk on every link; of a unit of data if sizes differ or data is divisible."""
-    units, most = facts.units[0] if facts.by_chunk else 1, joined(facts)
+    units, most, most_merged = facts.units[0] if facts.by_chunk else 1, joined(facts), merged(facts)
     pays = []
     for e, held in enumerate(facts.holds):
-        merges = facts.clauses.max_merge > 1 and e in facts.clauses.merging
-        share = Fraction(1, most * (facts.clauses.max_merge if merges else 1))
+        share = Fraction(1, most_merged if e in facts.clauses.merging else most)
         total = Fraction(0)
         for resource, (alpha, beta, _) in held.items():
             total += prices[resource] * (alpha * share + beta * units)
         pays.append(total)
     return pays
+
+
+def merged(facts: Facts) -> int:
+    """Max amount that one alpha can send where chunks merge: no more than all chunks together."""
+    total = len(facts.units) if facts.by_chunk else sum(facts.units)
+    return max(joined(facts), min(facts.clauses.max_merge * joined(facts), total))
 
 
 def joined(facts: Facts) -> int:

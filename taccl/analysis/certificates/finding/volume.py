@@ -2,7 +2,8 @@
 
 If all chunks have one size, a send counts as one, and pays alpha (on a merging link, its share of one).
 Otherwise, or if data is divisible, bytes count. Each byte then pays its share of the alpha of the largest
-piece: the most that a send can carry of one chunk, or of all chunks with equal ends.
+piece: the most that a send can carry of one chunk, or of all chunks with equal ends. A merged send carries
+several of these, and at most all data.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class Volume:
         self.total = int(self.weight.sum())
         #: Largest weight that one alpha sends; of one chunk if data is whole.
         self.piece = 1 if self.by_chunk else largest_piece(problem, divisible=divisible)
+        #: Largest weight that one alpha sends of chunks that merge: no more than there is.
+        self.merged_piece = max(self.piece, min(problem.clauses.max_merge * self.piece, self.total))
         #: Factor on holds that makes a unit's share of alpha whole, or nearly so.
-        self.ticks_scale = problem.clauses.max_merge * self.piece
+        self.ticks_scale = self.merged_piece
         if not self.by_chunk:
             of_beta = _MOST_OF_BETA // int(problem.costs.hold_beta.max(initial=1))
             of_alpha = _MOST_OF_ALPHA // int(problem.costs.hold_alpha.max(initial=1))
@@ -60,7 +63,7 @@ class Volume:
     def held(self) -> list[dict[int, int]]:
         """{resource: hold in ticks times `ticks_scale`} for every link, by a chunk (or a unit of data)."""
         holds, costs, clauses = hold_columns(self.problem.topology), self.problem.costs, self.problem.clauses
-        share = np.where(np.isin(holds.link, sorted(clauses.merging)), clauses.max_merge, 1) * self.piece
+        share = np.where(np.isin(holds.link, sorted(clauses.merging)), self.merged_piece, self.piece)
         ticks = self.ticks_scale * costs.hold_beta * (costs.chunk_units[0] if self.by_chunk else 1)
         ticks = ticks + self.ticks_scale * costs.hold_alpha // share
         table: list[dict[int, int]] = [{} for _ in self.problem.topology.links]
