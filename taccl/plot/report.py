@@ -15,7 +15,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
@@ -141,7 +141,8 @@ def report(
         schedule, details, trace = found.schedule, found.to_dict(), found.trace
         bound, is_open = found.bound_in_chunks, found.bound_of_chosen is not None
     else:
-        schedule, details, is_open = found, details or {}, False
+        schedule, details = found, details or {}
+        is_open = details.get("bound_scope") == ALL_CHUNKINGS
         bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
     measured_points(problem, measured)  # raises for unusable logs before anything is computed

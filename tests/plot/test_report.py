@@ -13,6 +13,7 @@ import taccl
 from taccl.errors import InputError
 from taccl.schedule.compact import CompactSchedule
 from taccl.units import format_us
+from tests.effort import brief_synthesis
 from tests.plot.test_display import HOSTILE, Elements
 
 SECTIONS = (
@@ -117,6 +118,19 @@ def test_a_schedule_that_breaks_rules_gets_a_page_that_says_which(found):
     assert "not valid" in page
     assert "1 violation" in page
     assert "never" in section(page, "verification") or "lacks" in section(page, "verification")
+
+
+@pytest.mark.slow
+def test_a_file_keeps_which_gap_was_asked_for():
+    """A problem with an open number of chunks has the same rows from its result as from what a file keeps of it."""
+    result = brief_synthesis(taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="8MB"))
+    pages = (
+        taccl.report(result, budget_s=60),
+        taccl.report(result.schedule, details=result.to_dict(), budget_s=60),
+    )
+    of_result, of_file = (section(page, "verification") for page in pages)
+    assert "over all chunkings (optimal for 6 chunks per rank)" in of_result
+    assert of_file == of_result
 
 
 def test_links_that_do_not_exist_are_no_obstacle(exchange):

@@ -14,6 +14,9 @@ from taccl.names import shown
 from taccl.problem import Problem
 from taccl.units import format_count, format_rates, format_us, gb_per_s
 
+#: Scope of a bound for which data may be cut anywhere.
+ALL_CHUNKINGS = "all chunkings"
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -57,7 +60,7 @@ class Certificate:
         """Chunks that the bound holds for: ``"all chunkings"``, or the problem's, ``"2 chunks per rank"``."""
         collective = self.problem.collective
         if self.divisible:
-            return "all chunkings"
+            return ALL_CHUNKINGS
         if collective.name not in COLLECTIVES or len(set(self.problem.chunk_bytes)) > 1:
             return "these chunks"
         return f"{format_count(collective.chunks_per_rank, 'chunk')} per rank"

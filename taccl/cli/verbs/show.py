@@ -96,8 +96,10 @@ def _of_schedule(file: str, *, limit: int | None) -> Answer:
 
 def _bound_text(found: Mapping[str, Any]) -> str:
     """The bound of the result that a file keeps, and the chunks that it holds for, if the file says."""
+    from taccl.analysis.certificates.certificate import ALL_CHUNKINGS
+
     scope = found.get("bound_scope")
-    word = "over" if scope == "all chunkings" else "for"
+    word = "over" if scope == ALL_CHUNKINGS else "for"
     return format_us(found["bound_us"]) + (f" {word} {scope}" if scope else "")
 
 
