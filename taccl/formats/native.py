@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.every_cut import bound_of_every_cut, standing, stronger
 from taccl.arguments import checked
 from taccl.caching import cached
 from taccl.errors import FormatError, InputError
@@ -121,7 +122,7 @@ def save(
     overwrite : bool
         True to replace an existing file.
     extra : dict, optional
-        Origin of the schedule, such as ``result.to_dict()``; by default its bound and gap are computed.
+        Origin of the schedule, such as ``result.to_dict()``; by default its bounds and gaps are computed.
 
     Raises
     ------
@@ -134,17 +135,27 @@ def save(
 def dump_text(schedule: Schedule, extra: dict[str, Any] | None = None) -> str:
     """Text of a schedule's file; arguments as in `save`."""
     if extra is None:
-        bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
-        gap = bound.gap(schedule.finish)
-        extra = {
-            "finish_us": schedule.finish_us,
-            "bound_us": bound.bound_us,
-            "bound_limits": bound.limits,
-            "gap": gap if gap < float("inf") else None,
-        }
+        extra = _bounds(schedule)
     document = dump_schedule(schedule, extra=extra)
     lines = (f"{json.dumps(name)}: {_compact(value)}" for name, value in document.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _bounds(schedule: Schedule) -> dict[str, Any]:
+    """Bounds of a schedule and its gaps to them, as `Result.to_dict` names them."""
+    bound = lower_bound(schedule.problem, budget_s=_BOUND_S)
+    every = bound_of_every_cut(bound)
+    best = stronger(bound, every)
+    gaps = {"gap": best.gap(schedule.finish), "gap_of_every_cut": every and every.gap(schedule.finish)}
+    return {
+        "finish_us": schedule.finish_us,
+        "bound_us": best.bound_us,
+        "bound_limits": best.limits,
+        "bound_scope": best.scope,
+        "bound_of_every_cut_us": every and every.bound_us,
+        "standing": standing(best, schedule.finish, every),
+        **{name: None if gap == float("inf") else gap for name, gap in gaps.items()},
+    }
 
 
 @checked

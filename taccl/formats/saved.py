@@ -1,4 +1,4 @@
-"""Save and load schedules, topologies, problems and sketches.
+"""Save and load schedules, results, topologies, problems and sketches.
 
 Topologies and problems are JSON: their plain values under ``topology`` or ``problem``, and their notes. Every
 topology and problem can be saved. ``docs/formats.md`` lists the fields.
@@ -17,10 +17,12 @@ from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats import native
 from taccl.formats.files import write_whole
+from taccl.formats.table import FORMATS
 from taccl.problem import Problem
 from taccl.reading import kinds_of, parse_json, read_text, reads
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.sketch import Sketch
+from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
 
 VERSION = 1
@@ -28,48 +30,87 @@ _LIMIT_BYTES = 10**9
 #: Schema name that marks a sketch with too few fields to be distinct from a topology; editors use it as well.
 _SCHEMA = "sketch.schema.json"
 
+#: Endings of names that stand for other formats than JSON.
+_OTHER_ENDINGS = {ending for each in FORMATS for ending in each.extensions if each.dump} - {".json"}
+
 T = TypeVar("T")
+
+
+#: {kind of object: what writes it}, of those that `save` does not.
+_WRITTEN_BY = {
+    "Fit": "fit.to_toml() is the text of its profile",
+    "Plan": "plan.save writes its folder",
+    "Probe": "probe.save writes one",
+    "Program": "taccl.write writes one",
+    "Workload": "taccl.workload.save_workload writes one",
+}
 
 
 @checked
 def save(
-    thing: Schedule | Topology | Problem | Sketch,
+    thing: Any,
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write a schedule, a topology, a problem or a sketch to a file, whole or not at all; `load` reads it.
+    """Write a schedule, a result, a topology, a problem or a sketch to a file; `load` reads it.
 
-    The file is JSON. Topologies and sketches are TOML, which is easier to edit, if its name ends in
-    ``.toml``.
+    The file is JSON, and is written whole or not at all. Topologies and sketches are TOML, which is easier to
+    edit, if its name ends in ``.toml``.
 
     Parameters
     ----------
-    thing : Schedule, Topology, Problem or Sketch
+    thing : Schedule, Result, Topology, Problem or Sketch
         The object. Compact and implicit schedules are expanded first. A schedule is saved with its bound and
-        gap.
+        gap; a result as its schedule, with the result's own figures.
     path : path
         Path of the file.
     overwrite : bool
         True to replace an existing file.
     extra : dict, optional
-        Origin of a schedule, such as ``result.to_dict()``; by default its bound and gap are computed.
+        Origin of a schedule; default: ``result.to_dict()`` of a result, otherwise bounds that are computed.
 
     Raises
     ------
     InputError
-        If the file exists and `overwrite` is False, or it cannot be written; or if `extra` is given without a
-        schedule.
+        If `thing` is of another kind, or the name ends as of another format. If the file exists and
+        `overwrite` is False, or it cannot be written; or if `extra` is given without a schedule.
     ExportError
         If a TOML file cannot hold the topology; JSON can.
     """
-    if isinstance(thing, Schedule):
-        native.save(thing, path, overwrite=overwrite, extra=extra)
+    if isinstance(thing, (Topology, Problem, Sketch)):
+        if extra is not None:
+            raise InputError("found extra without a schedule; leave it out", where="extra")
+        write_whole(path, _text(thing, is_toml=_ending(path) == ".toml"), overwrite=overwrite)
         return
-    if extra is not None:
-        raise InputError("found extra without a schedule; leave it out", where="extra")
-    write_whole(path, _text(thing, is_toml=os.fspath(path).lower().endswith(".toml")), overwrite=overwrite)
+    if isinstance(thing, Result) and extra is None:
+        extra = thing.to_dict()
+    schedule = _schedule_in(thing)
+    if (ending := _ending(path)) in _OTHER_ENDINGS:
+        said = f"a schedule is saved as JSON; give a path that ends in .json (taccl.write writes {ending})"
+        raise InputError(said, where="path")
+    native.save(schedule, path, overwrite=overwrite, extra=extra)
+
+
+def _ending(path: str | os.PathLike[str]) -> str:
+    return Path(path).suffix.lower()
+
+
+def _schedule_in(thing: Any) -> Schedule:
+    """The schedule that an object is or has; `InputError` names what writes it if it has none."""
+    try:
+        return _as_schedule(thing)
+    except InputError as error:
+        written = _WRITTEN_BY.get(type(thing).__name__)
+        found = error.message.partition(";")[0]
+        said = f"{found}; expected a schedule, a result, a topology, a problem or a sketch"
+        raise InputError(said + (f" ({written})" if written else ""), where="thing") from None
+
+
+@checked
+def _as_schedule(thing: Schedule) -> Schedule:
+    return thing
 
 
 def _text(thing: Topology | Problem | Sketch, *, is_toml: bool) -> str:

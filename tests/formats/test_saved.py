@@ -12,7 +12,9 @@ import pytest
 import taccl
 from taccl.errors import AssumptionWarning, ExportError, FormatError, InputError
 from taccl.sketch.upstream import load_upstream_topology
+from taccl.synthesis.large import schedule_large
 from taccl.topologies import TopologyBuilder
+from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files
 
 
@@ -141,5 +143,41 @@ def test_wrong_arguments_of_save_are_named(tmp_path):
     problem = taccl.make_problem(ring, "allgather", size_bytes=3000)
     with pytest.raises(InputError, match="saved as JSON"):
         taccl.save(problem, tmp_path / "p.toml")
-    with pytest.raises(InputError, match="a schedule, a topology, a problem or a sketch"):
+    with pytest.raises(InputError, match="a schedule, a result, a topology, a problem or a sketch"):
         taccl.save({}, tmp_path / "x.json")
+
+
+def test_save_names_what_writes_other_objects(tmp_path):
+    """A program is written by taccl.write, and no other format's ending stands on a schedule's JSON."""
+    schedule = taccl.baselines.ring(
+        taccl.make_problem(taccl.topologies.ring(3), "allgather", size_bytes=3000)
+    )
+    with pytest.raises(InputError, match=r"found a program; .*taccl\.write writes one"):
+        taccl.save(taccl.lower(schedule), tmp_path / "x.json")
+    with pytest.raises(InputError, match=r"ends in \.json \(taccl\.write writes \.xml\)"):
+        taccl.save(schedule, tmp_path / "x.xml")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_large_schedules_are_saved_transfer_by_transfer(tmp_path):
+    """Schedules that list no transfers are expanded: a compact one, an implicit one and its result."""
+    problem = taccl.make_problem(taccl.topologies.torus(3, 3), "allgather", size_bytes=9000)
+    implicit = taccl.synthesize_implicit("torus:3x3", "allgather", chunk_size=1000)
+    for each in (schedule_large(problem, num_runs=1), implicit, implicit.schedule):
+        path = tmp_path / f"{type(each).__name__}.json"
+        taccl.save(each, path)
+        assert taccl.verify(taccl.load(path)).ok
+
+
+@pytest.mark.slow
+def test_a_saved_result_shows_the_gap_that_it_printed(tmp_path):
+    """An open number of chunks keeps its bound over all chunkings; a schedule alone says which chunks it is best for."""
+    result = brief_synthesis(taccl.make_problem(taccl.topologies.dgx1(), "allgather", size_bytes="8MB"))
+    saved = {}
+    for name, each in (("result", result), ("schedule", result.schedule)):
+        taccl.save(each, tmp_path / f"{name}.json")
+        saved[name] = json.loads((tmp_path / f"{name}.json").read_text())["result"]
+    assert (saved["result"]["bound_scope"], saved["result"]["gap"]) == ("all chunkings", result.gap)
+    assert saved["schedule"]["standing"] == "optimal for 6 chunks per rank"
+    assert saved["schedule"]["gap_of_every_cut"] == pytest.approx(result.gap)
