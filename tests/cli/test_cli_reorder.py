@@ -82,6 +82,13 @@ def test_bad_words_are_refused(matrix, tmp_path, monkeypatch, capsys, words, com
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few", "latency.csv"]
 
 
+def test_hosts_in_another_order_than_the_rows_are_refused(matrix, tmp_path, capsys):
+    """Two slots on each measured host would put the figures of b on the second slot of a."""
+    (tmp_path / "hosts").write_text("a:2\nb:2\nc:2\nd:2\n")
+    assert run(["reorder", str(matrix), "--hosts", str(tmp_path / "hosts")]) == 2
+    assert "found slot 1 on a, and row 1 of the figures is of b" in capsys.readouterr().err
+
+
 def test_hosts_need_names(capsys):
     """A machine's ranks have none."""
     assert run(["reorder", "ring:4", "--hostfile", "hosts"]) == 2

@@ -14,7 +14,7 @@ from taccl.cli.output import Answer, check_output, progress_shown, with_content
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
-from taccl.names import table
+from taccl.names import shown, table
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology
@@ -117,10 +117,14 @@ def _hosts(options: argparse.Namespace) -> tuple[Topology, list[str]]:
         refuse(options, ("oversubscription", "bandwidth"), said)
         topology = topology_from_word(options.topology, nodes=options.nodes)
     if options.hosts is not None:
-        named = read_hosts(options.hosts)
+        measured, named = named, read_hosts(options.hosts)
         if len(named) < topology.num_ranks:
             said = f"found {len(named)} slots for {topology.num_ranks} ranks; name a slot for each"
             raise InputError(said, where="--hosts")
+        for row, (host, slot) in enumerate(zip(measured, named, strict=False)):
+            if host != slot and host in named:
+                said = f"found slot {row} on {shown(slot)}, and row {row} of the figures is of {shown(host)}"
+                raise InputError(f"{said}; list one slot for each row, in the order of rows", where="--hosts")
     elif not named and (options.hostfile or options.rankfile):
         raise InputError("found no names of hosts; give them with --hosts", where="--hostfile")
     return topology, named
