@@ -474,7 +474,7 @@ def _of_class(names: tuple[str, ...]) -> Reader:
         meant = getattr(value, "schedule", value) if own else value
         if _is_any(type(meant), names):
             return meant
-        if names == ("Schedule",) and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
+        if "Schedule" in names and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
             return meant.expand()
         raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
 

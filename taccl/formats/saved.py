@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taccl.arguments import checked
+from taccl.arguments import checked, quoted
 from taccl.errors import FormatError, InputError
 from taccl.formats import native
 from taccl.formats.files import write_whole
@@ -29,21 +29,23 @@ VERSION = 1
 _LIMIT_BYTES = 10**9
 #: Schema name that marks a sketch with too few fields to be distinct from a topology; editors use it as well.
 _SCHEMA = "sketch.schema.json"
+#: {class of objects that `save` does not hold: the call that saves one}.
+_SAVED_BY = {
+    "Collective": "taccl.save(taccl.make_problem(topology, collective), 'problem.json')",
+    "Fit": "taccl fit -o profile.toml, or write the text of fit.to_toml(),",
+    "Placement": "taccl reorder -o placement.json, or write placement.to_dict() as JSON,",
+    "Plan": "plan.save('folder')",
+    "Probe": "probe.save('probe.json')",
+    "Program": "taccl.write(program, 'program.xml')",
+    "SketchProposal": "taccl.save(proposal.sketch, 'sketch.toml')",
+    "Step": "taccl.workload.save_workload(step.workload, 'step.toml')",
+    "Workload": "taccl.workload.save_workload(workload, 'workload.toml')",
+}
 
 #: Endings of names that stand for other formats than JSON.
 _OTHER_ENDINGS = {ending for each in FORMATS for ending in each.extensions if each.dump} - {".json"}
 
 T = TypeVar("T")
-
-
-#: {kind of object: what writes it}, of those that `save` does not.
-_WRITTEN_BY = {
-    "Fit": "fit.to_toml() is the text of its profile",
-    "Plan": "plan.save writes its folder",
-    "Probe": "probe.save writes one",
-    "Program": "taccl.write writes one",
-    "Workload": "taccl.workload.save_workload writes one",
-}
 
 
 @checked
@@ -98,14 +100,15 @@ def _ending(path: str | os.PathLike[str]) -> str:
 
 
 def _schedule_in(thing: Any) -> Schedule:
-    """The schedule that an object is or has; `InputError` names what writes it if it has none."""
+    """The schedule that an object is or has; `InputError` names the call that saves another object."""
+    if (saves := _SAVED_BY.get(type(thing).__name__)) is not None:
+        raise InputError(f"found {quoted(thing)}; {saves} saves it", where="thing")
     try:
         return _as_schedule(thing)
     except InputError as error:
-        written = _WRITTEN_BY.get(type(thing).__name__)
         found = error.message.partition(";")[0]
         said = f"{found}; expected a schedule, a result, a topology, a problem or a sketch"
-        raise InputError(said + (f" ({written})" if written else ""), where="thing") from None
+        raise InputError(said, where="thing") from None
 
 
 @checked

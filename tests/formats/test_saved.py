@@ -101,6 +101,44 @@ def test_schedule_returns(tmp_path):
     assert taccl.load(tmp_path / "s.json") == result.schedule
 
 
+def test_compact_and_implicit_schedules_are_saved_expanded(tmp_path):
+    """Narrow columns, a schedule of a symmetric fabric, and its result come back listed."""
+    result = taccl.synthesize_implicit("ring:4")
+    listed = result.schedule.expand()
+    sends = sorted(zip(listed.chunk, listed.link, listed.start, strict=True))
+    compact = taccl.CompactSchedule(listed.problem, listed.chunk, listed.link, listed.start, "by hand", 0)
+    for number, thing in enumerate((compact, result.schedule, result)):
+        path = tmp_path / f"{number}.json"
+        taccl.save(thing, path)
+        found = taccl.load(path)
+        assert sorted(zip(found.chunk, found.link, found.start, strict=True)) == sends
+
+
+@pytest.fixture(scope="module")
+def savable() -> dict[str, object]:
+    """Objects that other calls save, by name."""
+    topology = taccl.topologies.ring(2)
+    workload = taccl.Workload("w", 2).input("x", (4,), layout="sliced(0)").then("g", "allgather", "x")
+    schedule = taccl.baselines.best(taccl.make_problem(topology, "allgather", size_bytes=2000))
+    return {
+        "program": taccl.lower(schedule),
+        "step": taccl.workload.schedule_workload(workload, topology),
+        "workload": workload,
+    }
+
+
+@pytest.mark.parametrize("name", ["program", "step", "workload"])
+def test_other_objects_are_refused_with_the_call_that_saves_them(name, savable, tmp_path, monkeypatch):
+    """The call that the message names writes a file; no step is saved as its sends alone."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as refused:
+        taccl.save(savable[name], "x.json")
+    found, _, call = refused.value.message.partition("; ")
+    assert found == f"found a {name}"
+    eval(call.removesuffix(" saves it"), {"taccl": taccl, **savable})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize("path", foreign_files("upstream-taccl/topo/*.json"))
 def test_published_topologies_are_read_as_the_command_line_reads_them(path):
     """`taccl.topologies.load` and `taccl.load` take files of the published tool, which show one node."""
@@ -152,7 +190,7 @@ def test_save_names_what_writes_other_objects(tmp_path):
     schedule = taccl.baselines.ring(
         taccl.make_problem(taccl.topologies.ring(3), "allgather", size_bytes=3000)
     )
-    with pytest.raises(InputError, match=r"found a program; .*taccl\.write writes one"):
+    with pytest.raises(InputError, match=r"found a program; taccl\.write\(.* saves it"):
         taccl.save(taccl.lower(schedule), tmp_path / "x.json")
     with pytest.raises(InputError, match=r"ends in \.json \(taccl\.write writes \.xml\)"):
         taccl.save(schedule, tmp_path / "x.xml")
