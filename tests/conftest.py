@@ -105,18 +105,30 @@ def read_only(tmp_path: Path):
     folder.chmod(0o755)
 
 
+def compile_list_schedulers() -> None:
+    """Compile the kernels of the compiled search, unless they are kept."""
+    from taccl.synthesis import large
+
+    for name in ("allgather", "alltoall", "reduce-scatter"):
+        large._compile_for(name, ())
+
+
+@pytest.fixture(scope="session")
+def compiled_search() -> None:
+    """Kernels of the compiled search, for tests that run it in less time than compiling takes."""
+    from taccl.synthesis.heuristic.improvement import compile_improvement
+
+    compile_list_schedulers()
+    compile_improvement()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Have workers of a whole run compile each kernel once: who comes second waits, and loads what there is."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or request.session.testscollected < _WHOLE_RUN:
         return
-    from taccl.synthesis import large
     from taccl.synthesis.heuristic.improvement import compile_improvement
-
-    def compile_list_schedulers() -> None:
-        for name in ("allgather", "alltoall", "reduce-scatter"):
-            large._compile_for(name, ())
 
     halves = [compile_improvement, compile_list_schedulers]
     for compile_half in halves[:: 1 if int(worker.removeprefix("gw")) % 2 else -1]:

@@ -372,7 +372,7 @@ def test_what_a_limit_costs_is_told() -> None:
     assert [(each.clause, each.verdict) for each in told.clauses] == [("routing.max_hops", "unused")]
 
 
-def test_a_search_that_is_compiled_says_over_which_paths_it_goes() -> None:
+def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search) -> None:
     """Where models reach no further, a limit is obeyed by paths of the fewest links, and the result tells."""
     problem = make_problem(
         taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)

@@ -180,7 +180,7 @@ class TestKept:
         assert taccl.load_spilled(tmp_path / "columns").digest() == result.schedule.digest()
         assert any(str(tmp_path / "columns") in note for note in result.notes)
 
-    def test_what_a_baseline_does_sooner_is_not_spilled(self, tmp_path):
+    def test_what_a_baseline_does_sooner_is_not_spilled(self, tmp_path, compiled_search):
         """It is in memory, and a note says that the folder is empty."""
         problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
         nothing = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})

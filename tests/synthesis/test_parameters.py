@@ -87,7 +87,7 @@ def test_a_file_that_is_missing(tmp_path):
         SearchParameters.load(tmp_path / "none.toml")
 
 
-def test_synthesize_obeys_them():
+def test_synthesize_obeys_them(compiled_search):
     """With no hops that a model may have, the compiled search runs; by default the portfolio does."""
     few = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
     assert taccl.synthesize(ring(), time_limit_s=2).choice.startswith("the portfolio")

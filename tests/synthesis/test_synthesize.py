@@ -29,7 +29,7 @@ from taccl.problem import Clauses, Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.solvers.process import WORKERS
-from taccl.synthesis import competing, stages
+from taccl.synthesis import competing, solver_stages
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
 from taccl.synthesis.heuristic.improvement import compile_improvement
@@ -162,7 +162,7 @@ class TestBackends:
     @pytest.mark.parametrize("backend", ["highs", "cpsat"])
     def test_no_solver_is_worse_than_what_it_started_from(self, backend, monkeypatch):
         """If its routing leads to a later finish, the list scheduler's schedule is returned, with a note."""
-        route = stages.route
+        route = solver_stages.route
 
         def detour(search, *given, **options):
             """Round the ring of three one way: links 0 -> 1 -> 2 -> 0."""
@@ -171,7 +171,7 @@ class TestBackends:
             starts = {(c, steps[(c + i) % 3]): i for c in range(3) for i in range(2)}
             return replace(found, starts=starts, bound_ticks=10**9)
 
-        monkeypatch.setattr(stages, "route", detour)
+        monkeypatch.setattr(solver_stages, "route", detour)
         problem = problem_of(full(3), collectives.allgather(3))
         result = brief_synthesis(problem, backend=backend)
         assert result.finish_us == 1

@@ -6,7 +6,7 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.synthesis import stages
+from taccl.synthesis import solver_stages
 from taccl.synthesis.paper import routing
 from tests.synthesis.small_problems import problem_of, ring
 
@@ -15,7 +15,7 @@ from tests.synthesis.small_problems import problem_of, ring
 def models(monkeypatch):
     """Upper bounds and hints that routing models were given, in order."""
     given = []
-    build, solve = routing.RoutingModel, stages.solve
+    build, solve = routing.RoutingModel, solver_stages.solve
 
     def noted_build(orbits, *, upper_ticks, **options):
         given.append({"upper_ticks": upper_ticks})
@@ -26,7 +26,7 @@ def models(monkeypatch):
         return solve(model, solver, hint=hint, **options)
 
     monkeypatch.setattr(routing, "RoutingModel", noted_build)
-    monkeypatch.setattr(stages, "solve", noted_solve)
+    monkeypatch.setattr(solver_stages, "solve", noted_solve)
     return given
 
 
