@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import taccl
-from taccl.topology.topology import AlphaMeaning, Hold, Resource, Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Hold, Resource, Topology
 from taccl.topology.transform import without
 
 if TYPE_CHECKING:

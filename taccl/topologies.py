@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, hypercube, mesh, multidim, ring, star, torus
 from taccl.topology.graphs import from_networkx
 from taccl.topology.in_network import InNetwork
@@ -23,7 +24,7 @@ from taccl.topology.machines import (
 )
 from taccl.topology.racks import in_network, rack
 from taccl.topology.registry import fabric_names, machine_names, parse
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import Topology
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -8,7 +8,7 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,10 +29,13 @@ from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import sketch_json_schema
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large, suits
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.explaining.test_explain import random_sketch
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 MB = 10**6
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ import pytest
 from taccl.costs import exact_costs, hold_columns
 from taccl.errors import NumericsWarning, TopologyError
 from taccl.problem import Problem, make_problem
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom
 
 MB = 10**6

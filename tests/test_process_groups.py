@@ -21,9 +21,9 @@ from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import chunk_permutation
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.large import schedule_large
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, mesh, ring
 from taccl.topology.machines import dgx_h100
-from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import without
 from tests.effort import brief_synthesis
 from tests.fuzzing import some

@@ -16,9 +16,9 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.names import shown
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.clusters import asymmetry, completed, levels
 from taccl.topology.parts import exact_cost, hold_ends
-from taccl.topology.topology import TopologyBuilder
 from taccl.units import format_count
 
 if TYPE_CHECKING:

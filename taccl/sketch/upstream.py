@@ -29,9 +29,10 @@ from taccl.collectives import make
 from taccl.errors import SketchError, TopologyError
 from taccl.reading import parse_json, read_text, reads
 from taccl.sketch.library import load_sketch
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import check_num_links, check_ranks, hold_ends
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import Topology
 from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from taccl.errors import TopologyError
 from taccl.reading import parse, read_text, reads
 from taccl.topology import registry
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import (
     LinkCost,
@@ -26,7 +27,7 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
-from taccl.topology.topology import OTHER_SIDE, Hold, Resource, TopologyBuilder
+from taccl.topology.topology import OTHER_SIDE, Hold, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

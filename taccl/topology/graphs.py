@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
-from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

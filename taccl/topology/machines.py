@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
 from taccl.topology.parts import LinkCost, Network, add_nodes, check_num_links
 from taccl.topology.profiles import PROFILES, find_profile
-from taccl.topology.topology import AlphaMeaning, Topology, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,9 +16,10 @@ import numpy as np
 from taccl.arguments import quoted
 from taccl.errors import TopologyError
 from taccl.names import did_you_mean, matching, shown
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost, rates_of_axes
 from taccl.topology.products import ALPHA_US, Dimension, Kind, add_dimensions, name_of, read_dimensions
-from taccl.topology.topology import AlphaMeaning, TopologyBuilder
+from taccl.topology.topology import AlphaMeaning
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

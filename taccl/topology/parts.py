@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from taccl.arguments import Number
+    from taccl.topology.builder import TopologyBuilder
     from taccl.topology.in_network import InNetwork
-    from taccl.topology.topology import Link, Side, TopologyBuilder
+    from taccl.topology.topology import Link, Side
 
 OVERHEAD_US = Fraction("0.02")
 """Our choice: of alpha, a message keeps a port, a card or a link of a machine busy for at most so long."""

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.arguments import Number
+    from taccl.topology.builder import TopologyBuilder
     from taccl.topology.named import NamedFabric
-    from taccl.topology.topology import Topology, TopologyBuilder
+    from taccl.topology.topology import Topology
 
 Kind = Literal["ring", "fully-connected", "switch", "line"]
 MAX_DIMENSIONS = 16

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from taccl.arguments import checked_as
 from taccl.errors import TopologyError
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import InNetwork
 from taccl.topology.parts import (
     LinkCost,
@@ -19,7 +20,6 @@ from taccl.topology.parts import (
     hold_ends,
     links_among,
 )
-from taccl.topology.topology import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

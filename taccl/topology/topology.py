@@ -8,14 +8,14 @@ uplink are resources as well.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from taccl.arguments import checked_as, known_index
 from taccl.caching import TURNED, cached
-from taccl.errors import AssumptionWarning, FormatError, InputError, TopologyError, warn
+from taccl.errors import FormatError, TopologyError
 from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
@@ -23,15 +23,14 @@ from taccl.topology.in_network import InNetwork
 from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from taccl.arguments import Number
 
 T = TypeVar("T")
 AlphaMeaning = Literal["occupies", "pipelined"]
 Side = Literal["send", "receive"]
 #: Fields of a topology that are words.
-_WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
+WORDS = ("name", "machine", "profile", "cost_model", "alpha_meaning")
 _NOTHING = Fraction(0)  # one for all, as costs that links share are read once
 #: The other end of a send, where time or links are reversed.
 OTHER_SIDE: dict[Side, Side] = {"send": "receive", "receive": "send"}
@@ -264,7 +263,7 @@ class Topology:
         """The topology as plain values; fractions as text."""
         costs = {"protocol": self.protocol, "launch_us": str(self.launch_us)}
         return {
-            **{name: getattr(self, name) for name in _WORDS},
+            **{name: getattr(self, name) for name in WORDS},
             **(costs if self.protocol or self.launch_us else {}),
             **({"assumed": list(self.assumed)} if self.assumed else {}),
             "node_of_rank": list(self.node_of_rank),
@@ -292,7 +291,7 @@ class Topology:
         """The topology that `to_dict` wrote; `FormatError` or `TopologyError` say what makes none."""
         try:
             content: dict[str, Any] = {
-                **{name: data[name] for name in _WORDS},
+                **{name: data[name] for name in WORDS},
                 "protocol": data.get("protocol", ""),
                 "launch_us": exact(data.get("launch_us", 0)),
                 "assumed": tuple(map(str, data.get("assumed", ()))),
@@ -353,153 +352,6 @@ class Topology:
         return (
             f"Topology({shown(repr(self.name), 100)}, {self.num_ranks} ranks in "
             f"{format_count(self.num_nodes, 'node')}, {len(self.links)} links, profile {self.profile!r})"
-        )
-
-
-@checked_as(TopologyError)
-@dataclass(eq=False, repr=False)
-class TopologyBuilder:
-    """Collects links, resources and holds; `build` makes a `Topology` of them.
-
-    Every link gets a resource of its own. It is held for alpha + bytes * beta where alpha occupies, and for
-    bytes * beta where it pipelines. An overhead, where given, replaces alpha.
-
-    Parameters
-    ----------
-    node_of_rank : sequence of int
-        The node of every rank.
-    """
-
-    name: str
-    node_of_rank: Sequence[int]
-    _: KW_ONLY
-    alpha_meaning: AlphaMeaning = "occupies"
-    profile: str = ""
-    machine: str = ""
-    cost_model: str = "physical"
-    protocol: str = ""
-    launch_us: Fraction = Fraction(0)
-    links: list[Link] = field(default_factory=list, init=False)
-    _resources: list[Resource] = field(default_factory=list, init=False)
-    _holds: list[Hold] = field(default_factory=list, init=False)
-    _switches: list[Switch] = field(default_factory=list, init=False)
-    #: {identities of two costs: these costs, and what they are exactly}.
-    _known_costs: dict[tuple[int, int], tuple[tuple[Number, Number], tuple[Fraction, Fraction]]] = field(
-        default_factory=dict, init=False
-    )
-
-    @checked_as(TopologyError)
-    def add_link(
-        self,
-        src: int | Iterable[int],
-        dst: int | Iterable[int],
-        *,
-        alpha_us: Number,
-        beta_us_per_mb: Number,
-        overhead_us: Number | None = None,
-        name: str = "",
-    ) -> int:
-        """Add a link with its own resource; returns the link's index.
-
-        Parameters
-        ----------
-        src, dst : int or iterable of int
-            A rank, or several: of a multicast the destinations, of a reduction inside a switch the sources.
-        alpha_us, beta_us_per_mb : number
-            Latency in microseconds, and microseconds for 10**6 bytes.
-        overhead_us : number, optional
-            The part of alpha that keeps the link busy, where alpha occupies it; default: all of it.
-        name : str
-            Tells links of the same ends apart.
-        """
-        srcs = (src,) if isinstance(src, int) else tuple(sorted(src))
-        dsts = (dst,) if isinstance(dst, int) else tuple(sorted(dst))
-        described = f"link {Link(srcs, dsts, _NOTHING, _NOTHING, name)}"
-        link = Link(srcs, dsts, *self._exact(alpha_us, beta_us_per_mb, described), name)
-        index = len(self.links)
-        self.links.append(link)
-        if overhead_us is not None:
-            overhead_us, _ = self._exact(overhead_us, _NOTHING, f"{described}: overhead")
-        held = link.held_us(self.alpha_meaning, overhead_us)
-        self._holds.append(Hold(index, len(self._resources), *held))
-        self._resources.append(Resource(described))
-        return index
-
-    @checked_as(TopologyError)
-    def add_resource(self, name: str) -> int:
-        """Add a resource; returns its index."""
-        self._resources.append(Resource(name))
-        return len(self._resources) - 1
-
-    @checked_as(TopologyError)
-    def add_hold(
-        self,
-        link: int,
-        resource: int,
-        *,
-        alpha_us: Number,
-        beta_us_per_mb: Number,
-        side: Side = "send",
-    ) -> None:
-        """Let every send over `link` hold `resource`.
-
-        Parameters
-        ----------
-        link, resource : int
-            As `add_link` and `add_resource` returned them.
-        alpha_us, beta_us_per_mb : number
-            A send of b bytes holds the resource for ``alpha_us + b * beta_us_per_mb / 10**6`` microseconds.
-        side : {"send", "receive"}
-            Whether from the send's start, or until its end.
-        """
-        costs = self._exact(alpha_us, beta_us_per_mb, f"hold of resource {resource} by link {link}")
-        self._holds.append(Hold(link, resource, *costs, side))
-
-    def _exact(self, alpha_us: Number, beta_us_per_mb: Number, what: str) -> tuple[Fraction, Fraction]:
-        key = id(alpha_us), id(beta_us_per_mb)  # most links share the very objects of their costs
-        if key in self._known_costs:
-            return self._known_costs[key][1]
-        try:
-            costs = exact(alpha_us, where="alpha_us"), exact(beta_us_per_mb, where="beta_us_per_mb")
-        except InputError as error:
-            raise TopologyError(error.message, where=f"{self.name}: {what}: {error.where}") from None
-        self._known_costs[key] = (alpha_us, beta_us_per_mb), costs
-        return costs
-
-    @checked_as(TopologyError)
-    def add_switch(
-        self, name: str, ranks: Sequence[int], links: Iterable[int], *, reduces: InNetwork | None = None
-    ) -> None:
-        """Declare that `links` run through one crossbar that joins `ranks`.
-
-        Parameters
-        ----------
-        name : str
-            As messages and reports show it.
-        ranks, links : sequence of int
-            At least two ranks, and links as `add_link` returned them.
-        reduces : InNetwork, optional
-            What it can add at once. Its links of several ends, and what they hold, are yours to add.
-        """
-        self._switches.append(Switch(name, tuple(ranks), tuple(links), reduces))
-
-    def build(self, *, notes: Sequence[str] = (), assumed: Sequence[str] = ()) -> Topology:
-        """The topology; `TopologyError` says what is not there, or which cost is wrong.
-
-        An `AssumptionWarning` lists what an import assumed.
-        """
-        if assumed:
-            told = "; ".join(f"({number}) {each}" for number, each in enumerate(assumed, 1))
-            warn(f"{self.name}: {format_count(len(assumed), 'assumption')}: {told}", AssumptionWarning)
-        return Topology(
-            **{name: getattr(self, name) for name in (*_WORDS, "protocol", "launch_us")},
-            node_of_rank=tuple(self.node_of_rank),
-            links=tuple(self.links),
-            resources=tuple(self._resources),
-            holds=tuple(self._holds),
-            switches=tuple(self._switches),
-            notes=tuple(notes),
-            assumed=tuple(assumed),
         )
 
 

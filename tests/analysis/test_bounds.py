@@ -21,8 +21,8 @@ from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.sketch.group import find_symmetries
 from taccl.sketch.upstream import load_problem
 from taccl.synthesis.synthesize import synthesize
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import mesh
-from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

@@ -17,7 +17,7 @@ from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge
 from tests.synthesis.brute_force_apart import sums_by

@@ -26,7 +26,7 @@ from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.synthesize import synthesize
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.tampering import made_up
 from tests.fuzzing import cases, fuzzed, some
 from tests.synthesis.brute_force import TooLarge, finishes_by, optimal_ticks
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.witness import Claim
+    from taccl.topology.topology import Topology
 
 MB = 10**6
 KINDS = {

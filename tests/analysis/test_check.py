@@ -21,7 +21,7 @@ from taccl.analysis.certificates.flows import FlowDual
 from taccl.analysis.certificates.latency import Path
 from taccl.analysis.certificates.single_machine import SingleMachine
 from taccl.analysis.certificates.spread_tail import SpreadTail
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.tampering import changed, made_up
 from tests.fuzzing import cases, fuzzed
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

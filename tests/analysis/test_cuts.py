@@ -15,12 +15,13 @@ from taccl.analysis.certificates.cuts import throughput
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.baselines import baseline
 from taccl.sketch.group import Symmetries, find_symmetries
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.cuts import CutDual
     from taccl.problem import Problem
+    from taccl.topology.topology import Topology
 
 MB = 10**6
 

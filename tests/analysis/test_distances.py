@@ -17,7 +17,7 @@ from taccl.analysis.certificates.finding.distances import Distances, shortest_ti
 from taccl.analysis.verification.verify import verify
 from taccl.collective import Chunk, Collective, Derivation
 from taccl.graph_algorithms import paths_from_nearest
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, problem_of, random_problem, ring

@@ -17,8 +17,8 @@ from taccl.analysis.certificates.dynamic_cut import DynamicCut, dynamic_cut_boun
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.problem import make_problem
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
-from taccl.topology.topology import TopologyBuilder
 from tests.analysis.few_sources import few_start, least_ticks
 from tests.fuzzing import fuzzed, thinned
 from tests.synthesis.small_problems import custom, problem_of, random_problem

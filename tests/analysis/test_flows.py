@@ -13,13 +13,14 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import _commodities, _ends_in_fewer, multicommodity
 from taccl.sketch.group import Symmetries, find_symmetries
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.flows import FlowDual
     from taccl.problem import Problem
+    from taccl.topology.topology import Topology
 
 MB = 10**6
 

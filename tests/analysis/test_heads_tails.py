@@ -15,7 +15,7 @@ from taccl.analysis.certificates.finding.gates import FOREVER
 from taccl.analysis.certificates.finding.heads_tails import least_time
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.problem import make_problem
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, two_nodes
 
 if TYPE_CHECKING:

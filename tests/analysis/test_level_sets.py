@@ -14,7 +14,7 @@ from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.collective import Chunk, Collective
 from taccl.problem import make_problem
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import relabel
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, random_sum_problem
 

@@ -22,7 +22,7 @@ from taccl.errors import CollectiveError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, star, two_nodes
 

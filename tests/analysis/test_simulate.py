@@ -14,8 +14,8 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.profiles import find_profile
-from taccl.topology.topology import TopologyBuilder
 from tests.analysis.random_schedules import few_schedules, random_schedules
 from tests.analysis.valid_schedules import (
     MB,

@@ -13,7 +13,7 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.machine import BorderJob, batch_ends, machine_ticks
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.timing import exact_times
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of
 
 if TYPE_CHECKING:

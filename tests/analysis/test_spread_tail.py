@@ -17,7 +17,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
 from taccl.analysis.certificates.spread_tail import SpreadTail, spread_tail_bounds
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.claimed import claimed
 from tests.analysis.few_sources import few_start, least_ticks
 from tests.fuzzing import cases, fuzzed, some

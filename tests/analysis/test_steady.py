@@ -12,7 +12,7 @@ from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.random_schedules import few_schedules, random_schedules
 from tests.analysis.valid_schedules import MB, Row, allreduce, build, ingress_nic, relay, shared_nic
 

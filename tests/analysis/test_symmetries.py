@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +14,12 @@ from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.flows import multicommodity
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.sketch.group import Symmetries, find_symmetries
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases
 from tests.synthesis.small_problems import custom, full, problem_of, ring
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 MB = 10**6
 

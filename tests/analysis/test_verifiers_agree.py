@@ -28,7 +28,7 @@ from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.schedule.pattern import Pattern
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 from tests.analysis.test_verify_mutations import RANDOM
 from tests.fuzzing import cases

@@ -15,7 +15,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import NumericsWarning, VerificationError
 from taccl.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis.valid_schedules import (
     MB,
     SMALL,

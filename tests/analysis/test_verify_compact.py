@@ -17,7 +17,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.large import schedule_large
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 
 #: Ticks of a send of a chunk of 1 MB over a link of 50 GB/s: 0.5 us and 20 us, in halves of a microsecond.

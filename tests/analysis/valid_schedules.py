@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from taccl import collectives
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

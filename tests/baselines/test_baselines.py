@@ -17,8 +17,8 @@ from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.upstream import load_problem
 from taccl.topology import fabrics, machines
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.racks import in_network
-from taccl.topology.topology import TopologyBuilder
 from tests.foreign import OURS
 from tests.fuzzing import MANY, some
 

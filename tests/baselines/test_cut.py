@@ -14,7 +14,7 @@ from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def test_parts_follow_one_another():

@@ -16,7 +16,7 @@ from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
 from taccl.topology import fabrics
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def behind_ports(nodes: int, size: int, *, near_us: float, far_us: float, us_per_mb: float):

@@ -9,7 +9,7 @@ from benchmarks.fit import baseline_row
 from taccl.baselines import nccl, nccl_choices
 from taccl.baselines.nccl import nccl_bounded
 from taccl.errors import CollectiveError
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY, thinned
 from tests.measure.logs import row
 

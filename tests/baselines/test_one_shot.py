@@ -12,7 +12,7 @@ from taccl.baselines import one_shot, recursive
 from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, TopologyError
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 US_PER_MB = 20
 

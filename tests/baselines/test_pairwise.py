@@ -11,7 +11,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.baselines import pairwise
 from taccl.baselines.straight import exchange_us
 from taccl.topology import fabrics, machines
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def test_alltoall_over_direct_links(make, unit_costs):

@@ -14,7 +14,7 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError
 from taccl.problem import make_problem
 from taccl.topology import fabrics, machines
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def test_one_way_ring_takes_a_hop_per_other_rank(make, unit_costs):

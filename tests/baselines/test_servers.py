@@ -18,7 +18,7 @@ from taccl.problem import Problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.topologies import rack
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 
 

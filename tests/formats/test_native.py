@@ -18,7 +18,7 @@ from taccl.formats.files import write_whole
 from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
 from taccl.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 MB = 10**6
 

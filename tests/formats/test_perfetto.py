@@ -13,7 +13,7 @@ from taccl.errors import InputError
 from taccl.formats.perfetto import trace
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def _problem(*, alpha_meaning="occupies"):

@@ -13,7 +13,7 @@ from taccl.errors import ExportError, InputError
 from taccl.formats.transfers_table import transfers_table
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 COLUMNS = [
     "transfer", "chunk", "chunk_bytes", "src_rank", "dst_rank", "src_node", "dst_node", "link", "link_name",

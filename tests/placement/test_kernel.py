@@ -13,7 +13,7 @@ from taccl.deadline import NEVER
 from taccl.placement.case import Case
 from taccl.placement.kernel import TOO_LONG, timed
 from taccl.placement.placement import Placement
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases
 
 

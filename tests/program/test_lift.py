@@ -15,7 +15,7 @@ from taccl.formats.msccl.xml import load_msccl_xml
 from taccl.program.lift import lift
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS, foreign_files
 from tests.program.examples import schedule_of
 

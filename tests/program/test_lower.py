@@ -16,7 +16,7 @@ from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Slot, Step
 from taccl.sketch.upstream import load_problem
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.foreign import OURS
 from tests.fuzzing import MANY, thinned

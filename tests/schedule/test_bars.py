@@ -46,7 +46,7 @@ def test_merged_sends_are_one_bar():
 
 def test_resources_are_held_from_either_end():
     """A port held until the send's end for 1 of 3 us has a bar from 2 to 3 us; the link's own is from 0 to 3."""
-    from taccl.topology.topology import TopologyBuilder
+    from taccl.topology.builder import TopologyBuilder
 
     builder = TopologyBuilder("two", [0, 0])
     link = builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=2)

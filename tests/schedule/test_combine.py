@@ -16,7 +16,7 @@ from taccl.schedule.combine import (
 )
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of
 
 MB = 10**6

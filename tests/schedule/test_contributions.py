@@ -18,7 +18,7 @@ from taccl.schedule.combine import contributions_apart, summed_at_destinations
 from taccl.schedule.precedence import Arrival, Precedence, make_up
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases
 
 

@@ -14,7 +14,7 @@ from taccl.collective import Chunk, Collective, Derivation
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.synthesize import _begun_anew
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from taccl import collectives
 from taccl.errors import InputError
 from taccl.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of
 
 MB = 10**6

@@ -12,7 +12,7 @@ from taccl.errors import NoSolutionError
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:

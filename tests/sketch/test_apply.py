@@ -8,8 +8,8 @@ from taccl import collectives
 from taccl.errors import CollectiveError, InputError, SketchError
 from taccl.problem import make_problem
 from taccl.sketch.sketch import Sketch
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
-from taccl.topology.topology import TopologyBuilder
 
 
 def read(text: str) -> Sketch:

@@ -13,8 +13,8 @@ from taccl.problem import Clauses, make_problem
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
-from taccl.topology.topology import TopologyBuilder
 from tests.effort import cpu_s
 
 

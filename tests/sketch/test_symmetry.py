@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,9 +21,12 @@ from taccl.sketch.symmetry import (
     resource_permutation,
     share_permutations,
 )
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
-from taccl.topology.topology import Topology, TopologyBuilder
 from taccl.topology.transform import rescaled
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 COSTS = {"alpha_us": 1, "beta_us_per_mb": 1}
 

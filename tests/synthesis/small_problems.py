@@ -10,7 +10,7 @@ from taccl.collective import Chunk, Collective, Derivation, ProcessGroup
 from taccl.errors import InputError
 from taccl.problem import Clauses, make_problem
 from taccl.sketch.reachability import check_reachable
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

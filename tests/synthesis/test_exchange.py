@@ -19,7 +19,7 @@ from taccl.synthesis.heuristic.routes import read_trees
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.replan import replan
 from taccl.synthesis.search import Options, Search
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some

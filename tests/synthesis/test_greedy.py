@@ -13,7 +13,7 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.routing import needed_hops
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

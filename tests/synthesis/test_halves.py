@@ -14,7 +14,7 @@ from taccl.synthesis import stages
 from taccl.synthesis.halves import search_apart
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.search import Options, Search
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import by_turns, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

@@ -15,7 +15,7 @@ from taccl.synthesis.isomorphic import Isomorphism, find_isomorphism, hand_over
 from taccl.synthesis.large_search import offer_compiled
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.stages import greedy
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S
 from tests.synthesis.small_problems import MB, full, problem_of, ring, star, two_nodes
 

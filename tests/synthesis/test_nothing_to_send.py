@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from taccl.problem import Problem, make_problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.synthesis.large import schedule_large
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.synthesis.small_problems import MB, custom, ring
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
 
 BACKENDS = ("auto", "greedy", "highs", "scip", "cbc", "cpsat")
 

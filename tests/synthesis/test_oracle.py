@@ -15,7 +15,7 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

@@ -16,7 +16,7 @@ from taccl.baselines import pairwise, ring
 from taccl.errors import CollectiveError, InfeasibleError, InputError, TopologyError
 from taccl.problem import Clauses, alltoallv_problem, make_problem
 from taccl.synthesis.large import schedule_large, suits
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.effort import brief_synthesis
 from tests.fuzzing import fuzzed

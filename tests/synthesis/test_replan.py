@@ -18,9 +18,9 @@ from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.improvement import Improvement, suits_improvement
 from taccl.synthesis.heuristic.routes import bare_trees, read_trees
 from taccl.synthesis.replan import Replan, replan
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, ring
 from taccl.topology.machines import dgx_h100
-from taccl.topology.topology import TopologyBuilder
 from taccl.topology.transform import degraded, without
 from tests.effort import AMPLE_S, BRIEF, brief_synthesis
 from tests.fuzzing import some

@@ -37,8 +37,8 @@ from taccl.synthesis.paper import jobshop
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.registry import parse
-from taccl.topology.topology import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF, HASTY, PATIENT, brief_synthesis
 from tests.fuzzing import MANY, cases
 from tests.synthesis.small_problems import full, problem_of, ring, two_nodes

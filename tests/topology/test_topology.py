@@ -10,7 +10,8 @@ import pytest
 
 from taccl import topologies
 from taccl.errors import FormatError, TopologyError
-from taccl.topology.topology import Hold, Link, Resource, Switch, Topology, TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.topology import Hold, Link, Resource, Switch, Topology
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import taccl
 from taccl.errors import ExportError, LossyConversionWarning, TopologyError
 from taccl.formats.registry import convert, read
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.file_writer import dump_topology
 from taccl.topology.files import load_topology
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import Topology
 from tests.foreign import foreign_files
 
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taccl.errors import TopologyError
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import mesh, ring, star
 from taccl.topology.machines import dgx2, dgx_h100, ndv2
-from taccl.topology.topology import Topology, TopologyBuilder
+from taccl.topology.topology import Topology
 from taccl.topology.transform import degraded, relabel, without
 
 

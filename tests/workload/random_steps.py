@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from taccl import Workload
 from taccl.errors import InputError, WorkloadError
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.workload import overlap
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import sends_of

@@ -11,7 +11,7 @@ import pytest
 
 import taccl
 from taccl import Workload
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.workload import overlap, schedule_workload
 from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs

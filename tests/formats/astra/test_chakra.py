@@ -15,7 +15,7 @@ from taccl.formats.astra import chakra as module
 from taccl.formats.astra.chakra import dump_chakra
 from taccl.problem import make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 
 COMP, SEND, RECEIVE = 4, 5, 6

@@ -18,7 +18,7 @@ from taccl.formats.published.algorithm import load_upstream_algorithm
 from taccl.formats.published.dump import dump_upstream_algorithm
 from taccl.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS, foreign_files
 from tests.fuzzing import some
 

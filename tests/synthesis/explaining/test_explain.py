@@ -24,9 +24,9 @@ from taccl.synthesis.explaining import clashes
 from taccl.synthesis.explaining.explain import explain
 from taccl.synthesis.explaining.loosening import Barriers
 from taccl.synthesis.synthesize import synthesize
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import ring
 from taccl.topology.machines import ndv2
-from taccl.topology.topology import TopologyBuilder
 from tests.effort import AMPLE_S, PATIENT
 from tests.fuzzing import MANY, thinned
 

@@ -13,7 +13,7 @@ from taccl.problem import Clauses, make_problem
 from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
 from taccl.synthesis.large import effort, schedule_large, why_not
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import by_turns
 
 topologies = taccl.topologies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import taccl
 from taccl.problem import make_problem
 from taccl.synthesis.heuristic.fabric import problem_arrays
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def two_leaves(*, uplink):

@@ -27,7 +27,7 @@ from taccl.synthesis.large import schedule_large
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import synthesize
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.fuzzing import cases
 from tests.synthesis.brute_force import optimal_ticks

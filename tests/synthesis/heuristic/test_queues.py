@@ -28,7 +28,7 @@ from taccl.synthesis.heuristic.queues import send_at_once, send_queued
 from taccl.synthesis.heuristic.router import find_paths
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 
 MB = 10**6

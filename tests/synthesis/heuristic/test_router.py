@@ -24,7 +24,7 @@ from taccl.synthesis.heuristic.queues import send_along_trees
 from taccl.synthesis.heuristic.router import find_trees
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom
 

@@ -22,7 +22,7 @@ from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.spreading import Rule, spread
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import without
 from tests.fuzzing import some
 

@@ -16,7 +16,7 @@ from taccl.synthesis.greedy import ListSchedule, Send, critical_priorities, expa
 from taccl.synthesis.paper.contiguity import TAGS, ContiguityModel, merged
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.routing import needed_hops
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import some
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, two_nodes
 

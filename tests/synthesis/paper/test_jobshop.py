@@ -12,7 +12,7 @@ from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_sched
 from taccl.synthesis.paper import jobshop
 from taccl.synthesis.paper.quotient import Quotient, take_quotient
 from taccl.synthesis.paper.routing import needed_hops
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, in_time
 from tests.synthesis.small_problems import custom, full, problem_of, ring
 

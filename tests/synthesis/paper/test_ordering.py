@@ -14,7 +14,7 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.ordering import RULES, best_order, order
 from taccl.synthesis.paper.quotient import Quotient, take_quotient
 from taccl.synthesis.paper.routing import needed_hops
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.timing_group import timing_group
 from taccl.topology import machines
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.foreign import OURS
 from tests.fuzzing import cases
 from tests.synthesis.small_problems import custom, full, problem_of, ring

@@ -20,7 +20,7 @@ from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
 from taccl.synthesis.paper.quotient import take_quotient
 from taccl.synthesis.paper.routing import RoutingModel, needed_hops, routing_hint, routing_of
 from taccl.synthesis.paper.timing_group import timing_group
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.fuzzing import cases as seeds
 from tests.fuzzing import some
 from tests.synthesis.brute_force import TooLarge, optimal_ticks

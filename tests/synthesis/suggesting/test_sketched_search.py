@@ -7,7 +7,7 @@ import pytest
 import taccl
 from taccl.errors import InputError
 from taccl.synthesis.suggesting.sketched_search import is_unguided
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, BRIEF
 
 pytestmark = pytest.mark.slow  # `result` is a search of some seconds

@@ -8,7 +8,7 @@ import taccl
 from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.synthesis.suggesting import suggest
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, PATIENT
 from tests.fuzzing import thinned
 

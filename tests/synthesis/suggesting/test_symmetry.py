@@ -7,7 +7,7 @@ import pytest
 import taccl
 from taccl.errors import TopologyError
 from taccl.synthesis.suggesting.plans import Shift, find_shape, find_shifts, relay_plans
-from taccl.topology.topology import TopologyBuilder
+from taccl.topology.builder import TopologyBuilder
 
 
 def plans(topology):

@@ -25,9 +25,9 @@ from taccl.problem import make_problem
 from taccl.synthesis.symmetric.implicit import find_translations, implicit_translations, synthesize_implicit
 from taccl.synthesis.symmetric.translation import memory_needed, translate
 from taccl.topology import graphs, transform
+from taccl.topology.builder import TopologyBuilder
 from taccl.topology.named import as_named, parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
-from taccl.topology.topology import TopologyBuilder
 from taccl.topology.translations import along_ring, translations_of_topology
 from tests.fuzzing import some
 
