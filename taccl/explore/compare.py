@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
+import time
 from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.collective import Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
-from taccl.explore.many import table_of
+from taccl.explore.many import num_at_once, table_of
 from taccl.explore.rows import NO_SKETCH, new_row, shortened
 from taccl.problem import Problem, make_problem
 from taccl.sketch.apply import apply
@@ -44,6 +46,7 @@ def compare(
     backends: Iterable[str] = BACKENDS,
     seeds: Iterable[Natural] = (0,),
     time_limit_s: Seconds = 30.0,
+    total_limit_s: Seconds | None = None,
     num_workers: Count | None = None,
     threads: Count = 1,
     cache: bool | Cache | str | PathLike[str] = True,
@@ -67,6 +70,9 @@ def compare(
     seeds : iterable of int
     time_limit_s : float
         Of each run.
+    total_limit_s : float, optional
+        Seconds after which all runs must have ended. Each then has an equal part of the time that is left
+        when it begins; the table and the cache name it by an equal part of `time_limit_s`.
     num_workers : int, optional
         How many run at a time; default: one for each core. A Dask cluster uses all that it has.
     threads : int
@@ -95,10 +101,12 @@ def compare(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
+    until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     rows = _option_rows(backends, seeds, time_limit_s, threads, parameters)
     sketch = problem.clauses.name or NO_SKETCH
-    asked = [(lambda: problem, row | {"sketch": sketch}) for row in rows]
-    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+    part = _part_s(time_limit_s, total_limit_s, len(rows), num_workers)
+    asked = [(lambda: problem, row | part | {"sketch": sketch}) for row in rows]
+    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
     return table if full else shortened(table)
 
 
@@ -114,6 +122,7 @@ def sweep(
     backends: Iterable[str] = ("auto",),
     seeds: Iterable[Natural] = (0,),
     time_limit_s: Seconds = 30.0,
+    total_limit_s: Seconds | None = None,
     num_workers: Count | None = None,
     threads: Count = 1,
     cache: bool | Cache | str | PathLike[str] = True,
@@ -140,7 +149,7 @@ def sweep(
         `taccl.synthesize` does.
     root : int, optional
         Of a named broadcast, scatter, gather or reduce.
-    backends, seeds, time_limit_s, num_workers, threads, cache, progress, parameters, full
+    backends, seeds, time_limit_s, total_limit_s, num_workers, threads, cache, progress, parameters, full
         As for `compare`.
 
     Returns
@@ -155,6 +164,7 @@ def sweep(
     KeyboardInterrupt
         If Ctrl-C came before the first run was done.
     """
+    until_s = math.inf if total_limit_s is None else time.time() + total_limit_s
     topology = topology if isinstance(topology, Topology) else parse(topology)
     for where, given in (("root", root), ("chunks_per_rank", chunks_per_rank)):
         is_open = where == "chunks_per_rank" and getattr(collective, "chunks_open", False)
@@ -167,7 +177,9 @@ def sweep(
     cuts = [None] if chunks_per_rank is None else _some(dict.fromkeys(chunks_per_rank), "chunks_per_rank")
     every_size = [None] if sizes is None else _some(dict.fromkeys(sizes), "sizes", ", such as '1MB'")
     every_sketch = loaded(sketches)
-    _check_num_runs(len(every_sketch) * len(every_size) * len(cuts) * len(options), time_limit_s)
+    num_runs = len(every_sketch) * len(every_size) * len(cuts) * len(options)
+    _check_num_runs(num_runs, time_limit_s)
+    part = _part_s(time_limit_s, total_limit_s, num_runs, num_workers)
 
     def problem(sketch: Sketch | None, size: int | None, cut: int | None) -> Problem:
         """The problem of one combination."""
@@ -187,9 +199,18 @@ def sweep(
             "collective": collective if isinstance(collective, str) else collective.name,
             "sketch": name_of(each) or NO_SKETCH, "chunks_per_rank": cut,
         }  # fmt: skip
-        asked += [(made, row | known) for row in options]
-    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress)
+        asked += [(made, row | part | known) for row in options]
+    table = table_of(asked, num_workers=num_workers, cache=cache, progress=progress, until_s=until_s)
     return table if full else shortened(table)
+
+
+def _part_s(
+    time_limit_s: float, total_limit_s: float | None, num_runs: int, num_workers: int | None
+) -> dict[str, float]:
+    """The time limit of each run, as a part of a row."""
+    if total_limit_s is not None:
+        time_limit_s /= -(-num_runs // num_at_once(num_workers, num_runs))
+    return {"time_limit_s": time_limit_s}
 
 
 def loaded(sketches: Iterable[Sketch | str | PathLike[str] | None]) -> list[Sketch | None]:

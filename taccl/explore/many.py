@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -37,11 +38,13 @@ _DEATHS = ("BrokenProcessPool", "TerminatedWorkerError", "KilledWorker")
 
 def table_of(
     asked: Asked, *, num_workers: int | None, cache: bool | Cache | str | os.PathLike[str],
-    progress: bool | Callable[[int, int], None] | None,
+    progress: bool | Callable[[int, int], None] | None, until_s: float = math.inf,
 ) -> pd.DataFrame:  # fmt: skip
     """A row for each problem that is to be made, and row of labels, in their order, whatever becomes of it.
 
     Ctrl-C before the first run was done is raised again.
+
+    - `until_s`: End of all runs on the clock of `time.time`; by default each has the limit of its row.
     """
     rows = [labels for _, labels in asked]
     done = 0
@@ -53,7 +56,7 @@ def table_of(
         with (
             signals_to(leave, "SIGTERM", "SIGHUP", only=signal.SIG_DFL),
             _counter(len(asked), progress) as count,
-            contextlib.closing(_rows(asked, num_workers, chosen)) as coming,
+            contextlib.closing(_rows(asked, num_workers, chosen, until_s)) as coming,
         ):
             for index, row in coming:
                 rows[index] = row
@@ -77,7 +80,7 @@ def table_of(
 
 
 def _rows(
-    asked: Asked, num_workers: int | None, cache: Cache | None
+    asked: Asked, num_workers: int | None, cache: Cache | None, until_s: float
 ) -> Generator[tuple[int, dict[str, Any]]]:
     """The number and the row of each run, as they come: first those that need not run."""
     waiting: list[tuple[int, RunRequest]] = []
@@ -96,7 +99,7 @@ def _rows(
             continue
         damage += [entry] if entry else []
         # Cached results about the problem are too large to be worth sending.
-        run = RunRequest(replace(problem), row, this_process(), cache is not None)
+        run = RunRequest(replace(problem), row, this_process(), cache is not None, until_s)
         waiting.append((index, run))
     warn_of_damage(damage)
     if not waiting:
@@ -113,14 +116,11 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
 
     Where a worker dies, which of the runs under way ended it is found by running each of them alone.
     """
-    from joblib import effective_n_jobs
-    from joblib.parallel import get_active_backend
-
-    if num_workers is None:  # as joblib is configured, or one for each core
-        configured = get_active_backend()[1]
-        num_workers = configured if isinstance(configured, int) and configured != 1 else -1
-    num_jobs = min(effective_n_jobs(num_workers), len(waiting))
-    left = dict(waiting)
+    num_jobs = num_at_once(num_workers, len(waiting))
+    left = {
+        index: run._replace(rounds=-(-(len(waiting) - place) // num_jobs))
+        for place, (index, run) in enumerate(waiting)
+    }
     alone = 0  # of those left, so many are run one at a time
     while left:
         some = list(left.items())[: 1 if alone else None]
@@ -141,6 +141,17 @@ def _answers(waiting: Sequence[tuple[int, RunRequest]], num_workers: int | None)
             else:
                 alone = min(len(left), 2 * num_jobs) + 1  # joblib hands out so many ahead
         alone = max(0, alone - 1)
+
+
+def num_at_once(num_workers: int | None, num_runs: int) -> int:
+    """Number of runs at a time: as asked, as joblib is configured, or one for each core."""
+    from joblib import effective_n_jobs
+    from joblib.parallel import get_active_backend
+
+    if num_workers is None:
+        configured = get_active_backend()[1]
+        num_workers = configured if isinstance(configured, int) and configured != 1 else -1
+    return min(int(effective_n_jobs(num_workers)), num_runs)
 
 
 def _in_parallel(some: Sequence[tuple[int, RunRequest]], num_jobs: int) -> Generator[Answer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import threading
@@ -30,6 +31,8 @@ from taccl.topology.registry import parse
 
 #: The columns of a row that tell how it is run.
 _OPTIONS = ("backend", "seed", "time_limit_s", "threads", "parameters")
+#: Least time limit of a run that shares its time with others.
+_LEAST_LIMIT_S = 0.1
 #: How long solver processes wait for the next run in a process that was started for runs.
 _LINGER_S = 3.0
 #: How often a process that was started for runs looks whether the one that compares is still there.
@@ -43,12 +46,25 @@ _STATUSES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 class RunRequest(NamedTuple):
-    """A problem and its row, as far as it is known; which process compares, and whether the cache stores."""
+    """A problem and its row, as far as it is known; which process compares, and whether the cache stores.
+
+    - `until_s`: End of all runs on the clock of `time.time`; inf if each has its own limit.
+    - `rounds`: Number of runs that follow one another until then, this one included.
+    """
 
     problem: Problem
     row: dict[str, Any]
     home: str
     stores: bool
+    until_s: float = math.inf
+    rounds: int = 1
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of the run: its own, or an equal part of what is left for all."""
+        if self.until_s == math.inf:
+            return float(self.row["time_limit_s"])
+        return max(_LEAST_LIMIT_S, (self.until_s - time.time()) / self.rounds)
 
 
 def known_row(problem: Problem, row: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +91,8 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TacclWarning)
         try:
-            asked = {name: run.row[name] for name in ("backend", "time_limit_s", "threads", "seed")}
+            asked = {name: run.row[name] for name in ("backend", "threads", "seed")}
+            asked["time_limit_s"] = run.limit_s
             parameters = SearchParameters.from_dict(json.loads(run.row["parameters"] or "{}"))
             result = synthesize(run.problem, **asked, parameters=parameters)
         except (Exception, KeyboardInterrupt) as error:

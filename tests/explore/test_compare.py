@@ -17,6 +17,7 @@ import taccl
 from taccl.errors import FallbackWarning, InfeasibleError, NoSolutionError, SolverUnavailableError
 from taccl.explore import run as run_module
 from taccl.explore.rows import COLUMNS, SHORT
+from taccl.explore.run import RunRequest, failed_row
 from taccl.solvers.process import WORKERS
 from taccl.synthesis.result import Stage
 from tests.fuzzing import MANY
@@ -397,3 +398,27 @@ def test_every_table_says_into_how_many_chunks_a_run_cut_the_data(tmp_path):
             assert table.gap_of_every_cut[0] >= 0
         assert found[1].from_cache.tolist() == [True]
         assert found[0].finish_us[0] == found[1].finish_us[0]
+
+
+def test_runs_share_the_time_that_is_left(problem, monkeypatch):
+    """Three runs one after another have a third, half and all of what is left when each begins."""
+    rounds, limits = [], []
+
+    def perform(request):
+        rounds.append(request.rounds)
+        limits.append(request.row["time_limit_s"])
+        return failed_row(request.row, NoSolutionError("none", bound_us=None)), None
+
+    monkeypatch.setattr("taccl.explore.many.perform", perform)
+    compare(problem, backends=["greedy"], seeds=range(3), time_limit_s=60, total_limit_s=50)
+    assert rounds == [3, 2, 1]
+    assert limits == [20, 20, 20], "the table has equal parts of the limit that was asked for"
+
+
+def test_a_run_has_an_equal_part_of_what_is_left():
+    """Of 100 s for four rounds, the first has 25 s; past the end a run has the least limit."""
+    request = RunRequest(None, {"time_limit_s": 30.0}, "", False)
+    assert request.limit_s == 30.0
+    shared = request._replace(until_s=time.time() + 100, rounds=4)
+    assert 20 < shared.limit_s <= 25
+    assert 0 < shared._replace(until_s=time.time() - 1).limit_s < 1

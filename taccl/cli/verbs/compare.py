@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from taccl.cli.options import (
+    LEAST_S,
+    add_limit,
     add_options,
     add_output,
     add_problem_options,
@@ -35,6 +37,8 @@ def _numbers(text: str) -> Sequence[int]:
     return range(whole(first), whole(end)) if colon else tuple(map(whole, text.split(",")))
 
 
+#: Share of the time that is left when runs begin for all of them; the rest is for the table.
+_RUNS_SHARE = 0.9
 _ENDINGS = (".csv", ".json")
 _seeds = reader(_numbers, bool, "whole numbers such as 0,7, or 0:3 for 0, 1 and 2")
 #: Reads words with commas between.
@@ -60,7 +64,7 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
     help = f"of `taccl backends`, with commas between (default {backends})"
     option(group, "--backends A,B", help, words, default=words(backends))
     option(group, "--seeds N,N|N:N", "e.g. 0,7, or 0:3 for 0, 1 and 2 (default 0)", _seeds, default=(0,))
-    add_options(group, "--time-limit", help="seconds of each run")
+    add_limit(verb, group, help="seconds of the whole verb; each run has an equal part of what is left")
     add_options(group, "--threads", default=1, help="threads of a solver")
     option(group, "--workers N", "runs at a time (default: one for each core)", positive)
     option(group, "--no-cache", "neither read nor store results in the cache")
@@ -69,11 +73,15 @@ def add_run_options(verb: argparse.ArgumentParser, *, backends: str) -> None:
 
 def run_options(options: argparse.Namespace) -> dict[str, Any]:
     """Options of `add_run_options`, as arguments of `compare` and `sweep`."""
+    import pandas  # noqa: F401  so that its time counts before the runs
+
     # The processes that joblib starts would look for modules in the current folder first, such as a json.py.
     os.environ["PYTHONSAFEPATH"] = "1"
+    left_s = max(LEAST_S, _RUNS_SHARE * options.deadline.left_s)
     return {
         "backends": options.backends, "seeds": options.seeds, "time_limit_s": options.time_limit,
-        "threads": options.threads, "num_workers": options.workers, "cache": not options.no_cache,
+        "total_limit_s": left_s, "threads": options.threads, "num_workers": options.workers,
+        "cache": not options.no_cache,
     }  # fmt: skip
 
 
