@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
 
+#: Key of a topology's cache, and max problems whose schedules in whole chunks are kept there.
+_KEPT, _MOST_KEPT = f"{__name__}: whole chunks", 8
 #: Finer chunks must finish in this share of the time, or they are not worth their messages.
 _PAYS = Fraction(97, 100)
 #: Schedules with more transfers are not cut further; max transfers of a schedule that is cut.
@@ -89,7 +91,7 @@ def cut_while_it_pays(
     """The schedule of a problem without its sketch; chunks are cut finer while that pays.
 
     - `make`: From a problem to its schedule.
-    - `name`: Name of the algorithm; its schedule of whole chunks is kept with the problem.
+    - `name`: Name of the algorithm; its schedule of whole chunks is kept with the topology.
     - `cut`: True if chunks may be cut.
     - `parts`: Number of parts of each chunk in the first cut, which every further cut doubles.
     - `pays`: Largest ratio of the finishes, with finer chunks and without, that counts as a gain.
@@ -98,7 +100,10 @@ def cut_while_it_pays(
     if name not in made:
         made[name] = make(without_sketch(problem))
     finer = finest(problem)
-    best, problem = made[name], without_sketch(problem)
+    problem = without_sketch(problem)
+    best = made[name]
+    if best.problem is not problem:  # which has other notes
+        best = replace(best, problem=problem)
     if not best.num_transfers:
         return best
     most = min(_MOST_CUT // best.num_transfers, *problem.chunk_bytes)
@@ -132,10 +137,19 @@ def finest(problem: Problem) -> dict[str, Schedule]:
     return {}
 
 
-@cached
 def _whole(problem: Problem) -> dict[str, Schedule]:
-    """Schedules of the problem's own chunks, by the name of their algorithm."""
-    return {}
+    """Schedules of the problem's own chunks, by the name of their algorithm.
+
+    The topology keeps them for equal problems, which may differ in their sketches; of the last few problems.
+    """
+    kept: list[tuple[Problem, dict[str, Schedule]]] = problem.topology.cache.setdefault(_KEPT, [])
+    plain = without_sketch(problem)
+    for other, made in kept:
+        if other == plain:
+            return made
+    kept.append((plain, {}))
+    del kept[:-_MOST_KEPT]
+    return kept[-1][1]
 
 
 def cut_chunks(problem: Problem, parts: int) -> Problem:

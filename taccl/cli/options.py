@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import taccl
 from taccl.cli import things
 from taccl.cli.output import picked, say
+from taccl.cpu_share import busy_factor
 from taccl.deadline import OutOfTime
 from taccl.errors import InputError
 from taccl.names import did_you_mean, matching
@@ -98,6 +99,8 @@ def _collective(word: str) -> str:
 #: Most arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
 #: reduce), and most arrivals for which bounds do.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
+#: CPU seconds for the bound of a protocol, for each link; bounds that would end late are not begun.
+_BOUND_S_PER_LINK = 6e-5
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
 #: Share of a verb's time limit for that comparison.
@@ -284,6 +287,8 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
 
     limit: Deadline = options.deadline
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
+    bounds_s = _BOUND_S_PER_LINK * len(problem.topology.links) * len(protocols)
+    is_short = arrivals > _TRIED_ARRIVALS and bounds_s * busy_factor() > limit.left_s
 
     def plain(topology: Topology) -> Problem:
         return taccl.make_problem(topology, problem.collective, size_bytes=size)
@@ -296,7 +301,7 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         return least_us + float(topology.launch_us)
 
     try:
-        with limit.enforced():
+        with limit.sooner(-math.inf if is_short else math.inf).enforced():
             made = _baselines_of(plain(problem.topology)) if arrivals <= _TRIED_ARRIVALS else []
             promised = {each: promise(problem.topology.under(each), made) for each in protocols}
     except OutOfTime:

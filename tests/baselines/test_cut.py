@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from taccl import collectives
@@ -152,3 +154,13 @@ def test_cutting_goes_on_where_time_ended_it():
     with pytest.raises(OutOfTime):
         cut_while_it_pays(problem, ring, name="ring", cut=True)
     assert made == [1, 2, 4, 8, 16]
+
+
+def test_equal_problems_share_their_whole_chunks():
+    """A problem that differs in its sketch or its notes alone has the schedules that were made of the other."""
+    topology = fabrics.ring(4)
+    one, other = (make_problem(topology, collectives.allgather(4), size_bytes=4000) for _ in range(2))
+    made = cut_while_it_pays(one, lambda each: BASELINES["ring"](each, cut=False), name="one", cut=False)
+    found = cut_while_it_pays(replace(other, notes=("n",)), pytest.fail, name="one", cut=False)
+    assert found.digest() == made.digest()
+    assert found.problem.notes == ("n",)
