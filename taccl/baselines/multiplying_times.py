@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-#: Plans estimated to take longer than the fastest by this factor are far behind.
-_FAR = 1.5
+#: Plans are near the fastest if they are estimated to take longer by at most this factor, which grows to this
+#: power while callers ask for more.
+_NEAR, _MOST_ROUNDS = 1.25, 6
 #: Max sends of one step, whatever they carry; plans with more are left out.
 MOST_SENDS = 50_000
 
@@ -89,6 +90,8 @@ class StepTimes:
 
     def __init__(self, problem: Problem, grid: Grid) -> None:
         self.problem, self.grid, self.cache = problem, grid, dict[Any, Any]()
+        #: Arguments of `_step`, and what it returns: all plans together take few steps.
+        self._steps: dict[tuple[int, Digit, bool], tuple[float, Floats, Ints]] = {}
         self.sums = problem.collective.combining
         self.to_one = all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
 
@@ -102,12 +105,18 @@ class StepTimes:
         most = math.inf
         for plan in sorted(place, key=lambda plan: len(plan.parts)):  # the quickest to estimate first
             known[plan] = self.ticks(plan, most)
-            most = min(most, _FAR * known[plan])
-        near = [plan for plan, ticks in known.items() if ticks <= most]
-        for some in (near, known.keys() - set(near)):
-            known |= {plan: self.ticks(plan) for plan in some if known[plan] == math.inf}
-            rows = sorted((known[plan], place[plan], plan) for plan in some if known[plan] < math.inf)
-            yield from ((ticks, plan) for ticks, _, plan in rows)
+            most = min(most, _NEAR * known[plan])
+        end = most * _NEAR**_MOST_ROUNDS
+        while known:
+            rows = sorted((ticks, place[plan], plan) for plan, ticks in known.items() if ticks <= most)
+            yield from ((ticks, plan) for ticks, _, plan in rows if ticks < math.inf)
+            if most == math.inf:
+                return
+            most = math.inf if most >= end else most * _NEAR
+            left = known.keys() - {plan for *_, plan in rows}
+            known = {
+                plan: self.ticks(plan, most) if known[plan] == math.inf else known[plan] for plan in left
+            }
 
     def ticks(self, plan: StepPlan, most: float = math.inf) -> float:
         """Estimated finish of a plan; infinite beyond `most`, or if a step has too many sends."""
@@ -130,7 +139,7 @@ class StepTimes:
         spreads, by_node = not self.sums or plan.how == BY_NODE, plan.how == BY_NODE
         left = [self._steps_of(part, spreads) for part in plan.parts]
         num_chunks = self.problem.collective.num_chunks
-        counts = [len(self.dealt(k, plan)) for k in range(len(left))]
+        counts = np.bincount(self._part_of_chunks(plan), minlength=len(left)).tolist()
         for k, part in enumerate(plan.parts if spreads else ()):
             held_by = len(self.grid.place) if by_node else math.prod(digit.base for digit in part.scattered)
             counts[k] = -(-num_chunks // held_by)
@@ -139,7 +148,10 @@ class StepTimes:
         def takes(head: tuple[str, Digit], some: Sequence[int]) -> tuple[float, Floats, Ints]:
             verb, digit = head
             share = sum(-(-counts[k] // digit.base) if verb == "scatter" else counts[k] for k in some)
-            return self._step(share, digit, verb != "scatter")
+            key = share, digit, verb != "scatter"
+            if key not in self._steps:
+                self._steps[key] = self._step(*key)
+            return self._steps[key]
 
         order = []
         while any(left):
@@ -178,8 +190,11 @@ class StepTimes:
 
     def dealt(self, part: int, plan: StepPlan) -> Ints:
         """Chunks of a part of a plan: blocks of chunks are dealt out to the parts."""
-        chunks = np.arange(self.problem.collective.num_chunks)
-        found: Ints = chunks[chunks // plan.block % len(plan.parts) == part]
+        return np.flatnonzero(self._part_of_chunks(plan) == part)
+
+    def _part_of_chunks(self, plan: StepPlan) -> Ints:
+        """(num_chunks,) part of a plan to which each chunk is dealt."""
+        found: Ints = np.arange(self.problem.collective.num_chunks) // plan.block % len(plan.parts)
         return found
 
     def _step(self, count: float, digit: Digit, is_same: bool = False) -> tuple[float, Floats, Ints]:

@@ -57,7 +57,7 @@ _RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5
 #: Work on a baseline, for each arrival, link, and transfer that names what travels.
 _BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
 #: Seconds of work for baselines before the search in any case, but at most this share of the time.
-_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.0, 0.75
+_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 #: Most transfers of a baseline that is tried in finer chunks.
