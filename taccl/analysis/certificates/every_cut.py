@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.deadline import OutOfTime
+from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.problem import Problem, make_problem
 from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
@@ -42,10 +42,13 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Ce
     key = f"{__name__}.bound_of_every_cut, in_network={bound.in_network}"
     if key not in problem.cache:
         end_s = None if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
+        until = NEVER if end_s is None else Deadline.after(end_s)
         try:
+            with until.enforced():
+                unpadded = _unpadded(problem)
             problem.cache[key] = lower_bound(
-                _unpadded(problem), divisible=True, in_network=bound.in_network, budget_s=budget_s,
-                limit_s=_LIMIT_TIMES * budget_s, end_s=end_s,
+                unpadded, divisible=True, in_network=bound.in_network, budget_s=budget_s,
+                limit_s=_LIMIT_TIMES * budget_s, end_s=None if end_s is None else until.left_s,
             )  # fmt: skip
         except OutOfTime:
             return None
