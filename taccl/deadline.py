@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import math
 import signal as signals
 import sys
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 _STARTS = threading.RLock()
 
+#: Numbers of interrupts, rising.
+_NUMBERS = itertools.count(1)
 #: Seconds between two looks at a thread that works.
 _TICK_S = 0.1
 #: Seconds that are waited for what has been found, once time is up or Ctrl-C came.
@@ -204,7 +207,9 @@ class Deadline:
                     interrupt.end()
                 finally:  # the interrupt of a deadline around this one may have come meanwhile
                     interrupt.end()
-        except interrupt.kind:
+        except _TimeIsUp as error:
+            if error.number < interrupt.number:  # that of a deadline around this one
+                raise
             interrupt.end()  # it may have come while that was under way
             raise OutOfTime("the time limit came first; give more time") from None
 
@@ -282,6 +287,17 @@ class Deadline:
         raise errors[0]
 
 
+class _TimeIsUp(BaseException):
+    """Base of the exceptions that interrupt a thread. Handlers of `Exception` do not see it.
+
+    One may arrive as its deadline is left, and then reaches the next deadline around that.
+
+    - `number`: That of the interrupt; larger than those of deadlines around it.
+    """
+
+    number = 0
+
+
 class _Interrupt:
     """Raises an exception of its own `kind` in the thread that made it, from a given time on."""
 
@@ -294,7 +310,9 @@ class _Interrupt:
         def arrived(_: BaseException, *__: object) -> None:
             self._is_sent = False
 
-        self.kind: type[BaseException] = type("TimeIsUp", (BaseException,), {"__init__": arrived})
+        self.number = next(_NUMBERS)
+        members = {"__init__": arrived, "number": self.number}
+        self.kind: type[_TimeIsUp] = type("TimeIsUp", (_TimeIsUp,), members)
 
     def begin(self) -> None:
         """Start to watch the clock."""

@@ -425,3 +425,17 @@ def test_an_interrupt_waits_until_a_context_is_left():
     assert trace is not None
     modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(trace)]
     assert modules[-1] == __name__
+
+
+def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
+    """An exception of a deadline within, which its own handler missed, ends the work of the one around it."""
+    with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
+        inner = deadline._Interrupt(math.inf, None)
+        raise inner.kind
+
+
+def test_an_interrupt_of_a_deadline_around_passes_the_one_within():
+    """Only the deadline whose time is up raises `OutOfTime`."""
+    outer = deadline._Interrupt(math.inf, None)
+    with pytest.raises(outer.kind), Deadline.after(1000).enforced():
+        raise outer.kind

@@ -354,6 +354,9 @@ def _search_in_chunks(
         if search.best is None:
             raise
         search.look_for_bound()
+    if search.best is None:  # a stage ended without a schedule, and without a word
+        said = "the search found no schedule; give more time (--time-limit), or loosen the sketch"
+        raise NoSolutionError(f"{problem!r}: {said}", bound_us=search.bound_us)
     try:
         found = search.result(choice)
     except KeyboardInterrupt:  # while the best is verified

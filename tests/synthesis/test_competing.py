@@ -174,3 +174,10 @@ def test_what_is_complete_of_a_baseline_counts(monkeypatch):
     search = Search(problem, Options(), NEVER)
     competing.offer_first(search)
     assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
+
+
+def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
+    """Stages that return without a schedule are an error with advice rather than a failed assertion."""
+    monkeypatch.setattr(synthesizing, "_search_and_improve", lambda *_: None)
+    with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
+        taccl.synthesize(problem_of("allgather"), backend="highs")
