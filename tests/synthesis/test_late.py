@@ -1,0 +1,46 @@
+"""Searches whose time is up at any look at the clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import taccl
+from taccl import topologies
+
+#: Seconds by which the clock leaps: past the time limit, and not past the time for a first schedule.
+_LIMIT_S = 5.0
+
+PROBLEMS = {
+    "reduce": lambda: taccl.make_problem(topologies.dgx_h100(2), "reduce", size_bytes="64MB"),
+    "allreduce": lambda: taccl.make_problem(topologies.ring(4), "allreduce", size_bytes="1MB"),
+    "alltoall": lambda: taccl.make_problem(topologies.ndv2(1), "alltoall", size_bytes="64KB"),
+}
+
+
+@pytest.fixture
+def leaping(monkeypatch):
+    """Function that lets the clock leap past the limit after a number of looks at it."""
+    now, looks = time.monotonic, [0, 0]
+
+    def read():
+        looks[0] += 1
+        return now() + _LIMIT_S * (looks[0] > looks[1])
+
+    def leap_after(count):
+        looks[:] = 0, count
+
+    monkeypatch.setattr(time, "monotonic", read)
+    return leap_after
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_search_that_ends_at_any_look_at_the_clock_has_a_schedule(name, leaping):
+    """Wherever time is up, the answer is a verified schedule no earlier than its bound."""
+    for count in (1, 4, 12, 35, 100, 250, 600):
+        leaping(count)
+        found = taccl.synthesize(PROBLEMS[name](), time_limit_s=_LIMIT_S)
+        assert taccl.verify(found.schedule).ok, count
+        assert found.bound_us <= found.finish_us, count
