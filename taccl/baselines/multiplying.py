@@ -12,7 +12,7 @@ import numpy as np
 
 from taccl.arguments import checked
 from taccl.baselines.moves import Moves, routed
-from taccl.baselines.multiplying_plans import BY_NODE, Digit, StepPlan, all_plans
+from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
 from taccl.baselines.recursive import after_exchange, exchange, swaps
 from taccl.baselines.spread import (
@@ -21,6 +21,7 @@ from taccl.baselines.spread import (
     held_at_start,
     require_no_derivations,
     run,
+    without_sketch,
 )
 from taccl.errors import CollectiveError
 from taccl.schedule.listing import listed
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 #: Plans that become schedules: the best by estimate, the best of each kind, until they have this many
 #: transfers, and none estimated to take longer than the best schedule by this factor.
 _MOST_PLANS, _MOST_ALIKE, _MOST_TRANSFERS, _LATE = 3, 3, 24_000, 1.2
+#: Largest ratio of the bases of digits that are similar.
+_ALIKE = 2
 #: Numbers of pieces that messages of sums are cut into, so that the first ones are passed on earlier.
 _PIECES = (1, 4)
 
@@ -67,6 +70,30 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
     M. Ruefenacht, M. Bull and S. Booth, "Generalisation of recursive doubling for AllReduce: now with
     simulation", Parallel Computing 69 (2017).
     """
+    _require_supported(problem)
+    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut)
+
+
+def estimated_us(problem: Problem) -> float:
+    """Estimated finish of `multiplying` in us, by its plans of few steps whose chunks stay together.
+
+    Raises `CollectiveError` if it does not support the problem.
+    """
+    _require_supported(problem)
+    times, plans = _plans_of(without_sketch(problem))
+    few = (plan for plan in plans if not plan.how and _is_plain(plan.parts[0]))
+    return min(map(times.ticks, few), default=math.inf) / problem.costs.ticks_per_us
+
+
+def _is_plain(part: PlanPart) -> bool:
+    """True if a part has at most two steps in nodes and two between them, along digits of similar bases."""
+    digits = (*part.scattered, *part.summed)
+    bases = [[digit.base for digit in digits if digit.across is across] for across in (False, True)]
+    return all(len(some) <= 2 and max(some, default=0) <= _ALIKE * min(some, default=0) for some in bases)
+
+
+def _require_supported(problem: Problem) -> None:
+    """Raise `CollectiveError` for sums of or for some ranks, and chunks that derive from others."""
     require_no_derivations(problem, baseline="multiplying")
     num_ranks, collective = problem.topology.num_ranks, problem.collective
     if collective.combining and any(
@@ -78,15 +105,18 @@ def multiplying(problem: Problem, *, cut: bool = True) -> Schedule:
             f"{collective.name}; use recursive, or synthesize it",
             where="baseline",
         )
-    return cut_while_it_pays(problem, _fastest_plan, name="multiplying", cut=cut)
+
+
+def _plans_of(problem: Problem) -> tuple[StepTimes, Iterator[StepPlan]]:
+    """Estimated times of a problem's plans, and the plans."""
+    grid = Grid(problem)
+    times = StepTimes(problem, grid)
+    most = 1 + MOST_SENDS // len(grid.place)
+    return times, all_plans(*grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=most)
 
 
 def _fastest_plan(problem: Problem) -> Schedule:
-    grid = Grid(problem)
-    times = StepTimes(problem, grid)
-    plans = all_plans(
-        *grid.ranks.shape, sums=times.sums, to_one=times.to_one, most=1 + MOST_SENDS // len(grid.place)
-    )
+    times, plans = _plans_of(problem)
     seen: Counter[str] = Counter()
     best, made = None, 0
     for number, (ticks, plan) in enumerate(times.ranked(plans)):

@@ -15,7 +15,7 @@ from taccl.cli import things
 from taccl.cli.output import picked, say
 from taccl.cpu_share import busy_factor
 from taccl.deadline import OutOfTime
-from taccl.errors import InputError
+from taccl.errors import CollectiveError, InputError
 from taccl.names import did_you_mean, matching
 from taccl.units import format_size, format_us, parse_size
 
@@ -99,8 +99,9 @@ def _collective(word: str) -> str:
 #: Most arrivals of chunks and contributions for which baselines compare protocols (about 2 s; 9 s if 32 ranks
 #: reduce), and most arrivals for which bounds do.
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
-#: CPU seconds for the bound of a protocol, for each link; bounds that would end late are not begun.
-_BOUND_S_PER_LINK = 6e-5
+#: CPU seconds for the bound of a protocol, and for an estimate instead of it, for each link; what would end
+#: late is not begun.
+_BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 5e-5
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
 #: Share of a verb's time limit for that comparison.
@@ -271,8 +272,9 @@ def problem_from_options(options: argparse.Namespace, *, reachable: bool = True)
 def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Problem:
     """The problem under the protocol that promises least, unless one is asked for; says so.
 
-    The promise of a protocol is the soonest finish of the baselines, re-timed under it, and its bound where
-    baselines would take long. Without time to compare them the topology's own protocol is taken.
+    The promise of a protocol is the soonest finish of the baselines, re-timed under it; where these take
+    long, its bound, or in a short time the estimate of a baseline. Without time to compare protocols the
+    topology's own is taken.
     """
     protocols, size = problem.topology.protocols, problem.size_bytes
     if options.protocol != "auto" or len(protocols) < 2 or size is None:
@@ -285,10 +287,12 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
         say(f"note: protocol {taken} is taken; so many ranks are not compared: --protocol takes others")
         return problem
 
+    from taccl.baselines.multiplying import estimated_us
+
     limit: Deadline = options.deadline
     limit = limit.sooner(_PROTOCOL_SHARE * limit.left_s)
-    bounds_s = _BOUND_S_PER_LINK * len(problem.topology.links) * len(protocols)
-    is_short = arrivals > _TRIED_ARRIVALS and bounds_s * busy_factor() > limit.left_s
+    each_s = busy_factor() * len(problem.topology.links) * len(protocols)
+    is_short = arrivals > _TRIED_ARRIVALS and each_s * _BOUND_S_PER_LINK > limit.left_s
 
     def plain(topology: Topology) -> Problem:
         return taccl.make_problem(topology, problem.collective, size_bytes=size)
@@ -300,11 +304,19 @@ def _under_best_protocol(problem: Problem, options: argparse.Namespace) -> Probl
             least_us = float(taccl.lower_bound(plain(topology), budget_s=0.1).bound)
         return least_us + float(topology.launch_us)
 
+    def estimate(topology: Topology) -> float:
+        return estimated_us(plain(topology)) + float(topology.launch_us)
+
     try:
-        with limit.sooner(-math.inf if is_short else math.inf).enforced():
+        with limit.enforced():
+            if is_short and each_s * _ESTIMATE_S_PER_LINK > limit.left_s:
+                raise OutOfTime("estimates would take longer")
             made = _baselines_of(plain(problem.topology)) if arrivals <= _TRIED_ARRIVALS else []
-            promised = {each: promise(problem.topology.under(each), made) for each in protocols}
-    except OutOfTime:
+            promised = {
+                each: estimate(under) if is_short else promise(under, made)
+                for each, under in ((each, problem.topology.under(each)) for each in protocols)
+            }
+    except (CollectiveError, OutOfTime):
         taken = problem.topology.protocol
         say(f"note: protocol {taken} is used: too little time to compare protocols; --protocol chooses one")
         return problem

@@ -37,6 +37,26 @@ def test_baselines_are_made_once_for_all_protocols(run, monkeypatch):
 
 
 @pytest.mark.slow
+def test_estimates_compare_protocols_if_bounds_would_end_late(run, monkeypatch):
+    """At 64 KB the estimates of recursive multiplying name the protocol that bounds name."""
+    monkeypatch.setattr("taccl.cli.options._BOUND_S_PER_LINK", 1e9)
+    words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
+    code, _, err = run("baseline", "pairwise", *words)
+    assert code == 0
+    assert "note: protocol ll promises least for 64KB" in err
+
+
+@pytest.mark.slow
+def test_no_protocols_are_compared_if_estimates_would_end_late(run, monkeypatch):
+    """The machine's own protocol is used at once, and a note says so."""
+    monkeypatch.setattr("taccl.cli.options._BOUND_S_PER_LINK", 1e9)
+    monkeypatch.setattr("taccl.cli.options._ESTIMATE_S_PER_LINK", 1e9)
+    words = ("--topology", "dgx-h100", "--nodes", "8", "--collective", "allgather", "--size", "64KB")
+    code, _, err = run("baseline", "pairwise", *words)
+    assert (code, "too little time to compare protocols" in err) == (0, True)
+
+
+@pytest.mark.slow
 def test_a_protocol_can_be_asked_for(run_json):
     """One step of 3.4 us under simple, and 15.4 us before it."""
     code, found = run_json("baseline", "one-shot", *H100, "--size", "8B", "--protocol", "Simple")
