@@ -123,9 +123,9 @@ def test_the_best_baseline_leaves_out_what_has_too_many_transfers(monkeypatch):
 
 
 def test_the_best_baseline_so_far_is_returned_once_time_is_up():
-    """With hardly any time, the first baseline that supports the collective is the best."""
+    """With hardly any time, the tree, which is quick to build, is the best."""
     problem = make_problem(fabrics.ring(4), collectives.allgather(4), chunk_bytes=1 << 20)
-    first = next(iter(BASELINES.values()))(problem, cut=False)
+    first = BASELINES["tree"](problem, cut=False)
     assert best(problem, time_limit_s=1e-9).digest() == first.digest()
 
 
