@@ -71,9 +71,9 @@ def baseline(name: str, problem: Problem, *, cut: bool = True) -> Schedule:
     return known[known_name(name, known, "baseline")](problem, cut=cut)
 
 
-#: Baselines that `best` makes first: one that is quick to build, and those that finish first as a rule. Then
-#: the one that it makes last, as it takes longest.
-_EARLY, _SLOW = ("tree", "multiplying", "pairwise"), "one-shot"
+#: Order in which `best` makes baselines, those without a number in the middle: first one that is quick to
+#: build, then those that finish first as a rule; last the one that takes longest to build.
+_TURN = {"tree": -3, "multiplying": -2, "pairwise": -1, "one-shot": 1}
 #: Schedules with fewer transfers are cut in any case (about 0.2 s).
 _CUT_ANYWAY = 2_000
 
@@ -111,8 +111,7 @@ def best(problem: Problem, *, cut: bool = True, time_limit_s: Seconds | None = N
             return BASELINES[name](problem, cut=cut)
         return None
 
-    others = BASELINES.keys() - {*_EARLY, _SLOW}
-    for name in (*_EARLY, *(name for name in BASELINES if name in others), _SLOW):
+    for name in sorted(BASELINES, key=lambda name: _TURN.get(name, 0)):
         if (found := attempt(name, cut=False)) is not None:
             made[name] = found
     if not made:
