@@ -105,6 +105,8 @@ def _no(remedy: str) -> str:
     return f"taccl does not read it; {remedy}"
 
 
+_OF_TEXT = _no("save the text of the log or of the matrix that it shows")
+
 #: Kinds that fields tell.
 _ADVICE = {
     "schedule": _SHOW,
@@ -187,6 +189,7 @@ _TEXTS = (
         r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
         _no("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
     ),
+    _Text("profile of Nsight Systems", r"\bTotal Time \(ns\)", _no(_TIMES)),
     _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
     # Benchmarks.
     _Text(
@@ -225,7 +228,7 @@ _TEXTS = (
     ),
     _Text(
         "topology of hwloc (lstopo)",
-        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^Machine (\(\d+\w+|L#0)",
+        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^(│ )?Machine (\(\d+\w+|L#0)",
         _no(_SERVER),
     ),
     _Text(
@@ -234,16 +237,21 @@ _TEXTS = (
         _no(f"it says which GPUs may copy to each other, without rates; {_SERVER}"),
     ),
     _Text("output of `nvidia-smi nvlink`", r"^[ \t]*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
-    _Text("output of nvidia-smi", r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: ", _no(_SERVER)),
+    _Text(
+        "output of nvidia-smi",
+        r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\bpci\.bus_id\b",
+        _no(_SERVER),
+    ),
     _Text(
         "output of `amd-smi topology`",
         r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|LINK METRIC|NUMA BW|CACHE COHERENCY) TABLE:"
-        r"|^AMDSMI_\w+ \|.*version",
+        r"|^AMDSMI_\w+ \|.*version|\Agpu,bdf,"
+        r"|\A(?=\s*[{\[])(?=[\s\S]*\"bdf\":)(?=[\s\S]*\"link_type\":)",
         _no(_RCCL_DUMP),
     ),
     _Text(
         "output of `rocm-smi --showtopo`",
-        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)"
+        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
         r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
         _no(_RCCL_DUMP),
     ),
@@ -260,6 +268,7 @@ _TEXTS = (
         r"|^[ \t]*Lnk(Cap|Sta)2?:\s|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
         _no(_SERVER),
     ),
+    _Text("output of ucx_info", r"^# (UCT version|Library version|UCP context)\b", _no(_HOSTS)),
     _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
     # Networks.
     _Text(
@@ -279,9 +288,14 @@ _TEXTS = (
         _no(f"{_RATE}; {_HOSTS}"),
     ),
     _Text(
-        "topology.conf of Slurm",
-        r"(?i)^[ \t]*((SwitchName|BlockName)\s*=|- (switch|block): )",
+        "topology.conf or topology.yaml of Slurm",
+        r"(?i)^[ \t]*((SwitchName|BlockName)\s*=|- (switch|block|topology): )",
         _no(f"{_FILE}; {_HOSTS}"),
+    ),
+    _Text(
+        "map of processes by mpirun",
+        r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
+        _no(_SLOTS),
     ),
     _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
     # Last, as much else has such lines.
@@ -290,13 +304,30 @@ _TEXTS = (
         rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
         "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
     ),
-    _Text("script", r"\A#!", _no("give the file that it writes, or the log that it prints")),
+    _Text(
+        "graph (GraphML, GML or DOT)",
+        rf"\A{_BEFORE_ELEMENT}<graphml\b|\A\s*(strict )?(di)?graph\b[^\n\[{{]*[\[{{]",
+        _no("read it with networkx, and give the graph to taccl.topologies.from_networkx"),
+    ),
+    _Text(
+        "script",
+        r"\A#!|^(import|from) \w[\w.]*( import .*)?$|^#include\b",
+        _no("give the file that it writes, or the log that it prints"),
+    ),
     _Text(
         "web page or picture",
         rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
-        _no("save the text of the log or of the matrix that it shows"),
+        _OF_TEXT,
     ),
 )
+#: {kind of a file that is no text: how it begins}.
+_BINARY = {
+    "archive": (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf"),
+    "PDF": (b"%PDF-",),
+    "picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
+    "database or profile": (b"SQLite format 3", b"\x89HDF", b"PAR1"),
+}
+_ADVICE |= dict.fromkeys(_BINARY, _OF_TEXT) | {"archive": "unpack it, and give the file inside"}
 _ADVICE |= {each.name: each.advice for each in _TEXTS}
 #: Kinds that `taccl fit` reads, and those that `taccl show` reads.
 LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (_FIT, _FIT_TABLE))
@@ -337,6 +368,11 @@ def kinds_of_text(text: str) -> list[str]:
             if re.search(each.tells, lines, re.MULTILINE):
                 return [each.name]
     return []
+
+
+def kind_of_bytes(data: bytes) -> str:
+    """The kind of a file that is no text, by how it begins; empty where that tells none."""
+    return next((kind for kind, begins in _BINARY.items() if data.startswith(begins)), "")
 
 
 def a(kind: str) -> str:

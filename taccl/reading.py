@@ -20,7 +20,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 from taccl.errors import ExportError, FormatError, InputError
-from taccl.file_kinds import a, kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl.file_kinds import a, kind_of_bytes, kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl.names import shown
 from taccl.units import format_size
 
@@ -33,8 +33,8 @@ Reader = TypeVar("Reader", bound=Callable[..., Any])
 _MAX_DEPTH = 64
 #: Most entries of a nested table on one line; larger ones have a line for each.
 _FEW_ENTRIES = 4
-#: A table's head, or a key and its value: a text without either was not meant to be TOML.
-_LIKE_TOML = re.compile(r"^\s*(\[.*\]|[\w.\"'-]+\s*=)", re.MULTILINE)
+#: A table's head alone on a line, or a key and its value: a text without either was not meant to be TOML.
+_LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)
 #: A key of many parts, for which `tomllib` needs time quadratic in their number.
 _LONG_KEY = re.compile(
     rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
@@ -56,6 +56,8 @@ def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -
     except (OSError, ValueError) as error:  # ValueError: a NUL, or a lone surrogate, in the path
         reason = getattr(error, "strerror", None) or error
         raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None
+    if kind := kind_of_bytes(data):
+        raise FormatError(wrong_kind(kind, where, "UTF-8 text"), where=where)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise FormatError("found UTF-16 text; expected UTF-8; save it as UTF-8", where=where)
     if b"\0" in data:

@@ -41,6 +41,10 @@ TEXTS = {
     "table of a benchmark, whose first column is not the size": (
         "cycle,size,count,type,inplace,time,algbw\n0,1048576,262144,float,0,62.00,16.91\n"
     ),
+    "graph (GraphML, GML or DOT)": "digraph servers {\n  a -> b;\n}\n",
+    "map of processes by mpirun": " ========================   JOB MAP   ========================\n\n Data for node: n1\n",
+    "profile of Nsight Systems": "Time (%),Total Time (ns),Instances,Avg (ns),Name\n50.0,123,1,123.0,ncclKernel\n",
+    "output of ucx_info": "# UCT version=1.15.0 revision 0\n#      Transport: rc_mlx5\n",
     "script": "#!/bin/bash\nsrun ./all_reduce_perf -b 8 -e 1G\n",
     "table of measured times": "Message size,Time (us),BusBW (Gbps)\n1MB,65.6,239.7\n2MB,71.2,441.6\n",
     "output of `nvidia-smi topo -m`": (
@@ -134,7 +138,7 @@ TEXTS = {
         "CA 'mlx5_0'\n\tCA type: MT4129\n\tNumber of ports: 1\n\tPort 1:\n\t\tState: Active\n"
     ),
     "output of ethtool, ip or ifconfig": "Settings for eth0:\n\tSupported ports: [ FIBRE ]\n\tSpeed: 100000Mb/s\n",
-    "topology.conf of Slurm": (
+    "topology.conf or topology.yaml of Slurm": (
         "# leaves\nSwitchName=leaf0 Nodes=n[0-7]\nSwitchName=leaf1 Nodes=n[8-15]\nSwitchName=top Switches=leaf[0-1]\n"
     ),
     "output of sinfo or scontrol": "PARTITION AVAIL  TIMELIMIT  NODES  STATE NODELIST\ngpu* up 1-00:00:00 8 idle n[0-7]\n",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 
 import taccl
 from taccl.errors import InputError
-from taccl.file_kinds import _ADVICE, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
+from taccl.file_kinds import _ADVICE, _BINARY, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
 from taccl.formats.native import load as load_schedule
 from taccl.measure.logs import read_log
 from taccl.reading import kinds_of
@@ -20,7 +22,7 @@ def test_every_kind_has_a_sample():
     """No kind goes untried."""
     assert {each.name for each in _TEXTS} == TEXTS.keys()
     assert MARKS.keys() | {"topology", "sketch"} == FIELDS.keys()
-    assert ALL.keys() == _ADVICE.keys()
+    assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -64,7 +66,21 @@ def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
         ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
         ("tcp_bw:\n    bw  =  1.18 GB/sec\n", "log of iperf, netperf, qperf or ucx_perftest"),
         ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of gloo's benchmark"),
-        ("  tree:\n    switches:\n      - switch: root\n", "topology.conf of Slurm"),
+        ("  tree:\n    switches:\n      - switch: root\n", "topology.conf or topology.yaml of Slurm"),
+        ("- topology: flat\n  flat: true\n", "topology.conf or topology.yaml of Slurm"),
+        (
+            '[{"gpu": 0, "bdf": "0:5:0.0", "links": [{"link_type": "XGMI"}]}]\n',
+            "output of `amd-smi topology`",
+        ),
+        ("gpu,bdf,link_0\n0,0000:05:00.0,SELF\n", "output of `amd-smi topology`"),
+        (
+            '{"system": {"(Topology) Hops between DRM devices 0 and 1": "1"}}',
+            "output of `rocm-smi --showtopo`",
+        ),
+        ("index, name, pci.bus_id\n0, GPU, 0:1B:00.0\n", "output of nvidia-smi"),
+        ("[n1:7] MCW rank 0 bound to socket 0[core 0]: [B/.]\n", "map of processes by mpirun"),
+        ("import torch\nprint(1)\n", "script"),
+        ("graph [\n  node [ id 0 ]\n]\n", "graph (GraphML, GML or DOT)"),
         ("-+-[0000:e0]-+-00.0  Example bridge\n", "output of lspci"),
         ("e1:00.0 3D controller: Example Corporation GPU (rev a1)\n", "output of lspci"),
         ('0000:e1:00.0 "3D controller" "Example" "GPU"\n', "output of lspci"),
@@ -117,6 +133,27 @@ def test_unknown_text_is_quoted(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("dear reader,\nthis is a letter\n")
     with pytest.raises(InputError, match="found text of no known kind, which begins 'dear reader,'"):
+        taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize("begins", ["[    0.000000] Linux version 6", "[tuning] 24 SMs: 58.1 GB/s"])
+def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
+    """A table's head is alone on its line."""
+    path = tmp_path / "log.txt"
+    path.write_text(begins + "\n")
+    with pytest.raises(InputError, match="found text of no known kind, which begins "):
+        taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(gzip.compress(b"a,b\n"), "an archive"), (b"%PDF-1.7\n", "a PDF"), (b"\x89PNG\r\n", "a picture")],
+)
+def test_files_that_are_no_text_are_named(tmp_path, content, kind):
+    """By how they begin, with what to do."""
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"found {kind}; expected UTF-8 text; (unpack it|taccl does not)"):
         taccl.topologies.load(path)
 
 

@@ -46,6 +46,8 @@ _PCIE_BY_NVLINKS = ((6, "PCIe 3", 12), (12, "PCIe 4", 24), (_MOST_NVLINKS, "PCIe
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\|")
 #: Header line, which may follow quote marks of a mail or a host name that a launcher puts before each line.
 _HEADER = re.compile(r"(.{0,80}?)\bGPU\d+(\s|CPU|$)")
+#: Two columns of a header with commas between cells, as spreadsheets save them.
+_COMMAS = re.compile(r"\bGPU\d+\s*,\s*\w+\d+\s*,", re.MULTILINE)
 _NVLINK = re.compile(r"^NV([1-9]\d{0,2})$")
 #: {cell of earlier drivers: current name}.
 _EARLIER_CELLS = {"SOC": "SYS"}
@@ -217,6 +219,8 @@ class _Matrix:
 
 
 def _read_matrix(text: str, where: str) -> _Matrix:
+    if _COMMAS.search(text):
+        text = text.replace(",", "\t")
     lines = [_COLOUR.sub(" ", line) for line in text.splitlines()]
     repairs: list[str] = []
     found = [(i, match) for i, line in enumerate(lines) if (match := _HEADER.match(line))]
@@ -230,8 +234,10 @@ def _read_matrix(text: str, where: str) -> _Matrix:
             "found no line that begins with GPU0; expected what `nvidia-smi topo -m` prints; save it whole",
             where=where,
         )
-    prefix = header[1].strip()
-    lines = [line.strip().removeprefix(prefix) if line.strip().startswith(prefix) else "" for line in lines]
+    # Each line may have a number, or a time of its own, where the header has one.
+    prefix = re.compile(re.sub(r"\d+", r"\\d+", re.escape(header[1].strip())))
+    begins = [(line.strip(), prefix.match(line.strip())) for line in lines]
+    lines = [line[match.end() :] if match else "" for line, match in begins]
     words = _GLUED_COLUMNS.sub(" ", lines[start]).split()
     ends = [words.index(word) for word in ("CPU", "NUMA") if word in words]
     devices = tuple(words[: min(ends, default=len(words))])

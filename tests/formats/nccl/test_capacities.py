@@ -305,6 +305,24 @@ def test_matrix_in_a_paste_is_read(tmp_path, mark, fence):
     assert _load(quoted).links == _load(plain).links
 
 
+@pytest.mark.parametrize("mark", ["{:3}  ", "{}: ", "{} | ", "2026-01-02T03:04:0{}Z "])
+def test_matrix_with_numbered_lines_is_read(tmp_path, mark):
+    """Numbers of lines, and times, differ from line to line."""
+    plain = _near(tmp_path, 2, 1)
+    numbered = tmp_path / "numbered.txt"
+    lines = plain.read_text().splitlines()
+    numbered.write_text("".join(mark.format(i) + line + "\n" for i, line in enumerate(lines, 1)))
+    assert _load(numbered).links == _load(plain).links
+
+
+def test_matrix_with_commas_is_read(tmp_path):
+    """As a spreadsheet saves it."""
+    plain = _near(tmp_path, 2, 1)
+    commas = tmp_path / "matrix.csv"
+    commas.write_text(plain.read_text().replace("\t", ","))
+    assert _load(commas).links == _load(plain).links
+
+
 def test_matrix_in_a_markdown_table_is_read(tmp_path):
     """Bars between the cells are none of them."""
     plain = _near(tmp_path, 2, 1)
