@@ -33,15 +33,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from taccl.baselines.channels import Channels
-    from taccl.baselines.lanes import Algorithm, Floats, Ints
+    from taccl.baselines.lanes import Algorithm, Floats, Ints, Plan
     from taccl.baselines.moves import Row, Sends
     from taccl.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
 
-#: Max transfers of schedules that are made in two orders.
-_FEW_TRANSFERS = 100_000
+#: Max transfers of schedules that are made in several orders: of parts that go round, and of pieces.
+_FEW_TRANSFERS, _FEW_PIECES = 100_000, 20_000
+#: Ticks from an arrival to the earliest send of its data in a plan, as starts are rounded up.
+_SLACK_TICKS = 2
 #: Max messages that a prediction replays (about 0.15 s), and the fewest pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
@@ -72,29 +74,41 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
         latency_us, time_us = lanes.round_us(0, steps)[1], lanes.round_us(mb / n / num, steps)[1]
         us_per_mb *= steps / n
     else:
-        latency_us, time_us = lanes.starts_us(0, in_turn=False)[1], _piped_us(lanes)
+        latency_us, time_us = lanes.alone_us(0), _piped_us(lanes)
     gb_per_s = 1000 / us_per_mb if us_per_mb else float("inf")
     return Prediction(latency_us, gb_per_s, hop_gb_per_s, time_us)
 
 
 def _piped_us(lanes: Lanes) -> float:
-    """Time of all pieces on open lanes: served as they become ready, or each hop at its turn.
-
-    The first pieces are replayed as they fill and drain the lanes. Each further one follows at their rate,
-    and no faster than the busiest resource passes a message on every hop.
-    """
+    """Time of all pieces on open lanes: served as they become ready, or by a periodic plan."""
     pieces = lanes.num_pieces
     if lanes.relayed:
         return lanes.pieces_us(pieces)
-    mb, most = lanes.mb_of(pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
-    few, num, period_us = min(int(pieces), most), len(lanes.hops), lanes.period_us(mb)
-    columns = _pieces(few * num, lanes)
-    _, ends = _first_come_us(lanes.problem.topology, mb, columns)
-    last_us, half = float(ends.max(initial=0)), few // 2
-    before_us = float(ends[columns.chunk < half * num].max(initial=0))
-    each_us = max(period_us, (last_us - before_us) / (few - half))
-    in_turn_us = lanes.starts_us(mb)[1] + (pieces - 1) * period_us
-    return min(last_us + (pieces - few) * each_us, in_turn_us)
+    mb = lanes.mb_of(pieces)
+    return min(_served_us(lanes, pieces, mb), _planned_us(lanes.plan(mb), pieces))
+
+
+def _planned_us(plan: Plan | None, pieces: float) -> float:
+    """Time of some pieces by a plan; inf without one."""
+    return float("inf") if plan is None else plan.end_us + (pieces - 1) * plan.period_us
+
+
+def _served_us(lanes: Lanes, pieces: float, mb: float) -> float:
+    """Time of some pieces on open lanes, served as they become ready.
+
+    A part of the pieces is replayed. Further ones follow at the rate at which the second half of them did.
+    """
+    few = min(int(pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size))
+    half = few // 2
+
+    def replayed_us(count: int) -> float:
+        columns = _pieces(count * len(lanes.hops), lanes, None)
+        return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
+
+    found = replayed_us(few)
+    if few < pieces:
+        found += (pieces - few) * (found - replayed_us(half)) / (few - half)
+    return found
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
@@ -129,19 +143,40 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
         spread = partial(_round if lanes.goes_round else _down, lanes=lanes)
         sends = run(problem, spread, backwards=partial(spread, backwards=True), roots=roots)
         return sends.schedule(problem, producer=name)
+    mb = max(problem.chunk_bytes) / 1e6
+    slack_us = _SLACK_TICKS / float(problem.costs.ticks_per_us)
+    plan = None if lanes.goes_round else lanes.plan(mb, slack_us=slack_us)
     columns = (
-        _rounds(problem, lanes, roots) if lanes.goes_round else _pieces(problem.collective.num_chunks, lanes)
+        _rounds(problem, lanes, roots)
+        if lanes.goes_round
+        else _pieces(problem.collective.num_chunks, lanes, plan)
     )
     check_number(problem, len(columns.chunk))
-    first_come_us, _ = _first_come_us(on, max(problem.chunk_bytes) / 1e6, columns)
-    # Channels run side by side: where a hop is late, others go first, or wait (by start, by step).
-    orders: list[tuple[Ints | Floats, ...]] = [(columns.lane, columns.turn, columns.step, first_come_us)]
-    is_small = len(columns.chunk) <= _FEW_TRANSFERS
-    if is_small or not lanes.goes_round:  # the pieces of trees keep to the plan
-        orders.append((columns.lane, columns.turn, columns.start))
+    # Channels run side by side: where a hop is late, others go first, or wait (by plan, by step).
+    is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _FEW_PIECES)
+    made = []
+    if plan is not None:
+        pieces = problem.collective.num_chunks / len(lanes.hops)
+        is_best = _planned_us(plan, pieces) <= _served_us(lanes, pieces, mb)
+        if is_small or is_best:
+            made.append(_planned(problem, columns, name))
+    if is_small or lanes.goes_round or not made:
+        first_come_us, _ = _first_come_us(on, mb, columns)
+        made.append(
+            _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come_us), name)
+        )
     if is_small and lanes.goes_round:
-        orders.append((columns.lane, columns.turn, columns.step))
-    return fastest(_scheduled(problem, columns, order, name) for order in orders)
+        orders = ((columns.lane, columns.turn, each) for each in (columns.start, columns.step))
+        made += [_scheduled(problem, columns, order, name) for order in orders]
+    return fastest(made)
+
+
+def _planned(problem: Problem, columns: _Columns, name: str) -> Schedule:
+    """The schedule of sends in the order of a plan on each resource, no later than the plan."""
+    ticks = np.ceil(columns.start * float(problem.costs.ticks_per_us)).astype(np.int64)
+    return exact_times(
+        problem, chunk=columns.chunk, link=columns.link, starts=ticks, reduce=columns.adds, producer=name
+    )
 
 
 def _scheduled(problem: Problem, columns: _Columns, order: Sequence[Ints | Floats], name: str) -> Schedule:
@@ -273,13 +308,16 @@ def _rounds(problem: Problem, lanes: Lanes, roots: Sequence[int] | None) -> _Col
     )
 
 
-def _pieces(num_chunks: int, lanes: Lanes) -> _Columns:
-    """Chunks are dealt out to the lanes, and follow one another up, down, or up and down each."""
+def _pieces(num_chunks: int, lanes: Lanes, plan: Plan | None) -> _Columns:
+    """Chunks are dealt out to the lanes, and follow one another up, down, or up and down each.
+
+    - `plan`: Starts of the sends; None leaves them at 0.
+    """
     num = len(lanes.hops)
     chunk = np.arange(num_chunks)[:, None]
     piece, lane = np.divmod(chunk, num)
-    mb = lanes.mb_of(lanes.num_pieces)
-    starts, period = lanes.starts_us(mb)[0], lanes.period_us(mb)
+    period = 0.0 if plan is None else plan.period_us
+    starts = np.zeros(lanes.links.shape) if plan is None else plan.starts_us
     hop = np.arange(starts.shape[2])[None, :]
     found = [
         (chunk + 0 * hop, lanes.links[way, lane, hop], np.full((len(chunk), hop.size), adds),

@@ -77,10 +77,8 @@ class _Pattern:
         """The links from one rank to another; None if only relays join them and these are not used."""
         if src == dst:
             return []
-        direct = self.routes.direct(src, dst)
-        if direct is not None:
-            return [direct[1]]
-        return self.routes.route(src, dst) if self.relayed else None
+        is_joined = self.routes.direct(src, dst) is not None
+        return self.routes.hop(src, dst) if is_joined or self.relayed else None
 
     def order(self, column: Column) -> tuple[int, ...]:
         """All ranks in order."""

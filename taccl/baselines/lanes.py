@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import pairwise
 from math import ceil, gcd
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from taccl.baselines.periods import periodic
 from taccl.baselines.ring import near_nodes
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.baselines.channels import Channels
+    from taccl.baselines.periods import Held
     from taccl.problem import Problem
     from taccl.topology.topology import Hold, Topology
 
@@ -33,6 +35,18 @@ Algorithm = Literal["ring", "tree"]
 _REPLAYED = 9
 #: Max transfers of pieces that follow one another (about 2 s).
 _MOST_PIECED = 120_000
+
+
+class Plan(NamedTuple):
+    """Pieces that follow one another, each a period after the one before.
+
+    - `starts_us`: (ways, lanes, hops) start of the first piece on each hop.
+    - `end_us`: Time by which the first piece is everywhere.
+    """
+
+    period_us: float
+    starts_us: Floats
+    end_us: float
 
 
 class Lanes:
@@ -64,7 +78,7 @@ class Lanes:
             ]
         #: Links of each hop; several where ranks between them relay.
         self.routes = [
-            [[routes.route(*(hop[::-1] if back else hop)) for hop in hops] for hops in self.hops]
+            [[routes.hop(*(hop[::-1] if back else hop)) for hop in hops] for hops in self.hops]
             for back in self.backwards
         ]
         links, held = topology.links, topology.holds_of_link
@@ -102,14 +116,64 @@ class Lanes:
         found = turns_of([holds for lane in self._holds for holds in lane], self.busy[1] + self.busy[0])
         return np.array(found).reshape(self._alpha_us.shape)
 
-    @property
+    @cached_property
     def stretch(self) -> float:
         """Factor by which a step takes longer than its busiest resource: sends wait for several at once."""
-        return self._replayed[0]
+        if self.goes_round:
+            return self._replayed[0]
+        found = self._periodic_per_mb
+        return 1.0 if found is None else max(1.0, found[0] / float(self.busy[1].max()))
+
+    def plan(self, mb: float, *, slack_us: float = 0.0) -> Plan | None:
+        """A plan of pieces of `mb` MB that follow one another on open lanes; None if none is found.
+
+        - `slack_us`: Time from the arrival of data to the earliest send of it.
+        """
+        takes = self._alpha_us + mb * self._us_per_mb
+        found = self._periodic(takes, 1.0, mb, slack_us)
+        return None if found is None else Plan(found[0], *self._starts_us(takes + slack_us, *found))
 
     @cached_property
-    def _replayed(self) -> tuple[float, Floats, Floats]:
-        """The factor, and starts of each hop in parts of a step, (ways, lanes, hops): later on, and at first.
+    def _periodic_per_mb(self) -> tuple[float, Floats] | None:
+        """Period and phases of messages of a MB without latency."""
+        return self._periodic(self._us_per_mb, 0.0, 1.0, 0.0)
+
+    def _periodic(
+        self, takes_us: Floats, latency: float, mb: float, slack_us: float
+    ) -> tuple[float, Floats] | None:
+        """A period and the phase of each hop, by the times of hops, and their holds."""
+        takes: list[float] = takes_us.ravel().tolist()
+        holds: list[list[Held]] = []
+        for hop, held in enumerate(each for lane in self._holds for each in lane):
+            lasts = [latency * float(h.alpha_us) + mb * self._held[h] for h in held]
+            begins = (
+                takes[hop] - us if h.side == "receive" else 0.0 for h, us in zip(held, lasts, strict=True)
+            )
+            holds.append([*zip((h.resource for h in held), begins, lasts, strict=True)])
+        places = np.arange(len(takes))
+        busy = (self.busy[1] + self.busy[0]).tolist()
+        load = np.array([-max((busy[resource] for resource, _, _ in held), default=0.0) for held in holds])
+        keys: tuple[Ints | Floats, ...] = (self.turns.ravel(), places, load)
+        orders = (np.lexsort((places, key)).tolist() for key in keys)
+        found = periodic(holds, [each + slack_us for each in takes], self._before, orders)
+        return None if found is None else (found[0], np.array(found[1]).reshape(takes_us.shape))
+
+    @cached_property
+    def _before(self) -> list[int]:
+        """For each hop, the hop whose data it passes on, if one alone; -1 for none."""
+        found = []
+        num = self._alpha_us.shape[2]
+        for way, back in enumerate(self.backwards):
+            for lane, hops in enumerate(self.hops):
+                into = {hop[0 if back else 1]: place for place, hop in enumerate(hops)}
+                first = (way * len(self.hops) + lane) * num
+                places = [into.get(hop[1 if back else 0], -1) for hop in hops]
+                found += [first + place if place >= 0 else -1 for place in places]
+        return found
+
+    @cached_property
+    def _replayed(self) -> tuple[float, Floats]:
+        """The factor on closed rings, and first starts of each hop in parts of a step, (ways, lanes, hops).
 
         A few steps of messages without latency are replayed, turn by turn.
         """
@@ -130,32 +194,37 @@ class Lanes:
                 for hold in holds[hop]:
                     free[hold.resource] = start + (us if hold.side == "receive" else self._held[hold])
                 starts[hop], arrival[hop] = start, start + us
-            if self.goes_round:  # data that goes down or up is there long before its turn
-                ready = [arrival[hop - hop % num + (hop - 1) % num] for hop in range(len(order))]
+            ready = [arrival[hop - hop % num + (hop - 1) % num] for hop in range(len(order))]
             ends.append(max(arrival))
             first = first if len(ends) > 1 else starts
         replayed = (ends[-1] - ends[_REPLAYED // 2]) / (_REPLAYED - 1 - _REPLAYED // 2)
         shape = self.turns.shape
         if not replayed:
-            return 1.0, np.zeros(shape), np.zeros(shape)
-        parts, at_first = (np.array(starts) / replayed) % 1, np.array(first) / replayed
+            return 1.0, np.zeros(shape)
         stretch = max(1.0, replayed / float(self.busy[1].max()))
-        return stretch, parts.reshape(shape), at_first.reshape(shape)
+        return stretch, (np.array(first) / replayed).reshape(shape)
 
     def pieces_us(self, pieces: float) -> float:
         """Estimated time of pieces that follow one another, where each hop waits for half of its turns."""
         mb = self.mb_of(pieces)
-        alone_us, in_turn_us = self.starts_us(mb, in_turn=False)[1], self.starts_us(mb)[1]
+        alone_us = in_turn_us = self.alone_us(mb)
+        if self._periodic_per_mb is not None:
+            period, phases = self._periodic_per_mb
+            scale = self.period_us(mb) / period
+            takes = self._alpha_us + mb * self._us_per_mb
+            in_turn_us = self._starts_us(takes, scale * period, scale * phases)[1]
         return (alone_us + in_turn_us) / 2 + (pieces - 1) * self.period_us(mb)
 
-    def starts_us(self, mb: float, *, in_turn: bool = True) -> tuple[Floats, float]:
+    def alone_us(self, mb: float) -> float:
+        """Time of the first piece on lanes that nothing holds up."""
+        return self._starts_us(self._alpha_us + mb * self._us_per_mb, 0.0, None)[1]
+
+    def _starts_us(self, latency: Floats, period: float, phase: Floats | None) -> tuple[Floats, float]:
         """(ways, lanes, hops) start of the first piece on each hop, and when it is everywhere.
 
-        - `in_turn`: True if each hop starts at its turn of a period, so that no other lane is in its way.
+        - `latency`: (ways, lanes, hops) time from the start of a send to the next send of its data.
+        - `phase`: Phase of each hop within a period, at which it starts; None if it starts at once.
         """
-        period, latency = self.period_us(mb), self._alpha_us + mb * self._us_per_mb
-        aligned = in_turn and period > 0 and bool(self.turns.max())
-        phase = self._replayed[1] * period
         starts, end = np.zeros(latency.shape), 0.0
         for lane, hops in enumerate(self.hops):
             ready: dict[int, float] = {hops[0][0]: 0.0}
@@ -165,7 +234,7 @@ class Lanes:
                 for hop in range(len(hops))[:: -1 if back else 1]:
                     src, dst = hops[hop][::-1] if back else hops[hop]
                     start = ready.get(src, 0.0)
-                    if aligned:
+                    if phase is not None:
                         late = ceil((start - phase[way, lane, hop]) / period - 1e-9)
                         start = max(late * period + phase[way, lane, hop], start)
                     starts[way, lane, hop] = start
@@ -186,7 +255,7 @@ class Lanes:
         latency = (self._alpha_us + mb * self._us_per_mb)[0]
         held = self._held_us(mb)[0]
         starts = np.zeros((steps, *latency.shape))
-        ready, free = self._replayed[2][0] * self.period_us(mb), np.zeros_like(latency)
+        ready, free = self._replayed[1][0] * self.period_us(mb), np.zeros_like(latency)
         end = 0.0
         for step in range(steps):
             starts[step] = np.maximum(ready, free)

@@ -55,6 +55,11 @@ class ShortestRoutes:
         """Ticks and index of the fastest link from `src` to `dst`; None without one."""
         return self._into[dst].get(src)
 
+    def hop(self, src: int, dst: int) -> list[int]:
+        """The fastest link between two ranks alone, or a shortest route if none joins them."""
+        direct = self.direct(src, dst)
+        return self.route(src, dst) if direct is None else [direct[1]]
+
     @cached_property
     def arcs(self) -> NDArray[np.int64]:
         """(source, end, length) of the fastest links; each hop adds a little, so fewer hops win ties."""

@@ -143,8 +143,7 @@ class HostFabric:
         count = self.num_hosts = topology.num_ranks
         ways: list[list[int]] = []
         for src, dst in product(range(count), repeat=2):
-            direct = routes.direct(src, dst)
-            ways.append([] if src == dst else [direct[1]] if direct else routes.route(src, dst))
+            ways.append([] if src == dst else routes.hop(src, dst))
         hops = [len(way) for way in ways]
         link = np.array(list(chain.from_iterable(ways)), dtype=np.int64)
         columns, num_links = hold_columns(topology), len(topology.links)

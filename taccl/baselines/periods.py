@@ -1,0 +1,150 @@
+"""Periodic plans: phases of sends that recur, such that no two hold a resource at once.
+
+Pieces that follow one another over the same hops repeat the same sends each period. A plan gives each hop a
+phase within the period; this is modulo scheduling.
+
+References
+----------
+B. R. Rau, "Iterative modulo scheduling", Proc. MICRO-27 (1994).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+#: A hold within a send: resource, time from the send's start to the hold's, and duration, in us.
+Held = tuple[int, float, float]
+
+#: Random orders of sends that are tried, and the most sends in all of them.
+_SHUFFLES, _MOST_SHUFFLED = 16, 2000
+#: Steps of the bisection of a period.
+_BISECTIONS = 8
+#: Part of a period that counts as nothing.
+_ROUNDING = 1e-9
+#: Periods that are tried, as multiples of the time for which the busiest resource is held.
+_PERIODS = (1, 1.01, 1.03, 1.06, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.75, 2, 2.5, 3, 4)
+
+
+def periodic(
+    holds: Sequence[Sequence[Held]],
+    takes: Sequence[float],
+    before: Sequence[int],
+    orders: Iterable[Sequence[int]],
+) -> tuple[float, list[float]] | None:
+    """A short period and the phase of each send within it, in us; None if no period that is tried does.
+
+    - `takes`: Duration of each send.
+    - `before`: The send whose data each send passes on; -1 for none.
+    - `orders`: Orders in which sends choose their phases, beside random ones: the first phase after the
+      arrival of their data, or the first of all. The first order that fits the shortest period counts.
+    """
+    busy: dict[int, float] = defaultdict(float)
+    for each in holds:
+        for resource, _, lasts in each:
+            busy[resource] += lasts
+    count, nothing = len(holds), [-1] * len(holds)
+    tried = [(order, chain) for order in orders for chain in (before, nothing)]
+    shuffled, num_shuffled = random.Random(0), min(_SHUFFLES, _MOST_SHUFFLED // max(1, count))
+    tried += [(shuffled.sample(range(count), count), nothing) for _ in range(num_shuffled)]
+    for factor in _PERIODS:
+        period = factor * max(busy.values(), default=0.0)
+        for order, chain in tried if period else ():
+            phases = _phases(holds, takes, chain, order, period)
+            if phases is not None:
+                return _tightened(holds, period, phases, least=period / factor)
+    return None
+
+
+def _phases(
+    holds: Sequence[Sequence[Held]],
+    takes: Sequence[float],
+    before: Sequence[int],
+    order: Sequence[int],
+    period: float,
+) -> list[float] | None:
+    """Phases of sends that choose in turn the first one that is free after their data has arrived."""
+    placed: dict[int, list[tuple[float, float, float]]] = defaultdict(list)
+    phases: list[float | None] = [None] * len(holds)
+    for send in order:
+        earlier = phases[before[send]] if before[send] >= 0 else None
+        wanted = 0.0 if earlier is None else (earlier + takes[before[send]]) % period
+        taken = []
+        for resource, begin, lasts in holds[send]:
+            for start, other_begin, other_lasts in placed[resource]:
+                if lasts + other_lasts > period * (1 + _ROUNDING):
+                    return None
+                first = start + other_begin - begin - lasts - wanted
+                taken.append((first % period, lasts + other_lasts))
+        wait = _first_free(taken, period)
+        if wait is None:
+            return None
+        phase = (wanted + wait) % period
+        phases[send] = phase
+        for resource, begin, lasts in holds[send]:
+            placed[resource].append((phase, begin, lasts))
+    return [phase or 0.0 for phase in phases]
+
+
+def _first_free(taken: list[tuple[float, float]], period: float) -> float | None:
+    """The first point from 0 on that is in no circular interval (begin, length); None if there is none."""
+    rounding = _ROUNDING * period
+    taken = [(begin if begin < period - rounding else 0.0, length) for begin, length in taken]
+    at = max((begin + length - period for begin, length in taken), default=0.0)
+    at = at if at > rounding else 0.0
+    for begin, length in sorted(taken):
+        if begin + rounding >= at:
+            break
+        at = max(at, begin + length)
+    return at if at < period - rounding else None
+
+
+def _tightened(
+    holds: Sequence[Sequence[Held]], period: float, phases: list[float], *, least: float
+) -> tuple[float, list[float]]:
+    """A shorter period, and its phases, for the same order of sends on each resource, by bisection."""
+    uses: dict[int, list[tuple[float, int, int, float, float]]] = defaultdict(list)
+    for send, each in enumerate(holds):
+        for resource, begin, lasts in each:
+            turn, at = divmod(phases[send] + begin, period)
+            uses[resource].append((at, send, int(turn), begin, lasts))
+    rows = []
+    for found in uses.values():
+        found.sort()
+        for number, (_, send, turn, begin, lasts) in enumerate(found):
+            is_last = number == len(found) - 1
+            _, other, other_turn, other_begin, _ = found[0 if is_last else number + 1]
+            rows.append((send, other, begin + lasts - other_begin, other_turn - turn - is_last))
+    src, dst, gap, turns = (np.array(column) for column in zip(*rows, strict=True))
+    best = np.array(phases)
+    shorter = least
+    for _ in range(_BISECTIONS if period > least else 0):
+        tried = (shorter + period) / 2
+        starts = _longest(len(holds), src, dst, gap + turns * tried)
+        if starts is None:
+            shorter = tried
+        else:
+            period, best = tried, starts
+    return period, (best % period).tolist()
+
+
+def _longest(
+    count: int, src: NDArray[np.int64], dst: NDArray[np.int64], gap: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Longest paths to all sends (Bellman and Ford); None if a cycle has a positive length."""
+    starts = np.zeros(count)
+    for _ in range(count + 1):
+        later = starts.copy()
+        np.maximum.at(later, dst, starts[src] + gap)
+        if np.allclose(later, starts, rtol=0, atol=1e-9):
+            return starts
+        starts = later
+    return None
