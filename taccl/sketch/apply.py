@@ -95,12 +95,17 @@ def apply(
     sizes: Any = {"chunk_bytes": chunk_size, "size_bytes": size}
     problem = make_problem(
         topology, collective, **sizes, chunks_per_rank=chunks_per_rank,
-        root=root, roots=roots, clauses=clauses, notes=notes,
+        root=root, roots=roots, clauses=None if _is_silent(sketch, clauses) else clauses, notes=notes,
     )  # fmt: skip
     problem = _with_symmetry(problem, sketch)
     if reachable:
         check_reachable(problem)
     return problem
+
+
+def _is_silent(sketch: Sketch, clauses: Clauses) -> bool:
+    """True if a sketch without a name says nothing on paths, orders and merging, so that defaults hold."""
+    return not sketch.name and "merging" not in sketch.model_fields_set and clauses == clauses.only("merge")
 
 
 def _own_chunk_bytes(sketch: Sketch) -> int:

@@ -86,6 +86,13 @@ def test_a_finish_that_merged_sends_beat_is_not_proven_best():
     assert not standing(bound, Fraction(12), bound_of_every_cut(bound)).startswith("proven best")
 
 
+def test_a_best_finish_without_merging_is_of_a_sketch():
+    """The 12 us are best where no sends merge, which is a sketch, as sends that merge take 8.7 us."""
+    problem = taccl.make_problem(taccl.topologies.dgx2(), "allgather", size_bytes="1MB", chunks_per_rank=1)
+    bound = taccl.lower_bound(problem.with_clauses(max_merge=1), divisible=True)
+    assert standing(bound, bound.bound, bound) == "proven best under this sketch"
+
+
 def test_merged_sends_share_an_alpha_in_every_chunking():
     """Two chunks from rank 0 to ranks 1 and 2 over one link of 6 us that merges two: 3 us of alpha each."""
     builder = taccl.topologies.TopologyBuilder("chain", [0, 0, 0])
@@ -187,9 +194,10 @@ def test_none_is_looked_for_after_ctrl_c(monkeypatch):
 
 
 def test_what_a_sketch_keeps_from_merging_is_said():
-    """A sketch without clauses merges between nodes alone, so that 1 KB goes in two hops: 1.01 us, and not 0.52."""
+    """A sketch that merges between nodes alone has 1 KB go in two hops: 1.01 us, and not 0.52."""
     topology = taccl.topologies.fully_connected(4)
-    problem = taccl.Sketch().apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
+    sketch = taccl.Sketch(merging={"links": "internode"})
+    problem = sketch.apply(topology, "allreduce", size="1KB", chunks_per_rank=1)
     bound = taccl.lower_bound(problem)
     every = bound_of_every_cut(bound)
     assert standing(bound, bound.bound, every) == "optimal for 1 chunk per rank under this sketch"

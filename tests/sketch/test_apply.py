@@ -45,6 +45,13 @@ def test_no_sketch_is_the_plain_problem():
     assert problem == make_problem(topology, collective, chunk_bytes=10**6)
 
 
+@pytest.mark.parametrize("collective", ["allgather", "reduce-scatter", "allreduce"])
+def test_no_sketch_is_the_plain_problem_on_one_node(collective):
+    """Without nodes between which sends merge, and for sums so small that sends in a node merge."""
+    problem = Sketch().apply(dgx2(), collective, size=16_000)
+    assert problem == make_problem(dgx2(), collective, size_bytes=16_000)
+
+
 def test_size_instead_of_chunk_size():
     """An allgather of 16 ranks and 16 MB has chunks of 1 MB."""
     problem = Sketch().apply(ndv2(2), collectives.allgather(16), size="16MB")

@@ -66,13 +66,11 @@ def standing(bound: Certificate, finish: Fraction, every: Certificate | None) ->
     if finish > bound.bound:
         return ""
     problem, clauses = bound.problem, bound.problem.clauses
-    is_sketched = clauses != clauses.only("merge")
-    if every is not None and finish <= every.bound:  # this bound lets all sends merge
-        words = "proven best"
-    else:
-        default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
-        merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
-        is_sketched, words = is_sketched or not merges, f"optimal for {bound.scope}"
+    default = make_problem(problem.topology, problem.collective, chunk_bytes=problem.chunk_bytes).clauses
+    merges = clauses.merging >= default.merging and clauses.max_merge >= default.max_merge
+    is_sketched = clauses != clauses.only("merge") or not merges
+    is_best = every is not None and finish <= every.bound
+    words = "proven best" if is_best else f"optimal for {bound.scope}"
     words += " for this model" if problem.topology.assumed else ""
     return words + (" under this sketch" if is_sketched or clauses.name else "")
 
