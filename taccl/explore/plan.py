@@ -313,12 +313,12 @@ class PlanSearch:
     def keep_to_powers_of_two(self, collective: Collective) -> SearchParameters:
         """Cut data into numbers of chunks alone whose files serve powers of two; the search's parameters.
 
-        A runtime uses a file only if its chunks divide the elements of a call, which mostly are powers of
-        two times a few. Nothing changes where no number of chunks does.
+        A runtime uses a file only if its chunks divide the data of a call, which mostly are powers of two
+        times a few. Nothing changes where no number of chunks does.
         """
         suggesting = DEFAULTS.suggesting
         counts, partitions = (
-            serving_counts(self.runtime, collective, each)
+            serving_counts(collective, each)
             for each in (suggesting.counts, suggesting.partitions)
         )
         if counts == list(suggesting.counts):

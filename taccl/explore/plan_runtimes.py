@@ -91,14 +91,7 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
         files = sorted(group, key=lambda each: each.min_bytes)[: runtime.max_files]
         place = "in place" if in_place else "out of place"
         sizes = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _joined(files))
-        units = sorted({each.unit_bytes for each in files} - {1})
-        multiples = f", multiples of {' or '.join(map(format_size, units))}" if units else ""
-        chunks = sorted({each.num_chunks for each in files} - {1})
-        if chunks:
-            multiples += f", multiples of {' or '.join(map(str, chunks))} elements"
-            of_plan = plan.collective, plan.topology.num_ranks
-            if any(not serves_powers_of_two(each, *of_plan) for each in chunks):
-                multiples += " (which leaves out powers of two)"
+        multiples = _multiples_text(files, plan)
         parts.append(f"{sizes} in {format_count(len(files), 'file')}, {place}{multiples}")
         gaps = ", ".join(f"{format_size(low)} to {format_size(high)}" for low, high in _gaps(plan, files))
         if gaps:
@@ -112,13 +105,28 @@ def coverage_text(runtime: Runtime, plan: Plan, served: Sequence[ServedSizes]) -
     return f"{runtime.name}: {said}"
 
 
-def serves_powers_of_two(num_chunks: int, collective: str, num_ranks: int) -> bool:
-    """True if chunks divide calls of 2 ** n elements (of each rank, for some collectives), for large n."""
+def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
+    """The multiples of bytes or elements that files serve, after a comma; empty if every size is one."""
+    text = ""
+    units = sorted({each.unit_bytes for each in files} - {1})
+    if units:
+        text += f", multiples of {' or '.join(map(format_size, units))}"
+    chunks = sorted({each.num_chunks for each in files} - {1})
+    if chunks:
+        text += f", multiples of {' or '.join(map(str, chunks))} elements"
+    of_plan = plan.collective, plan.topology.num_ranks
+    if not all(serves_powers_of_two(each, *of_plan) for each in (*units, *chunks)):
+        text += " (which leaves out powers of two)"
+    return text
+
+
+def serves_powers_of_two(divisor: int, collective: str, num_ranks: int) -> bool:
+    """True if 2 ** n elements or bytes (of each rank, for some collectives) are multiples, for large n."""
     ranks = num_ranks if collective in _COUNTED_BY_RANK else 1
-    return (num_chunks // gcd(num_chunks, ranks)).bit_count() == 1
+    return (divisor // gcd(divisor, ranks)).bit_count() == 1
 
 
-def serving_counts(runtime: Runtime, collective: Collective, counts: Sequence[int]) -> list[int]:
+def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:
     """The numbers to cut each chunk into whose files runtimes use for powers of two; all if none is so.
 
     - `collective`: Where the number of chunks is open; in one chunk per rank.
@@ -126,7 +134,7 @@ def serving_counts(runtime: Runtime, collective: Collective, counts: Sequence[in
     name, num_ranks = collective.name, collective.num_ranks
     whole = collective.size_chunks
     serving = [each for each in counts if serves_powers_of_two(whole * each, name, num_ranks)]
-    return serving if runtime.reads_xml and serving else list(counts)
+    return serving or list(counts)
 
 
 def _root(plan: Plan) -> int | None:

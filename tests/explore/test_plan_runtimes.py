@@ -235,26 +235,34 @@ def test_chunks_that_divide_no_power_of_two_are_said(num_chunks, served):
 
 
 @pytest.mark.parametrize(
-    ("topology", "collective", "runtime", "counts"),
+    ("topology", "collective", "counts"),
     [
-        ("ring:4", "allreduce", "rccl", (1, 2, 4, 8, 16)),
-        ("ring:4", "allreduce", "mscclpp", DEFAULTS.suggesting.counts),  # it asks for multiples of bytes
-        ("ring:6", "allgather", "msccl", (1, 2, 4, 8, 16)),  # elements of each rank count
-        ("ring:6", "allreduce", "msccl", DEFAULTS.suggesting.counts),  # six chunks at least
-        ("ring:6", "broadcast", "msccl", (1, 2, 4, 8, 16)),
+        ("ring:4", "allreduce", (1, 2, 4, 8, 16)),
+        ("ring:6", "allgather", (1, 2, 4, 8, 16)),  # elements of each rank count
+        ("ring:6", "allreduce", DEFAULTS.suggesting.counts),  # six chunks at least
+        ("ring:6", "broadcast", (1, 2, 4, 8, 16)),
     ],
 )
-def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, runtime, counts):
+def test_data_are_cut_so_that_files_serve_powers_of_two(topology, collective, counts):
     """3, 6 or 12 chunks are not tried where files of these are skipped for 2 ** 20 elements."""
     fabric = parse(topology)
     whole = taccl.make_problem(fabric, collective, size_bytes=10**6).collective
-    assert tuple(serving_counts(RUNTIMES[runtime], whole, DEFAULTS.suggesting.counts)) == counts
+    assert tuple(serving_counts(whole, DEFAULTS.suggesting.counts)) == counts
+
+
+@pytest.mark.parametrize(("unit", "served"), [(96, False), (1536, False), (128, True)])
+def test_units_of_bytes_that_divide_no_power_of_two_are_said(unit, served):
+    """MSCCL++ refuses 2 ** 20 bytes in 6 chunks, each a multiple of 16 bytes."""
+    files = [ServedSizes("a", 4000, 64 * 10**6, True, unit)]
+    text = coverage_text(RUNTIMES["mscclpp"], plan_of("ring:4", "broadcast"), files)
+    assert text.endswith("multiples of 128B" if served else "B (which leaves out powers of two)")
 
 
 @pytest.mark.slow
-def test_a_plan_serves_powers_of_two():
+@pytest.mark.parametrize("runtime", ["msccl", "mscclpp"])
+def test_a_plan_serves_powers_of_two(runtime):
     """On a DGX-1, whose best allreduce has 6 chunks per rank, the plan has a power of two, and says so."""
-    plan = brief_plan("dgx1", "allreduce", sizes=["64MB"], runtime="msccl")
+    plan = brief_plan("dgx1", "allreduce", sizes=["64MB"], runtime=runtime)
     assert plan.ranges[0].program.size_chunks.bit_count() == 1
     assert any("so that files serve powers of two" in note for note in plan.notes)
 
