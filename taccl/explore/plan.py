@@ -318,8 +318,7 @@ class PlanSearch:
         """
         suggesting = DEFAULTS.suggesting
         counts, partitions = (
-            serving_counts(collective, each)
-            for each in (suggesting.counts, suggesting.partitions)
+            serving_counts(collective, each) for each in (suggesting.counts, suggesting.partitions)
         )
         if counts == list(suggesting.counts):
             return DEFAULTS
