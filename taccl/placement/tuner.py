@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taccl.arguments import checked
 from taccl.baselines.nccl import nccl_choices
+from taccl.errors import InputError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import ways
 from taccl.placement.files import choose
@@ -75,11 +76,18 @@ def nccl_tuner(
         Number of servers among the hosts of a probe, for the latencies of protocols. Default: the nodes of a
         machine model, and one server per rank elsewhere.
 
+    Raises
+    ------
+    InputError
+        If there is one rank.
+
     References
     ----------
     NVIDIA Collective Communications Library 2.30: ``plugins/tuner/example`` (README and ``plugin.c``), and
     ``src/enqueue.cc`` for the number of channels by size.
     """
+    if topology.num_ranks < 2:
+        raise InputError("found one rank; a table is for two or more", where="topology")
     lines = [_HEAD]
     for kind, name in _COLLECTIVES.items():
         ours = _by_size(topology, kind, order, num_nodes)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl.errors import InputError
 from taccl.placement.tuner import nccl_tuner
 from tests.fuzzing import thinned
 
@@ -172,3 +173,9 @@ def test_servers_are_not_counted_by_clusters(plugin, table):
     )
     for collective, size in product(COLLECTIVES, SIZES):
         assert len({found[collective, size, nodes, 8, "none"] for nodes in (1, 2, 8)}) == 1
+
+
+def test_one_rank_is_refused():
+    """It sends nothing, and has no slowest link."""
+    with pytest.raises(InputError, match="found one rank"):
+        nccl_tuner(taccl.topologies.TopologyBuilder("one", [0]).build())
