@@ -128,10 +128,13 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def _numbers(values: ArrayLike, where: str) -> NDArray[np.float64]:
     try:
+        given = np.asarray(values)
         with np.errstate(over="ignore"):  # wider floats become infinite, which is refused
-            return np.asarray(values, dtype=np.float64)
+            if given.dtype.kind != "c":
+                return given.astype(np.float64, copy=False)
     except (OverflowError, TypeError, ValueError):
-        raise InputError(f"found {quoted(values)}; expected an array of numbers", where=where) from None
+        pass
+    raise InputError(f"found {quoted(values)}; expected an array of real numbers", where=where)
 
 
 def _positive(scale: float) -> float:

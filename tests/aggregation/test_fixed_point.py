@@ -146,6 +146,8 @@ def test_bits_of_bfloat16_are_numbers():
 @pytest.mark.parametrize(
     ("call", "error"),
     [
+        (lambda: quantise([1 + 2j], 1.0, ranks=1), "values: found .*; expected an array of real numbers"),
+        (lambda: dequantise(np.array([1 + 2j]), 1.0), "sums: found .*; expected an array of real numbers"),
         (
             lambda: quantise([float("nan")], 1.0, ranks=1),
             "values: found values that are infinite or no numbers",
