@@ -44,9 +44,9 @@ RATES = {
 def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     """Floating-point operations and bytes of memory traffic of an operation at one rank.
 
-    Every input is read once and the result is written once. An operation that is fused into a collective
-    does not read the collective's result from memory, nor results of operations fused before it. It writes
-    its own result only where that is kept (`_fused_bytes_written`).
+    Every input is read once, even if it is named twice, and the result is written once. An operation that is
+    fused into a collective does not read the collective's result from memory, nor results of operations fused
+    before it. It writes its own result only where that is kept (`_fused_bytes_written`).
     """
     ranks, out, tensors = workload.num_ranks, workload.tensors[operation.name], workload.operands(operation)
     written, *held = ([*map(range, each.local_shape(ranks))] for each in (out, *tensors))
@@ -57,9 +57,12 @@ def work_of(workload: Workload, operation: Operation) -> tuple[float, float]:
     num_bytes = float(
         _fused_bytes_written(workload, operation) if operation.fused else size * DTYPE_BYTES[out.dtype]
     )
+    reads: dict[str, int] = {}
     for tensor, here in zip(tensors, read, strict=True):
-        if tensor.name not in in_hand:
-            num_bytes += math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
+        # A product of a tensor with itself reads no more than the larger of its two operands.
+        own = math.prod(map(len, here)) * DTYPE_BYTES[tensor.dtype]
+        reads[tensor.name] = max(own, reads.get(tensor.name, 0))
+    num_bytes += sum(own for name, own in reads.items() if name not in in_hand)
     return (
         flops if operation.flops is None else operation.flops,
         num_bytes if operation.memory_bytes is None else operation.memory_bytes,

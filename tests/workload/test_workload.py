@@ -132,6 +132,14 @@ def test_work_follows_from_shapes(layer):
     )  # fmt: skip
 
 
+def test_an_input_that_is_named_twice_is_read_once():
+    """Each of two ranks squares 8 floats; a matrix product reads and writes 6 x 6 floats."""
+    step = Workload("twice", 2).input("x", (16,), layout="sliced(0)").input("a", (6, 6), layout="replicated")
+    step = step.then("square", "multiply", "x", "x").then("product", "matmul", "a", "a")
+    assert bytes_of(step, "square") == 4 * (8 + 8)
+    assert bytes_of(step, "product") == 4 * (36 + 36)
+
+
 def bytes_of(step, name):
     """Bytes of memory traffic of one rank for an operation."""
     return work_of(step, step.operation[name])[1]
