@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taccl.collective import Collective
 from taccl.errors import InputError
 from taccl.formats.msccl.xml import unseen_root
 from taccl.formats.mscclpp.plan import why_no_packets
-from taccl.formats.program_kind import kind_of
+from taccl.formats.program_kind import kind_of, serves_powers_of_two
 from taccl.formats.runtimes import Runtime
 from taccl.names import shown
 from taccl.topology.topology import Topology
@@ -29,8 +28,6 @@ XML_FOLDER = "msccl-algorithms"
 _SERVED_BY_MSCCLPP = ("allreduce", "allgather", "reduce-scatter", "broadcast")
 #: Collectives with a name in MSCCL XML for every runtime.
 _NAMED = ("allgather", "allreduce", "alltoall", "broadcast", "reduce", "reduce-scatter")
-#: Collectives whose calls count the elements of one rank.
-_COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
 
 class ServedSizes(NamedTuple):
@@ -118,12 +115,6 @@ def _multiples_text(files: Sequence[ServedSizes], plan: Plan) -> str:
     if not all(serves_powers_of_two(each, *of_plan) for each in (*units, *chunks)):
         text += " (which leaves out powers of two)"
     return text
-
-
-def serves_powers_of_two(divisor: int, collective: str, num_ranks: int) -> bool:
-    """True if 2 ** n elements or bytes (of each rank, for some collectives) are multiples, for large n."""
-    ranks = num_ranks if collective in _COUNTED_BY_RANK else 1
-    return (divisor // gcd(divisor, ranks)).bit_count() == 1
 
 
 def serving_counts(collective: Collective, counts: Sequence[int]) -> list[int]:

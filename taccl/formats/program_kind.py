@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import NamedTuple
 
 from taccl.collective import Chunk, Collective
@@ -9,6 +10,9 @@ from taccl.collectives import make
 from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, warn
 from taccl.program.layout import layout
 from taccl.program.program import Program
+
+#: Collectives whose calls count the elements of one rank.
+_COUNTED_BY_RANK = ("allgather", "alltoall", "gather", "reduce-scatter", "scatter")
 
 
 class ProgramKind(NamedTuple):
@@ -91,6 +95,23 @@ def sizes_of(program: Program, least: int | None, most: int | None, *, otherwise
     if not 0 <= least <= most:
         raise InputError(f"found {least} to {most} bytes; expected a range", where="min_bytes")
     return least, most
+
+
+def serves_powers_of_two(divisor: int, collective: str, num_ranks: int) -> bool:
+    """True if 2 ** n elements or bytes (of each rank, for some collectives) are multiples, for large n."""
+    ranks = num_ranks if collective in _COUNTED_BY_RANK else 1
+    return (divisor // gcd(divisor, ranks)).bit_count() == 1
+
+
+def note_of_multiples(program: Program) -> str:
+    """Note that runtimes do not use a file of the program for powers of two; empty if they do."""
+    name = "" if program.collective is None else program.collective.name
+    if serves_powers_of_two(program.size_chunks, name, program.num_ranks):
+        return ""
+    return (
+        f"runtimes use the file for data that divide into {program.size_chunks} chunks, which leaves out "
+        "powers of two"
+    )
 
 
 def warn_of_split(limit: str) -> None:

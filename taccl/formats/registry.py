@@ -14,9 +14,11 @@ from taccl.arguments import checked, known_name
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
 from taccl.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl.formats.files import check_writable, write_all
+from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
 from taccl.names import did_you_mean
+from taccl.program.program import Program
 from taccl.reading import kinds_of, parse_json, read_text
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.topology.files import load_topology as load_own_topology
@@ -352,6 +354,8 @@ def _write(
             said = ("in place, as PyTorch calls it; in_place=false is for calls with two buffers",)
         thing = step(thing, **given)
     notes = (*getattr(thing, "notes", ()), *said) if route else ()
+    if isinstance(thing, Program) and (note := note_of_multiples(thing)):
+        notes = (*notes, note)
     taken = _taken(dump, options)
     if "path" in inspect.signature(dump).parameters:
         return write_all(dump(thing, path, **taken), overwrite=overwrite), notes

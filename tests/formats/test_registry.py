@@ -347,6 +347,17 @@ def test_convert_without_loss_is_silent(tmp_path, saved, schedule):
     assert taccl.load(tmp_path / "copy.json") == schedule
 
 
+@pytest.mark.parametrize(("chunks_per_rank", "notes"), [(6, 1), (4, 0)])
+@pytest.mark.parametrize("name", ["msccl-xml", "mscclpp"])
+def test_convert_says_that_files_leave_out_powers_of_two(tmp_path, quiet, chunks_per_rank, notes, name):
+    """Neither runtime uses a file of 12 chunks for 2 ** 20 elements of a rank."""
+    collective = taccl.collectives.allgather(2, chunks_per_rank=chunks_per_rank)
+    problem = taccl.make_problem(taccl.topologies.ring(2), collective, size_bytes=96_000)
+    taccl.save(taccl.baselines.best(problem), tmp_path / "s.json")
+    found = convert(tmp_path / "s.json", tmp_path / "p", to=name).notes
+    assert sum("divide into 12 chunks, which leaves out powers of two" in each for each in found) == notes
+
+
 def test_convert_refuses_before_it_reads(tmp_path, saved, monkeypatch):
     """A target that exists, or an option that is none, is refused before the long work of reading."""
 
