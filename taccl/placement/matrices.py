@@ -34,8 +34,8 @@ _NVBANDWIDTH = re.compile(r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwid
 #: The line above a log of one pair, which we ask for.
 _PAIR = re.compile(r"^#\s*pair:?\s+(\S+)\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
 _BANDWIDTH = re.compile(r"bandwidth|GB/s|gb_per_s", re.IGNORECASE)
-#: Cells allowed on the diagonal.
-_NOTHING = ("", "-", "x", "X")
+#: Cells without a number, as tools write them on the diagonal; in lower case.
+_NOTHING = ("", "-", "x", "na", "n/a", "nan", "none")
 _BITS = re.compile(r"Gb/s|Gbit|Gbps")
 
 
@@ -153,7 +153,7 @@ def _matrix(rows: dict[int, list[str]], where: str) -> tuple[str, tuple[str, ...
     first, *others = rows
     head, corner = rows[first], ""
     names = [str(i) for i in range(len(head))]
-    if np.isnan([_number(cell) for cell in head[head[0] in _NOTHING :]]).any():
+    if np.isnan([_number(cell) for cell in head[head[0].lower() in _NOTHING :]]).any():
         # A square with a corner has as many rows, its head included, as columns.
         corner, names = (head[0], head[1:]) if len(head) == len(rows) else ("", head)
         rows = {number: rows[number] for number in others}

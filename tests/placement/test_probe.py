@@ -230,6 +230,14 @@ class TestMatrices:
         assert probe.hosts == (NAMES if "a" in text.replace("latency", "") else ("0", "1", "2"))
         assert taccl.topologies.load(path).num_ranks == 3
 
+    @pytest.mark.parametrize("cell", ["nan", "NaN", "NA", "n/a", "None", "x", "-", "", "0"])
+    def test_the_first_cell_may_be_no_number(self, tmp_path, cell):
+        """It is on the diagonal, as pandas and numpy write it, and no head of the columns."""
+        path = tmp_path / "m.csv"
+        path.write_text(f"{cell},5,9\n5,{cell},9\n9,9,{cell}\n")
+        probe = load_probe(path)
+        assert probe.hosts == ("0", "1", "2")
+
     @pytest.mark.parametrize(("unit", "factor"), [("GB/s", 1), ("Gb/s", 8)])
     def test_csv_of_bandwidths(self, tmp_path, unit, factor):
         """The first cell or a comment names the unit."""
