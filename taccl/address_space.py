@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-#: Bytes that Python needs with all libraries loaded: numba and LLVM, numpy, scipy and BLAS.
-_LEAST_BYTES = 640 * 10**6
+#: Bytes that Python needs with numpy, scipy and BLAS loaded (325 MB on two cores), and with numba and LLVM.
+BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
 
 
 def address_space_bytes() -> int | None:
@@ -33,14 +33,15 @@ def mapped_bytes() -> int:
         return 0
 
 
-def require_address_space() -> None:
-    """Raise `MemoryError` if the address space is too small to load all libraries.
+def require_address_space(least_bytes: int = BLAS_BYTES) -> None:
+    """Raise `MemoryError` if the address space is too small to load libraries.
 
-    LLVM and BLAS end the process, or wait without end, where they get no memory as they load.
+    LLVM and BLAS end the process, or wait without end, where they get no memory as they load. All of SciPy
+    but ``scipy.sparse`` loads BLAS.
     """
     bound = address_space_bytes()
-    if bound is not None and bound < _LEAST_BYTES:
+    if bound is not None and bound < least_bytes:
         raise MemoryError(
             f"too little memory: {bound // 10**6} MB of address space are allowed, and "
-            f"{_LEAST_BYTES // 10**6} MB are needed; allow more (ulimit -v)"
+            f"{least_bytes // 10**6} MB are needed; allow more (ulimit -v)"
         )

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl.address_space import require_address_space
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -25,6 +27,7 @@ def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, star
 
     - `length`, (num_arcs,) or one for all: Whole numbers of at least 0.
     """
+    require_address_space()
     from scipy.sparse.csgraph import dijkstra, floyd_warshall
 
     graph, starts = _shortest_arcs(num_nodes, src, dst, length), np.atleast_1d(starts)
@@ -37,6 +40,7 @@ def paths_from_nearest(
     num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
 ) -> Floats:
     """(num_nodes,) lengths of shortest paths from the nearest start, as `shortest_paths` has them."""
+    require_address_space()
     from scipy.sparse.csgraph import dijkstra
 
     graph = _shortest_arcs(num_nodes, src, dst, length)
@@ -61,6 +65,7 @@ def _without_steps(found: Floats) -> Floats:
 
 def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
     """(num_nodes,) number of each node's strongly connected component."""
+    require_address_space()
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
@@ -71,6 +76,7 @@ def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
 
 def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
     """For every index, the smallest index in its orbit under the group that permutations generate."""
+    require_address_space()
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
@@ -106,6 +112,7 @@ def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floa
 
 
 def _by_arpack(num_nodes: int, src: Ints, dst: Ints, weight: Floats, fixed: Floats) -> Floats | None:
+    require_address_space()
     from scipy.sparse import coo_array, diags_array
     from scipy.sparse.linalg import ArpackError, eigsh
 
@@ -128,6 +135,7 @@ def maximum_flow(
 
     - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
     """
+    require_address_space()
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

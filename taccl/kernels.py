@@ -19,9 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from taccl.address_space import require_address_space
+from taccl.address_space import LLVM_BYTES, require_address_space
 
-require_address_space()  # LLVM ends the process where it gets no memory
+require_address_space(LLVM_BYTES)  # LLVM ends the process where it gets no memory
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 

@@ -15,10 +15,9 @@ PACKAGE = Path(taccl.__file__).parent
 
 #: From the ground up; the facade and the command line stand on top.
 LINES = (
-    ("names",),
+    ("address_space", "names"),
     ("errors",),
     (
-        "address_space",
         "caching",
         "cpu_share",
         "deadline",
@@ -113,6 +112,30 @@ def test_no_imports_go_round():
                     inner = f"{node.module}.{alias.name}"
                     imports.add_edge(module, inner if inner in modules else node.module)
     assert not [sorted(each) for each in nx.strongly_connected_components(imports) if len(each) > 1]
+
+
+def loads_blas(node: ast.AST) -> bool:
+    """True for an import of SciPy other than of ``scipy.sparse`` alone."""
+    return (
+        isinstance(node, ast.ImportFrom)
+        and str(node.module).startswith("scipy.")
+        and node.module != "scipy.sparse"
+    )
+
+
+@pytest.mark.slow
+def test_blas_is_loaded_after_a_look_at_the_address_space():
+    """Functions that import it call `require_address_space` first, as it waits without end for memory."""
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            lines = [each.lineno for each in ast.walk(node) if loads_blas(each)]
+            calls = [each.lineno for each in ast.walk(node) if ast.unparse(each) == "require_address_space()"]
+            if lines and not (calls and min(calls) < min(lines)):
+                wrong.append(f"{path.name}: {node.name}")
+    assert not wrong
 
 
 CERTIFICATES = PACKAGE / "analysis" / "certificates"

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.address_space import require_address_space
 from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, times_us
 from taccl.measure.ranges import NOISE, lines, reassigned
 
@@ -199,6 +200,7 @@ class _Fitting:
         self, protocols: Protocols, free: NDArray[np.bool_], start: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Logarithms of the parameters at least cost; those that are not free keep their start values."""
+        require_address_space()
         from scipy.optimize import least_squares
 
         if not free.any():

@@ -7,6 +7,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.address_space import require_address_space
+
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02
 #: Penalty of a further line, in units of `robust`.
@@ -42,6 +44,7 @@ def _costs_of_lines(size_bytes: NDArray[np.float64], times_us: NDArray[np.float6
     Both terms of a line are nonnegative. Iteratively reweighted least squares minimizes the pseudo-Huber
     loss. Ranges of fewer than `_LEAST` sizes cost infinity.
     """
+    require_address_space()
     from scipy.optimize import nnls
 
     n = len(size_bytes)

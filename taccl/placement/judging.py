@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl.address_space import require_address_space
 from taccl.placement.case import Case
 from taccl.placement.probe import REPEATS
 from taccl.topology.clusters import completed, levels
@@ -127,6 +128,7 @@ def judge(
 
     - `given`: Options of `Probe.topology`.
     """
+    require_address_space()
     from scipy.special import stdtrit
 
     has_clusters = are_apart(probe)

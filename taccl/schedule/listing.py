@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from taccl.address_space import require_address_space
 from taccl.problem import Problem
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
@@ -76,6 +77,7 @@ class Tasks:
         """Strongly connected components of the precedence graph, in topological order."""
         with suppress(ValueError):  # usually there is no cycle
             return [[task] for task in self.order()]
+        require_address_space()
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import connected_components
 

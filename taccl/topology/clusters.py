@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl.address_space import require_address_space
+
 #: Clusters are told apart where they are farther from each other than within by this factor; our choice.
 _APART = 1.2
 #: Hosts in racks, racks in pods, and one level more.
@@ -28,6 +30,7 @@ def levels(distance: NDArray[np.float64]) -> list[NDArray[np.int64]]:
     """
     if len(distance) < 3:
         return []
+    require_address_space()
     from scipy.cluster.hierarchy import fcluster
 
     merges = _merges(distance)
@@ -62,6 +65,7 @@ def _are_by_chance(distance: NDArray[np.float64]) -> bool:
     ----------
     R. R. Sokal and F. J. Rohlf, "The comparison of dendrograms by objective methods", Taxon 11 (1962).
     """
+    require_address_space()
     from scipy.spatial.distance import squareform
 
     count, rng = len(distance), np.random.default_rng(0)
@@ -83,6 +87,7 @@ def _squares(pairs: NDArray[np.float64], count: int) -> float:
 
 def nested_order(distance: NDArray[np.float64]) -> list[int]:
     """Hosts with those beside each other that are near each other; of two clusters the larger first."""
+    require_address_space()
     from scipy.cluster.hierarchy import to_tree
 
     if len(distance) < 2:
@@ -107,6 +112,7 @@ def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     np.fill_diagonal(unknown, False)
     if not unknown.any():
         return distance
+    require_address_space()
     from scipy.cluster.hierarchy import cophenet, linkage
     from scipy.spatial.distance import squareform
 
@@ -118,6 +124,7 @@ def completed(distance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _merges(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    require_address_space()
     from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
 

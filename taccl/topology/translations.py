@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl.address_space import require_address_space
 from taccl.errors import TopologyError
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.topology import OTHER_SIDE, Side
@@ -218,6 +219,7 @@ def translations_of_topology(
 
 def _resource_classes(topology: Topology, members: Sequence[Sequence[int]]) -> list[int]:
     """A class for every resource: those that links of one class hold in the same place of their holds."""
+    require_address_space()
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -17,6 +17,7 @@ from taccl.synthesis.large import schedule_large
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
 from taccl.synthesis.search import Options
 from tests.fuzzing import MANY
+from tests.measure.logs import table
 
 topologies = taccl.topologies
 
@@ -230,6 +231,18 @@ def test_too_little_address_space_is_said(verb):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (1, "")
     assert "too little memory: 400 MB of address space are allowed, and 640 MB are needed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path):
+    """A fit needs it and no LLVM: 230 MB are too few, where OpenBLAS asks for memory again and again."""
+    (tmp_path / "log.txt").write_text(table(sizes=(2**10, 2**20, 2**30)))
+    words = ["fit", str(tmp_path / "log.txt"), "--topology", "dgx-h100"]
+    command = [sys.executable, "-c", _BOUNDED, "230000000", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "too little memory: 230 MB of address space are allowed, and 400 MB are needed" in done.stderr
 
 
 def test_memory_that_runs_out_is_named():
