@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.report import Column, Row
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 PARTS = ("cases", "figures")
@@ -118,7 +117,7 @@ def run_case(case: Case, collective: str, backend: str, limit_s: float) -> Row:
     return row
 
 
-def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule | CompactSchedule:
+def _schedule(case: Case, collective: str, backend: str, limit_s: float) -> Schedule:
     return taccl.synthesize(case.problem(collective), backend=backend, time_limit_s=limit_s).schedule
 
 
@@ -146,7 +145,7 @@ def lower_256() -> Figure:
                   seconds <= LOWER_256_S)  # fmt: skip
 
 
-def _lowering_s(schedule: Schedule | CompactSchedule) -> float:
+def _lowering_s(schedule: Schedule) -> float:
     """CPU seconds to lower a schedule."""
     clock = time.process_time()
     lower(schedule)

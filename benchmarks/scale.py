@@ -45,7 +45,6 @@ from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.collectives import together
 from taccl.problem import Problem, make_problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.synthesis.heuristic.improvement import compile_improvement
 from taccl.synthesis.large import schedule_large
 
@@ -225,8 +224,7 @@ def run_case(case: Case, make: Callable[[], Topology], *, seed: int, has_target:
     problem.costs  # noqa: B018  worked out once, when first asked for
     old = None
     if case.fails is not None:
-        first = schedule_large(problem, seed=seed)
-        old = first.expand() if isinstance(first, CompactSchedule) else first
+        old = schedule_large(problem, seed=seed)
         problem = _problem(case, case.fails(topology))
     built, memory = time.process_time(), _peak_mb()
     if case.bound_us is None:
@@ -358,8 +356,8 @@ def warm_up(case: Case) -> None:
                 problem = make_problem(topology, collective, chunk_bytes=sizes)
                 found = schedule_large(problem)
                 verify(found)
-                if case.fails is not None and isinstance(found, CompactSchedule):
-                    taccl.replan(found.expand(), problem)
+                if case.fails is not None:
+                    taccl.replan(found, problem)
 
 
 def prove(problem: Problem) -> tuple[Fraction, str, float]:

@@ -30,6 +30,8 @@ __all__ = [*_MODULE_OF_NAME, "__version__"]  # noqa: PLE0604
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value: Any = _version()
+    elif name == "CompactSchedule":
+        return _compact_schedule()
     elif _MODULE_OF_NAME.get(name) == __name__:
         value = import_module(f"{__name__}.{name}")
     elif name in _MODULE_OF_NAME:
@@ -42,6 +44,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*__all__, "__doc__", "__name__", "__file__", "__path__"})
+
+
+def _compact_schedule() -> Any:
+    """The class that compact schedules are of now; the name goes with the next release."""
+    import warnings
+
+    from taccl.schedule.schedule import Schedule
+
+    said = "taccl.CompactSchedule is taccl.Schedule, and goes with the next release; use taccl.Schedule"
+    warnings.warn(said, DeprecationWarning, stacklevel=3)
+    return Schedule
 
 
 def _version() -> str:

@@ -63,7 +63,6 @@ from taccl.program.lower import lower as lower
 from taccl.program.program import Program as Program
 from taccl.runtime.execute import execute as execute
 from taccl.runtime.report import Execution as Execution
-from taccl.schedule.compact import CompactSchedule as CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule as ImplicitSchedule
 from taccl.schedule.schedule import Schedule as Schedule
 from taccl.schedule.spill import load_spilled as load_spilled
@@ -91,3 +90,5 @@ from taccl.topology.topology import Topology as Topology
 from taccl.workload.workload import Workload as Workload
 
 __version__: str
+
+CompactSchedule = Schedule  # deprecated

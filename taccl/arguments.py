@@ -467,15 +467,15 @@ def _of_class(names: tuple[str, ...]) -> Reader:
     hint = next((f" ({_HINTS[name]})" for name in names if name in _HINTS), "")
 
     def read(value: Any, where: str) -> Any:
-        if _is_any(type(value), names):
-            return value
-        # The schedule in a result of taccl's.
         own = type(value).__module__.partition(".")[0] == "taccl"
-        meant = getattr(value, "schedule", value) if own else value
-        if _is_any(type(meant), names):
-            return meant
-        if "Schedule" in names and _is_any(type(meant), ("CompactSchedule", "ImplicitSchedule")):
+        meant = value
+        if own and not _is_any(type(value), names):  # the schedule in a result of taccl's
+            meant = getattr(value, "schedule", value)
+        is_one = _is_any(type(meant), names)
+        if "Schedule" in names and not is_one and _is_any(type(meant), ("ImplicitSchedule",)):
             return meant.expand()
+        if is_one:
+            return meant.listable() if own and names == ("Schedule",) else meant
         raise InputError(f"found {quoted(value)}; expected {expected}{hint}", where=where)
 
     return Reader(expected, read, classes=names)
@@ -487,6 +487,6 @@ def _is_any(kind: type, names: tuple[str, ...]) -> bool:
 
 
 def _noun(name: str) -> str:
-    """A class's name as a person says it: ``"a compact schedule"``."""
+    """A class's name as a person says it: ``"an implicit schedule"``."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"

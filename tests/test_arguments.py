@@ -451,7 +451,7 @@ ODD: tuple[object, ...] = (
 
 #: Public names that are no function of their caller's making: what the library returns, and errors.
 RETURNED = (
-    "Certificate", "CompactSchedule", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
+    "Certificate", "Dimensions", "Execution", "Explanation", "Fit", "ImplicitResult",
     "ImplicitSchedule",
     "Interpretation", "Placement", "Plan", "Prices", "Program", "Replan", "Result", "Schedule", "Simulation", "Sketch",
     "SketchProposal", "SketchReport", "SteadyState", "Verification",

@@ -22,7 +22,6 @@ from taccl.clauses import CLAUSES, Clauses, SwitchPolicy
 from taccl.collective import Chunk, Collective
 from taccl.errors import InfeasibleError, InputError
 from taccl.problem import Problem, make_problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
@@ -131,11 +130,11 @@ def breaking(name: str) -> Schedule:
     return replace(found, problem=problem)
 
 
-def compact(schedule: Schedule) -> CompactSchedule:
+def compact(schedule: Schedule) -> Schedule:
     """The same in columns in order of start."""
     order = np.argsort(schedule.start, kind="stable")
     columns = (schedule.chunk[order], schedule.link[order], schedule.start[order])
-    return CompactSchedule(schedule.problem, *columns, "by hand", int(schedule.reduce.sum()))
+    return Schedule(schedule.problem, *columns, reduce=int(schedule.reduce.sum()), producer="by hand")
 
 
 def test_every_clause_has_a_case() -> None:
@@ -301,7 +300,7 @@ def test_no_search_passes_more_links_than_it_may() -> None:
             for backend in ("greedy", "highs", "cpsat", "auto")
         ]
         if suits(problem):
-            found.append(schedule_large(problem, num_runs=2).expand())
+            found.append(schedule_large(problem, num_runs=2))
         for schedule in found:
             assert isinstance(schedule, Schedule)
             assert verify(schedule).ok

@@ -89,6 +89,13 @@ def test_unknown_names_are_refused():
         taccl.synthesise  # noqa: B018
 
 
+def test_compact_schedule_is_a_deprecated_name():
+    """It is the one class of schedules, and leads nowhere else."""
+    with pytest.warns(DeprecationWarning, match="use taccl.Schedule"):
+        assert taccl.CompactSchedule is taccl.Schedule
+    assert "CompactSchedule" not in taccl.__all__
+
+
 def test_version_is_the_installed_one():
     """``__version__`` is that of the installed package."""
     from importlib.metadata import version

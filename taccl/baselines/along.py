@@ -14,9 +14,9 @@ from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, Pattern
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric
 from taccl.topology.recognise import links_along
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from taccl.baselines.passages import ChunkPassage, PassagePlan
     from taccl.costs import Costs
     from taccl.problem import Problem
-    from taccl.schedule.schedule import Schedule
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 
@@ -95,10 +94,10 @@ def implicit_along(
     return found
 
 
-def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> CompactSchedule:
+def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> Schedule:
     """Schedule of a plan, send by send; plan and problem have the same number of chunks per rank."""
-    chunk, link, start, _, reduces = _columns(plan, problem)
-    return CompactSchedule(problem, chunk, link, start, producer, reduces=reduces)
+    chunk, link, start, _, reduce = _columns(plan, problem)
+    return Schedule(problem, chunk, link, start, reduce=reduce, producer=producer)
 
 
 def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:
@@ -211,7 +210,8 @@ def listed_along(
         )
     paces = paces_of(dims, problem.costs)
     plan = plan_along(dims, name, orders, paces)
-    found = [schedule_along(plan, problem, producer=producer).expand()]
+    columns = schedule_along(plan, problem, producer=producer).columns
+    found = [make_schedule(problem, **columns, producer=producer)]
     if num_transfers <= _MOST_MERGED and problem.clauses.merging:
         for doubling in (False, True):
             plan = plan_along(dims, name, orders, paces, doubling=doubling, improve=False)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-import taccl
 from taccl.address_space import address_space_bytes
 from taccl.errors import InputError, SolverUnavailableError, TacclError
 from taccl.names import shown, shown_lines
@@ -24,7 +23,6 @@ from taccl.solvers.memory import tells_of_memory
 from taccl.units import format_us
 
 if TYPE_CHECKING:
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 EXIT_BAD_INPUT = 2
@@ -107,17 +105,14 @@ def with_content(answer: Answer, path: str, content: str | bytes, options: argpa
     return replace(answer, text=f"{answer.text}{gap}written to {shown(path)}")
 
 
-def with_file(answer: Answer, schedule: Schedule | CompactSchedule, options: argparse.Namespace) -> Answer:
+def with_file(answer: Answer, schedule: Schedule, options: argparse.Namespace) -> Answer:
     """The answer, once its schedule is written where the user asked."""
     from taccl.formats.native import dump_text
 
     if options.output is None:
         return answer
-    # There is memory for it: that was checked before the schedule was looked for.
-    room = 2**62
-    whole = schedule if isinstance(schedule, taccl.Schedule) else schedule.expand(memory_limit_bytes=room)
     extra = answer.values | {"command": shlex.join(("taccl", *options.words))}
-    return with_content(answer, options.output, dump_text(whole, extra), options)
+    return with_content(answer, options.output, dump_text(schedule, extra), options)
 
 
 def emit(answer: Answer, *, as_json: bool) -> int:

@@ -14,7 +14,6 @@ from taccl.units import format_count, format_gap, format_size, format_us
 if TYPE_CHECKING:
     from taccl.analysis.verification.violation import Verification
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 
@@ -62,7 +61,7 @@ def figures_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> st
     return table([[head for head, _ in shown], *cells], indent="  ")
 
 
-def finish_text(schedule: Schedule | CompactSchedule) -> str:
+def finish_text(schedule: Schedule) -> str:
     """Finish of a schedule and its bandwidth."""
     return ", ".join(filter(None, (schedule.timing, schedule.bandwidth_text)))
 
@@ -75,6 +74,6 @@ def title_of(problem: Problem) -> str:
     return f"{problem.title}{sketch}{size}{model}"
 
 
-def transfers_text(found: Schedule | CompactSchedule | Verification) -> str:
+def transfers_text(found: Schedule | Verification) -> str:
     """Number of transfers, and of the sends that carry them."""
     return f"{format_count(found.num_transfers, 'transfer')} in {format_count(found.num_sends, 'send')}"

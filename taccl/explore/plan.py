@@ -405,8 +405,7 @@ class PlanSearch:
                     self.failure = error
                     self.notes.append(f"{name} at {format_size(size)}: {error}")
                     continue
-                found = result.schedule if isinstance(result.schedule, Schedule) else result.schedule.expand()
-                self.add(found, f"{name}, for {format_size(size)}")
+                self.add(result.schedule.listable(), f"{name}, for {format_size(size)}")
                 said.append(f"{name} {result.schedule.timing} (gap {format_gap(result.gap)})")
                 if result.interrupted:
                     self.stopped = "interrupted"

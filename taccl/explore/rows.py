@@ -15,7 +15,6 @@ from taccl.synthesis.result import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 #: Value of the column ``sketch`` for a run without one, so that grouping keeps it.
@@ -243,6 +242,6 @@ def is_of(row: dict[str, Any], schedule: Schedule) -> bool:
     return fits and row["status"] == _status(row)
 
 
-def _measured(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
+def _measured(schedule: Schedule) -> dict[str, Any]:
     told = {name: getattr(schedule, name) for name in _MEASURES}
     return told | {"schedule_digest": schedule.digest(), "verified": True}

@@ -25,7 +25,7 @@ from taccl.errors import (
 from taccl.explore.cache import entry_document, key_of
 from taccl.explore.rows import OF_SCHEDULES, figures
 from taccl.problem import Problem, make_problem
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import MANY
 from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse
 
@@ -114,7 +114,7 @@ def perform(run: RunRequest) -> tuple[dict[str, Any], dict[str, Any] | None]:
             "error": "; ".join(note for note in result.notes if note not in run.problem.notes),
             "notes": "; ".join(run.problem.notes) or None,
         }  # fmt: skip
-    if not _worth_storing(row, run) or not isinstance(result.schedule, Schedule):
+    if not _worth_storing(row, run) or result.schedule.num_transfers > MANY:
         return row, None
     return row, entry_document(row["key"], row, result.schedule, found=result.to_dict())
 

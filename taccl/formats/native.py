@@ -26,6 +26,8 @@ from taccl.schedule.schedule import Schedule
 
 FORMAT = "taccl-schedule"
 VERSION = 2
+#: Version of files without the columns that are derived; those of bare schedules (`Schedule.is_bare`).
+_BARE_VERSION = 3
 #: Max seconds to compute the bound of a schedule that is saved without one.
 _BOUND_S = 2.0
 _LIMIT_BYTES = 10**9
@@ -40,16 +42,14 @@ def dump_schedule(schedule: Schedule, *, extra: dict[str, Any] | None = None) ->
     problem = schedule.problem
     document: dict[str, Any] = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": _BARE_VERSION if schedule.is_bare else VERSION,
         "producer": schedule.producer,
         "finish_us": schedule.finish_us,
         "ticks_per_us": int(problem.costs.ticks_per_us),
         "digest": schedule.digest(),
         "notes": {"problem": list(problem.notes), "topology": list(problem.topology.notes)},
         "problem": problem.to_dict(),
-        "transfers": {
-            name: getattr(schedule, name).tolist() for name in _COLUMNS if getattr(schedule, name) is not None
-        },
+        "transfers": _transfers(schedule),
     }
     if schedule.carries is not None:
         document["transfers"]["sums"] = [list(ranks) for ranks in schedule.sums]
@@ -78,14 +78,17 @@ def load_schedule(
             problem = Problem.from_dict(document["problem"])
             topology = replace(problem.topology, notes=tuple(notes["topology"]))
             problem = replace(problem, topology=topology, notes=tuple(notes["problem"]))
+        optional = ("end", "group", "reduce", "carries")[0 if document["version"] == _BARE_VERSION else 3 :]
         columns: dict[str, Any] = {
             name: np.array(transfers[name], dtype=dtype)
             for name, dtype in _COLUMNS.items()
-            if name != "carries" or name in transfers
+            if name not in optional or name in transfers
         }
+        read = {name: column.tolist() for name, column in columns.items()}
+        if type(transfers.get("reduce")) is int:
+            columns["reduce"] = read["reduce"] = transfers["reduce"]
         sums = tuple(map(tuple, transfers.get("sums", ())))
         schedule = Schedule(problem, producer=document["producer"], sums=sums, **columns)
-        read = {name: column.tolist() for name, column in columns.items()}
         if document["problem"] != _plain(problem) or transfers != transfers | read:
             raise ValueError("some are of another kind than a schedule's")
         result = document.get("result") or {}
@@ -98,9 +101,19 @@ def load_schedule(
         raise FormatError(f"found values that make no schedule: {error}", where=where) from None
     for name, value in (found | {"finish_us": schedule.finish_us}).items():
         _check_field(document, name, value, where)
-    for column in columns.values():
+    for column in schedule.kept.arrays.values():
         column.setflags(write=False)
     return schedule
+
+
+def _transfers(schedule: Schedule) -> dict[str, Any]:
+    """{name: values} of all columns; of a bare schedule, of those that it keeps."""
+    if schedule.is_bare:
+        kept = {name: column.tolist() for name, column in schedule.kept.arrays.items()}
+        reduce = schedule.kept.reduce
+        return kept | ({"reduce": reduce} if isinstance(reduce, int) else {})
+    columns = {name: getattr(schedule, name) for name in _COLUMNS}
+    return {name: column.tolist() for name, column in columns.items() if column is not None}
 
 
 @checked
@@ -116,7 +129,7 @@ def save(
     Parameters
     ----------
     schedule : Schedule
-        The schedule; compact and implicit ones are expanded first.
+        The schedule; an implicit one is expanded first.
     path : path
         Path of the file.
     overwrite : bool
@@ -198,10 +211,10 @@ def _check_version(document: object, where: str) -> None:
             where=f"{where}: format",
         )
     version = document.get("version")
-    if version != VERSION or isinstance(version, float):
+    if version not in (VERSION, _BARE_VERSION) or isinstance(version, float):
         raise FormatError(
-            f"found version {shown(repr(version), 60)}; this taccl reads version {VERSION}: use the one that "
-            "wrote it",
+            f"found version {shown(repr(version), 60)}; this taccl reads versions {VERSION} and "
+            f"{_BARE_VERSION}: use the one that wrote it",
             where=f"{where}: version",
         )
 

@@ -64,7 +64,7 @@ def save(
     Parameters
     ----------
     thing : Schedule, Result, Topology, Problem or Sketch
-        The object. Compact and implicit schedules are expanded first. A schedule is saved with its bound and
+        The object. An implicit schedule is expanded first. A schedule is saved with its bound and
         gap; a result as its schedule, with the result's own figures.
     path : path
         Path of the file.

@@ -145,7 +145,6 @@ FORMATS = (
 #: {kind of object: its class}.
 KINDS = {
     "schedule": "taccl.schedule.schedule:Schedule",
-    "compact schedule": "taccl.schedule.compact:CompactSchedule",
     "implicit schedule": "taccl.schedule.implicit:ImplicitSchedule",
     "simulation": "taccl.analysis.simulation.simulation:Simulation",
     "program": "taccl.program.program:Program",
@@ -156,7 +155,6 @@ KINDS = {
 
 #: {(kind, other kind): function that converts an object of one into the other, with options}.
 WAYS = {
-    ("compact schedule", "schedule"): "taccl.schedule.compact:CompactSchedule.expand",
     ("implicit schedule", "schedule"): "taccl.schedule.implicit:ImplicitSchedule.expand",
     ("simulation", "schedule"): "taccl.analysis.simulation.simulation:Simulation.as_schedule",
     ("schedule", "program"): "taccl.program.lower:lower",

@@ -11,7 +11,6 @@ from taccl.arguments import Count, checked
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, remark, schedule_of, title_of
 from taccl.schedule.bars import SEVERAL, Bars, By, bars_of
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
@@ -34,7 +33,7 @@ _WHITE = (0.0, 0.45)
 
 @checked
 def gantt(
-    schedule: Result | Schedule | CompactSchedule,
+    schedule: Result | Schedule,
     by: By = "link",
     *,
     max_rows: Count = 48,
@@ -46,7 +45,7 @@ def gantt(
 
     Parameters
     ----------
-    schedule : Result, Schedule or CompactSchedule
+    schedule : Result or Schedule
         The schedule; for a result, its bound is drawn as well.
     by : {"link", "resource", "rank"}
         Meaning of the rows. A send is in the row of its link, of the sending rank, or of each resource that

@@ -33,7 +33,6 @@ from taccl.plot.style import drawing, figure, render, title_of
 from taccl.plot.topology import topology as draw_topology
 from taccl.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import no_bound
@@ -93,7 +92,7 @@ _PAGE = """<!DOCTYPE html>
 @checked
 @drawing
 def report(
-    found: Result | Schedule | CompactSchedule,
+    found: Result | Schedule,
     path: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
@@ -108,7 +107,7 @@ def report(
 
     Parameters
     ----------
-    found : Result, Schedule or CompactSchedule
+    found : Result or Schedule
         The schedule.
     path : path, optional
         File to which the page is written, whole or not at all.
@@ -146,9 +145,6 @@ def report(
         bound, trace = _bound(schedule.problem, min(_BOUND_S, _BOUND_SHARE * budget_s)), trace_in(details)
     problem, count, judged = schedule.problem, schedule.num_transfers, verify(schedule)
     measured_points(problem, measured)  # raises for unusable logs before anything is computed
-    whole: Any = schedule
-    if isinstance(schedule, CompactSchedule) and count <= _MOST_DRAWN:  # else neither drawn nor replayed
-        whole = schedule.expand()
 
     def unless(most: int, done: str, make: Callable[[], str]) -> str:
         """A part of the page, or the reason why it is left out."""
@@ -163,7 +159,7 @@ def report(
 
     def sizes() -> str:
         left_s = limit.left_s - _REST_SHARE * budget_s
-        rates = bandwidths(whole, budget_s=max(0.0, left_s), measured=measured)
+        rates = bandwidths(schedule, budget_s=max(0.0, left_s), measured=measured)
         drawn = bandwidth(rates, ax=figure(width=9, height=5.2))
         shown = rates.rename(index=format_size).to_html(float_format="{:.4g}".format, na_rep="", border=0)
         why = "".join(_paragraph(f"{name}: {said}") for name, said in rates.attrs["undefined"].items())
@@ -171,12 +167,12 @@ def report(
 
     def load() -> str:
         on = problem.topology
-        drawn = draw_topology(on, whole, ax=figure(width=9, height=height_of(on)))
+        drawn = draw_topology(on, schedule, ax=figure(width=9, height=height_of(on)))
         return _picture(drawn, "topology-picture")
 
     def waits() -> str:
         text = "The busiest resources: when they are busy, and for what they are idle, in us:"
-        return _paragraph(text) + _lines(simulate(whole).table(limit=12))
+        return _paragraph(text) + _lines(simulate(schedule).table(limit=12))
 
     every, checked = None, ""
 
@@ -211,7 +207,7 @@ def report(
     contents = {
         "verification": ("Verification", facts(figures) + _lines("\n".join(violations))),
         "bound": ("Bound and gap", bound._repr_html_() + _paragraph(checked)),
-        "timeline": ("Timeline", unless(_MOST_DRAWN, "drawn", lambda: _timeline(whole, bound.bound_us))),
+        "timeline": ("Timeline", unless(_MOST_DRAWN, "drawn", lambda: _timeline(schedule, bound.bound_us))),
         "load": ("Load", unless(_MOST_DRAWN, "drawn", load)
                  + unless(_MOST_REPLAYED, "replayed", waits)),
         "sizes": ("Bandwidth over size", unless(_MOST_REPLAYED, "replayed", sizes)),
@@ -242,7 +238,7 @@ def _bound(problem: Problem, seconds: float) -> Certificate:
     return no_bound(problem)
 
 
-def _with_launch(schedule: Schedule | CompactSchedule) -> str:
+def _with_launch(schedule: Schedule) -> str:
     """Bus bandwidth including the launch, as curves over size show it; empty if no launch is known."""
     busbw = schedule.predicted_busbw_gb_per_s if schedule.launch else None
     return "" if busbw is None else f"busbw {busbw:.4g} GB/s, as measured and in bandwidth over size"

@@ -27,7 +27,6 @@ from taccl.measure.logs import read_log
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, dress, remark, schedule_of
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.units import format_count, format_size, gb_per_s, parse_size
@@ -58,7 +57,7 @@ _MOST_TRANSFERS = 20_000
 @checked
 @drawing
 def bandwidth(
-    schedule: pd.DataFrame | Result | Schedule | CompactSchedule,
+    schedule: pd.DataFrame | Result | Schedule,
     *,
     sizes: Sequence[Size] | None = None,
     measured: Sequence[str] = (),
@@ -68,7 +67,7 @@ def bandwidth(
 
     Parameters
     ----------
-    schedule : DataFrame, Result, Schedule or CompactSchedule
+    schedule : DataFrame, Result or Schedule
         A schedule, or bandwidths computed before by `taccl.plot.bandwidths`.
     sizes : sequence of int or str, optional
         Sizes as nccl-tests counts them; ignored for bandwidths computed before.
@@ -135,7 +134,7 @@ def bandwidth(
 
 @checked
 def bandwidths(
-    schedule: Result | Schedule | CompactSchedule,
+    schedule: Result | Schedule,
     *,
     sizes: Sequence[Size] | None = None,
     budget_s: Duration = 30.0,
@@ -145,7 +144,7 @@ def bandwidths(
 
     Parameters
     ----------
-    schedule : Result, Schedule or CompactSchedule
+    schedule : Result or Schedule
         The schedule.
     sizes : sequence of int or str, optional
         Sizes as nccl-tests counts them. Default: 1 KiB to 1 GiB, and the schedule's own size.

@@ -13,7 +13,6 @@ from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown, shown_lines
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.units import format_size
@@ -40,8 +39,8 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 _RULES: Any = {"svg.hashsalt": "taccl", "svg.fonttype": "none", "text.parse_math": False}
 _DOTS_PER_INCH = 150
-#: Max memory in bytes to expand a compact schedule for drawing.
-_MOST_EXPANDED_BYTES = 2 * 10**9
+#: Max memory in bytes for the columns of a schedule that is drawn.
+_MOST_LISTED_BYTES = 2 * 10**9
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
@@ -216,12 +215,10 @@ def format_of(path: str | os.PathLike[str]) -> str:
     return ending
 
 
-def schedule_of(found: Result | Schedule | CompactSchedule) -> Schedule:
-    """The schedule of a result, or the one given; compact schedules are expanded."""
+def schedule_of(found: Result | Schedule) -> Schedule:
+    """The schedule of a result, or the one given; `InputError` if it is too large to be drawn."""
     schedule = found.schedule if isinstance(found, Result) else found
-    if isinstance(schedule, CompactSchedule):
-        return schedule.expand(memory_limit_bytes=_MOST_EXPANDED_BYTES)
-    return schedule
+    return schedule.listable(memory_limit_bytes=_MOST_LISTED_BYTES)
 
 
 def title_of(problem: Problem) -> str:

@@ -12,7 +12,6 @@ from taccl.plot import style
 from taccl.plot.layout import Line, Places, height_of, lay_out, lines_of
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline, in_key, schedule_of, title_of
 from taccl.schedule.bars import busy_shares
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
@@ -31,7 +30,7 @@ _MOST_LABELS = 128
 @drawing
 def topology(
     topology: Topology,
-    schedule: Result | Schedule | CompactSchedule | None = None,
+    schedule: Result | Schedule | None = None,
     *,
     ax: Axes | None = None,
 ) -> Axes:
@@ -41,7 +40,7 @@ def topology(
     ----------
     topology : Topology
         The topology.
-    schedule : Result, Schedule or CompactSchedule, optional
+    schedule : Result or Schedule, optional
         A schedule on this topology. The colour of a line then shows the busy share of the busiest resource
         that its sends hold: the link itself, a port of a switch, or a NIC. Unused lines are grey. Without a
         schedule, colours show kinds of links.

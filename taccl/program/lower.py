@@ -34,7 +34,6 @@ from taccl.program.messages import (
 )
 from taccl.program.program import PROTOCOLS, Program, RankProgram, Slot
 from taccl.program.replicate import choose_instances, replicate
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 
 #: Treatment of a merged send whose chunks are not contiguous in the buffers at both ends.
@@ -54,7 +53,7 @@ class _PlacedPart(NamedTuple):
 
 @checked
 def lower(
-    schedule: Schedule | CompactSchedule,
+    schedule: Schedule,
     *,
     in_place: bool = False,
     protocol: str | None = None,
@@ -113,8 +112,6 @@ def lower(
         If an option is unknown, chunks differ in size, or a chunk is sent from a rank that does not hold it
         (`verify` says more).
     """
-    if isinstance(schedule, CompactSchedule):
-        schedule = schedule.expand()
     problem = schedule.problem
     collective = problem.collective
     if len(set(problem.chunk_bytes)) > 1:

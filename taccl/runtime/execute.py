@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
     from taccl.arguments import Count, Natural, Seconds, Size
     from taccl.runtime.job import RunJob
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
 
 
 @checked
 def execute(
-    program: Program | Schedule | CompactSchedule,
+    program: Program | Schedule,
     size: Size = "1MB",
     *,
     dtype: str = "int32",
@@ -41,7 +40,7 @@ def execute(
 
     Parameters
     ----------
-    program : Program, Schedule or CompactSchedule
+    program : Program or Schedule
         A schedule is lowered first (`taccl.lower` has options).
     size : int or str
         Bytes of the larger of one rank's input and output buffer, e.g. ``"1MB"``; rounded up to whole

@@ -293,7 +293,7 @@ class Schedule(Figures):
 
     def __repr__(self) -> str:
         return (
-            f"Schedule({self.problem.title}: "
+            f"{type(self).__name__}({self.problem.title}: "
             f"{format_count(self.num_transfers, 'transfer')} in {format_count(self.num_sends, 'send')}, "
             f"finish {self.finish_us:.3f} us{self.predicted_text})"
         )

@@ -1,9 +1,9 @@
-"""Compact schedules in files: memory-mapped columns that may be larger than memory.
+"""Schedules in files: memory-mapped columns that may be larger than memory.
 
-A folder holds ``chunk.npy``, ``link.npy`` and ``start.npy``, which `numpy.load` also reads. ``schedule.json``
-holds everything else, and is written last. It omits the problem if that is very large; the caller then
-supplies it on loading. During a search, columns are in unnamed temporary files, which vanish with the process
-however it ends.
+A folder holds ``chunk.npy``, ``link.npy``, ``start.npy`` and other columns that are kept, which `numpy.load`
+also reads. ``schedule.json`` holds everything else, and is written last. It omits the problem if that is very
+large; the caller then supplies it on loading. During a search, columns are in unnamed temporary files, which
+vanish with the process however it ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.problem import Problem
 from taccl.reading import parse_json, read_text
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule, bare_digest
 from taccl.units import format_size
 
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
-_COLUMNS = ("chunk", "link", "start")
+#: {column: name of its file}; the first three are always there.
+_FILES = {
+    "chunk": "chunk.npy", "link": "link.npy", "start": "start.npy", "end": "end.npy", "group": "group.npy",
+    "reduce": "reduces.npy", "carries": "carries.npy",
+}  # fmt: skip
 _INDEX = "schedule.json"
 #: Max (chunk, origin or destination) pairs of a problem that is written to the folder.
 _MOST_PAIRS = 1_000_000
@@ -80,30 +84,32 @@ def room_for(num_rows: int, dtype: DTypeLike, folder: str | os.PathLike[str] | N
         ) from None
 
 
-def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactSchedule:
+def spill(schedule: Schedule, folder: str | os.PathLike[str]) -> Schedule:
     """Write the columns of a schedule to a new or empty folder; return the schedule over these files."""
     check_folder(folder, num_bytes=schedule.num_bytes)
     num_pairs = sum(len(c.origins) + len(c.destinations) for c in schedule.problem.collective.chunks)
-    path = Path(folder)
+    kept, path = schedule.kept, Path(folder)
     made = not path.exists()
     path.mkdir(exist_ok=True)
+    carries = {} if schedule.carries is None else {"carries": schedule.carries}
     try:
-        for name in (*_COLUMNS, *["reduces"] * (schedule.reduces is not None)):
-            np.save(path / f"{name}.npy", getattr(schedule, name), allow_pickle=False)
+        for name, column in (kept.arrays | carries).items():
+            np.save(path / _FILES[name], column, allow_pickle=False)
         index = {
             "format": _FORMAT,
             "version": _VERSION,
             "producer": schedule.producer,
             "num_transfers": schedule.num_transfers,
-            "num_reducing": schedule.num_reducing,
+            "num_reducing": kept.reduce if isinstance(kept.reduce, int) else 0,
+            "sums": schedule.sums,
             "finish_us": schedule.finish_us,
-            "digest": schedule.digest(),
+            "digest": _digest(schedule),
             "problem_digest": schedule.problem.digest(),
             "problem": schedule.problem.to_dict() if num_pairs <= _MOST_PAIRS else None,
         }
         (path / _INDEX).write_text(json.dumps(index))
     except BaseException as error:
-        for name in (*(f"{name}.npy" for name in (*_COLUMNS, "reduces")), _INDEX):
+        for name in (*_FILES.values(), _INDEX):
             (path / name).unlink(missing_ok=True)
         if made:
             path.rmdir()
@@ -112,11 +118,11 @@ def spill(schedule: CompactSchedule, folder: str | os.PathLike[str]) -> CompactS
                 f"cannot be written ({error.strerror}); give another folder", where=os.fspath(folder)
             ) from None
         raise
-    return _over_files(schedule.problem, path, schedule.producer, schedule.num_reducing)
+    return _over_files(schedule.problem, path, index)
 
 
 @checked
-def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> CompactSchedule:
+def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None) -> Schedule:
     """Load a schedule that `spill` wrote; its columns remain in their files.
 
     Parameters
@@ -146,22 +152,27 @@ def load_spilled(folder: str | os.PathLike[str], problem: Problem | None = None)
         problem = problem or Problem.from_dict(index["problem"])
         if problem.digest() != index["problem_digest"]:
             raise FormatError(f"it is for another problem than {problem!r}", where=where)
-        schedule = _over_files(problem, path, index["producer"], int(index["num_reducing"]))
+        schedule = _over_files(problem, path, index)
         stated = (index["num_transfers"], index["digest"])
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"a part is missing or wrong ({error}); synthesize it anew", where=where) from None
-    lengths = {len(schedule.chunk), len(schedule.link), len(schedule.start)}
-    if lengths != {stated[0]} or schedule.digest() != stated[1]:
+    if (schedule.num_transfers, _digest(schedule)) != stated:
         raise FormatError("the files were changed after they were written; synthesize it anew", where=where)
     return schedule
 
 
-def _over_files(problem: Problem, path: Path, producer: str, num_reducing: int) -> CompactSchedule:
-    chunk, link, start = (
-        np.load(path / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in _COLUMNS
-    )
-    adds = path / "reduces.npy"
-    reduces = np.load(adds, mmap_mode="r", allow_pickle=False) if adds.exists() else None
-    return CompactSchedule(problem, chunk, link, start, producer, num_reducing, reduces)
+def _digest(schedule: Schedule) -> str:
+    """Hash of what the files hold."""
+    is_bare = schedule.kept.end is None and schedule.carries is None
+    return bare_digest(schedule) if is_bare else schedule.digest()
+
+
+def _over_files(problem: Problem, path: Path, index: dict[str, Any]) -> Schedule:
+    columns: dict[str, Any] = {"reduce": int(index["num_reducing"]) or None}
+    for place, (name, file) in enumerate(_FILES.items()):
+        if place < 3 or (path / file).exists():
+            columns[name] = np.load(path / file, mmap_mode="r", allow_pickle=False)
+    sums = tuple(map(tuple, index.get("sums", ())))
+    return Schedule(problem, producer=index["producer"], sums=sums, **columns)

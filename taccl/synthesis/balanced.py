@@ -2,7 +2,7 @@
 
 The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`). ``"greedy"`` gives
 each chunk in turn the order that levels the loads of the dimensions. The orders are planned by
-`taccl.baselines.passages`, and expanded by `taccl.baselines.along`: send by send as a compact schedule, or,
+`taccl.baselines.passages`, and expanded by `taccl.baselines.along`: send by send as a schedule, or,
 of any size, as an implicit one.
 """
 
@@ -23,10 +23,9 @@ from taccl.baselines.spread import cut_chunks
 from taccl.costs import Costs, exact_costs
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.pattern import ClassTicks, ticks_of
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import MANY, Schedule
 from taccl.synthesis.search import Search
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimensions
@@ -40,8 +39,6 @@ MOST_TRANSFERS = 20_000_000
 _PAYS = Fraction(99, 100)
 #: Ratio of finishes up to which the second best plan is improved as well.
 _NEAR = 1.05
-#: Fewest transfers for which schedules stay compact.
-_MANY_TRANSFERS = 300_000
 
 
 def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
@@ -104,7 +101,7 @@ def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
 
 def balanced_schedule(
     problem: Problem, *, policy: Policy = "lp", most_transfers: int, sooner_than: Fraction | None = None
-) -> Schedule | CompactSchedule | None:
+) -> Schedule | None:
     """The schedule along the dimensions of the topology, verified; None where it is not soon enough.
 
     Raises `CollectiveError` if the topology has no dimensions, the collective is none that goes along them,
@@ -121,8 +118,8 @@ def balanced_schedule(
     plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
     if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
         return None
-    compact = schedule_along(plan, problem, producer=f"{BALANCED} ({policy})")
-    verification = verify(compact)
+    schedule = schedule_along(plan, problem, producer=f"{BALANCED} ({policy})")
+    verification = verify(schedule)
     if not verification.ok and problem.clauses != problem.clauses.only("merge"):
         raise InputError(
             f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
@@ -130,7 +127,7 @@ def balanced_schedule(
             where=BALANCED,
         )
     verification.raise_if_failed()
-    return compact if compact.num_transfers > _MANY_TRANSFERS else compact.expand()
+    return schedule if schedule.num_transfers > MANY else schedule.in_order()
 
 
 def search_balanced(

@@ -19,7 +19,6 @@ from taccl.cpu_share import busy_factor
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InputError
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.balanced import BALANCED, search_balanced
 from taccl.synthesis.large import are_kept, effort, suits
@@ -108,12 +107,12 @@ def for_baselines_s(limit: Deadline, share: float) -> float:
     return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
 
 
-def offer_rest(search: Search, found: Schedule | CompactSchedule | None) -> None:
+def offer_rest(search: Search, found: Schedule | None) -> None:
     """Offer the baselines that were not made yet, in the time that a search has left, by rank.
 
     - `found`: What the search found, if anything, in its own chunks.
     """
-    if isinstance(found, Schedule):
+    if found is not None:
         share_baselines(search.problem, found.problem)
     budget = search.parameters.budget
     until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
@@ -159,7 +158,7 @@ def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Dea
             finer = cut(problem, count)
             if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
                 continue
-            found = replace(found, problem=finer)
+            found = found.under(finer)
             if verify(found).ok:
                 best, finish_us, producer = (
                     Search(finer, search.options, search.deadline, stages=search.stages),
@@ -260,7 +259,7 @@ def share_baselines(problem: Problem, other: Problem) -> None:
     """Take over the baselines that were made of an equal problem, which may differ in its notes."""
     if problem is not other and problem == other:
         for name, made in _made(other).items():
-            _made(problem).setdefault(name, replace(made, problem=problem))
+            _made(problem).setdefault(name, made.under(problem))
 
 
 def offer_baselines(search: Search, share: float = 1.0) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import replace
 
 from taccl.errors import InputError
 from taccl.problem import Problem
@@ -45,7 +44,7 @@ def offer_exchanged(search: Search) -> None:
         if search.is_met or search.interrupted or (best is not None and search.deadline.has_passed):
             break
         # A sketch that is only suggested need not be obeyed.
-        schedule = replace(schedule, problem=search.problem)
+        schedule = schedule.under(search.problem)
         for anew in (False, True):
             with suppress(InputError, ValueError):  # sends may wait for one another
                 found = exchanged(listed(schedule) if anew else schedule)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.heuristic.fabric import most_merged
@@ -156,9 +155,7 @@ def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline
     finish_us = None
     for way in ways:
         with suppress(NoSolutionError, OutOfTime):
-            best = way()
-            listed = best.expand() if isinstance(best, CompactSchedule) else best
-            schedule = parted(listed, search.problem, parts)
+            schedule = parted(way(), search.problem, parts)
             search.offer_whole(schedule, producer=schedule.producer, proposed=True)
             finish_us = search.best_us
     status = "no-solution" if finish_us is None else "done"

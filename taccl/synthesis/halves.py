@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,10 @@ from taccl.schedule.combine import (
     spreading_half,
     summed_at_destinations,
 )
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import room_for
 from taccl.synthesis.isomorphic import find_isomorphism, hand_over
 from taccl.synthesis.search import Search
-
-S = TypeVar("S", Schedule, CompactSchedule)
-
 
 #: Share of the time for the reduce phase; and where both phases are one problem. The rest is for the
 #: broadcast phase.
@@ -65,23 +61,30 @@ def split(problem: Problem) -> tuple[Half, ...]:
     return tuple(halves)
 
 
-def join(problem: Problem, found: Iterable[S], *, spill_dir: str | os.PathLike[str] | None = None) -> S:
+def join(
+    problem: Problem,
+    found: Iterable[Schedule],
+    *,
+    retimed: bool = True,
+    spill_dir: str | os.PathLike[str] | None = None,
+) -> Schedule:
     """The schedule of a problem, of those of its halves in the order of `split`.
 
-    Each phase is requested once the one before has been reversed, and is released then. The columns of
-    compact schedules may go to a folder.
+    Each phase is requested once the one before has been reversed, and is released then.
+
+    - `retimed`: True to start each send as early as it can; False to keep the times within each phase.
+    - `spill_dir`: Folder for the columns of phases that are not re-timed.
     """
-    schedules: Iterator[Any] = iter(found)
-    joined: Any = next(schedules)
+    schedules = iter(found)
+    joined = next(schedules)
     if problem.collective.combining and not problem.collective.derivations:
-        is_compact = isinstance(joined, CompactSchedule)
-        joined = _reversed(joined, problem, spill_dir) if is_compact else reverse(joined, problem)
+        joined = reverse(joined, problem) if retimed else _reversed(joined, problem, spill_dir)
         for after in schedules:
-            if is_compact:
-                joined = _one_after_another(joined, after, spill_dir)
+            if retimed:
+                joined = concatenate([joined, after.under(problem)], problem)
             else:
-                joined = concatenate([joined, replace(after, problem=problem)], problem)
-    return cast("S", joined)
+                joined = _one_after_another(joined, after, spill_dir)
+    return joined
 
 
 def search_halves(search: Search, search_half: Callable[[Search], None]) -> None:
@@ -111,7 +114,7 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
                 continue
         search_half(part)
     search.ran_out = any(part.ran_out for part in searches)
-    found = [part.best for part in searches if isinstance(part.best, Schedule)]
+    found = [part.best for part in searches if part.best is not None]
     if len(found) < len(halves):
         return
     if halves[0].name == "reduce" and not _adds_up(search.problem, found[0]):
@@ -126,9 +129,9 @@ def search_halves(search: Search, search_half: Callable[[Search], None]) -> None
             raise NoSolutionError(
                 f"{search.problem!r}: {said}; allow links of one source", bound_us=search.bound_us
             ) from None
-        if not isinstance(part.best, Schedule):
+        if part.best is None:
             return
-        found[0] = replace(part.best, problem=halves[0].problem)
+        found[0] = part.best.under(halves[0].problem)
     try:
         whole = join(search.problem, found)
     except KeyboardInterrupt:  # it takes a moment, and all is there
@@ -166,7 +169,7 @@ def search_apart(search: Search, search_half: Callable[[Search], None]) -> None:
         return
     part = search.part(problem, "apart: ", search.deadline, bound=bound)
     search_half(part)
-    if isinstance(part.best, Schedule):
+    if part.best is not None:
         whole = summed_at_destinations(part.best, search.problem)
         if whole.finish < finish and verify(whole).ok:
             search.offer_whole(whole, producer=whole.producer, verified=True)
@@ -201,12 +204,10 @@ def _copying(half: Problem) -> Problem:
     return half if len(fit) == len(half.links_allowed) else half.with_clauses(links_allowed=frozenset(fit))
 
 
-def _reversed(
-    schedule: CompactSchedule, problem: Problem, spill_dir: str | os.PathLike[str] | None
-) -> CompactSchedule:
+def _reversed(schedule: Schedule, problem: Problem, spill_dir: str | os.PathLike[str] | None) -> Schedule:
     """The reduction that a spread is when it is read backwards in time."""
-    finish, count = schedule.finish_ticks, len(schedule)
-    start = room_for(count, schedule.start.dtype, spill_dir)
+    kept, finish, count = schedule.kept, schedule.finish_ticks, len(schedule)
+    start = room_for(count, kept.start.dtype, spill_dir)
     at = count  # the last to start comes first
     for _, _, _, end in schedule.blocks():
         start[at - len(end) : at] = finish - end[::-1]
@@ -221,27 +222,28 @@ def _reversed(
             np.take(column, order, out=room, mode="clip")
         return room
 
-    chunk, link = settled(schedule.chunk[::-1]), settled(schedule.link[::-1])
+    chunk, link = settled(kept.chunk[::-1]), settled(kept.link[::-1])
     start = start if order is None else settled(start)
-    return CompactSchedule(problem, chunk, link, start, schedule.producer, count)
+    return Schedule(problem, chunk, link, start, reduce=count, producer=schedule.producer)
 
 
 def _one_after_another(
-    reduction: CompactSchedule, spreading: CompactSchedule, spill_dir: str | os.PathLike[str] | None
-) -> CompactSchedule:
+    reduction: Schedule, spreading: Schedule, spill_dir: str | os.PathLike[str] | None
+) -> Schedule:
     """The sums, and their copies once all of them are complete."""
-    after = reduction.finish_ticks
-    last = after + int(spreading.start[-1:].max(initial=0))
+    before, then, after = reduction.kept, spreading.kept, reduction.finish_ticks
+    last = after + int(then.start[-1:].max(initial=0))
     columns = []
-    for name, dtype, later in (
-        ("chunk", reduction.chunk.dtype, 0),
-        ("link", np.int32, 0),
-        ("start", np.int32 if last < 2**31 else np.int64, after),
+    for first, second, dtype, later in (
+        (before.chunk, then.chunk, before.chunk.dtype, 0),
+        (before.link, then.link, np.int32, 0),
+        (before.start, then.start, np.int32 if last < 2**31 else np.int64, after),
     ):
-        first, second = getattr(reduction, name), getattr(spreading, name)
         column = room_for(len(first) + len(second), dtype, spill_dir)
         column[: len(first)] = first
         np.add(second, np.int64(later), out=column[len(first) :], casting="unsafe")
         columns.append(column)
     chunk, link, start = columns
-    return replace(reduction, chunk=chunk, link=link, start=start)
+    return Schedule(
+        reduction.problem, chunk, link, start, reduce=len(before.chunk), producer=reduction.producer
+    )

@@ -13,7 +13,7 @@ from itertools import chain
 
 from taccl.clauses import CLAUSES, Clause
 from taccl.problem import Problem
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import make_schedule
 from taccl.sketch.symmetry import block_shifts, offset_permutation
 from taccl.synthesis.search import Search
 
@@ -58,7 +58,7 @@ def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
 def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
     """Offer the best schedule of one search to that of the isomorphic problem; whether there is one."""
     best = found.best
-    if not isinstance(best, Schedule):
+    if best is None:
         return False
     whole = make_schedule(
         search.problem,

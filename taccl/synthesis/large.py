@@ -21,8 +21,7 @@ from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.kernels import is_compiled
 from taccl.problem import Clauses, make_problem
-from taccl.schedule.compact import CompactSchedule
-from taccl.schedule.schedule import Schedule, make_schedule
+from taccl.schedule.schedule import MANY, Schedule, make_schedule
 from taccl.synthesis.halves import Half, join, split
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
 from taccl.synthesis.heuristic.fabric import (
@@ -139,8 +138,8 @@ def schedule_large(
     num_runs: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     parameters: SearchParameters = DEFAULTS,
-) -> Schedule | CompactSchedule:
-    """A schedule of a problem that `suits`, by the kernel; a compact one where nothing may merge.
+) -> Schedule:
+    """A schedule of a problem that `suits`, by the kernel.
 
     - `merges`: Whether sends may merge, where the problem allows it, that pays, and they are few.
     - `target_ticks`: A finish that is good enough, such as a lower bound.
@@ -161,26 +160,23 @@ def schedule_large(
         _schedule_half(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
         for place, half in enumerate(halves)
     )
-    joined: Schedule | CompactSchedule = join(problem, found, spill_dir=spill_dir)
-    return joined
+    joined = join(problem, found, retimed=merges, spill_dir=spill_dir)
+    return joined if joined.num_transfers > MANY else joined.in_order()
 
 
-def _schedule_half(
-    half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool
-) -> Schedule | CompactSchedule:
-    """Schedule of a spreading problem, with `behind` phases to come; a `Schedule` if it `merges`."""
+def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
+    """Schedule of a spreading problem, with `behind` phases to come."""
     problem, deadline = half.problem, limits.deadline
     limits = replace(limits, until=deadline.sooner(limit_s))
     if problem.collective.is_met:
         nothing = np.zeros(0, np.int32)
-        empty = _compact(problem, Sends(nothing, nothing, nothing, 0))
-        return empty.expand() if merges else empty
+        return _schedule(problem, Sends(nothing, nothing, nothing, 0))
     with deadline.scope(_DOING[half.name], ahead=float(behind)):
         fabric, demand = problem_arrays(problem)
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread
         found = search(fabric, demand, limits)
-        schedule: Schedule | CompactSchedule = _compact(problem, found)
+        schedule = _schedule(problem, found)
         if merges:
             schedule = _merged(problem, fabric, demand, found, search, limits)
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
@@ -188,13 +184,13 @@ def _schedule_half(
         if is_masked or not is_open or is_over or not suits_improvement(problem):
             return schedule
         turns = max(_LEAST_TURNS, _TURN_SENDS // max(1, schedule.num_transfers))
-        whole = schedule.expand() if isinstance(schedule, CompactSchedule) else schedule
+        whole = schedule.in_order()
         better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
         if merges or better is whole:
             return better if merges else schedule
         order = np.argsort(better.start, kind="stable")
         columns = better.chunk[order], better.link[order].astype(np.int32), better.start[order]
-        return _compact(problem, Sends(*columns, better.finish_ticks))
+        return _schedule(problem, Sends(*columns, better.finish_ticks))
 
 
 def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
@@ -232,21 +228,17 @@ def _merged(
         except OutOfTime:
             break
     if together is None:
-        return _compact(problem, found).expand()
+        return _schedule(problem, found).in_order()
     _, group = np.unique([together.link, together.start], axis=1, return_inverse=True)
-    units = np.bincount(group, weights=demand.units[together.chunk]).astype(np.int64)
-    costs, link, start = problem.costs, together.link, together.start.astype(np.int64)
-    end = start + costs.link_alpha[link] + units[group] * costs.link_beta[link]
     return make_schedule(
         problem,
         chunk=together.chunk,
-        link=link,
-        start=start,
-        end=end,
+        link=together.link,
+        start=together.start,
         group=group,
         producer="compiled list scheduler",
     )
 
 
-def _compact(problem: Problem, found: Sends) -> CompactSchedule:
-    return CompactSchedule(problem, found.chunk, found.link, found.start, "compiled list scheduler")
+def _schedule(problem: Problem, found: Sends) -> Schedule:
+    return Schedule(problem, found.chunk, found.link, found.start, producer="compiled list scheduler")

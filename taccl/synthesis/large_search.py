@@ -19,7 +19,6 @@ from taccl.costs import wide_links
 from taccl.cpu_share import busy_factor
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import NoSolutionError, SketchError, TopologyError
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.spill import check_folder
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.heuristic.queues import VERIFY_US_PER_TRANSFER
@@ -97,12 +96,11 @@ def offer_compiled(
         search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
         return
     is_better = search.best is None or found.finish_ticks < search.best.finish_ticks
-    # A compact schedule is verified at a tenth of the cost of its expanded form.
-    is_known = isinstance(found, CompactSchedule) and problem is search.problem and is_better
+    # Single sends are verified at a tenth of the cost of merged ones.
+    is_known = found.kept.group is None and problem is search.problem and is_better
     if is_known:
         verify(found).raise_if_failed()
-    whole = found.expand() if isinstance(found, CompactSchedule) else found
-    whole = whole if problem is search.problem else replace(whole, problem=search.problem)
+    whole = found if problem is search.problem else found.under(search.problem)
     finish = search.offer_whole(whole, producer="compiled list scheduler", verified=is_known)
     search.record("greedy", "compiled", "done", since, finish_us=finish)
 
@@ -146,7 +144,7 @@ def _found(
     deadline: Deadline,
     tell: Callable[[float, str, float | None], None] | None = None,
     **options: Any,
-) -> Schedule | CompactSchedule:
+) -> Schedule:
     """Schedule of the compiled list scheduler; `OutOfTime` if there is none."""
     search.report("compiled list scheduler")
     options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
@@ -249,7 +247,7 @@ class _Runs:
             patience_s=least_s,
         )
 
-    def _verify(self, found: Schedule | CompactSchedule) -> None:
+    def _verify(self, found: Schedule) -> None:
         """Verify what was found, and keep it as the best."""
         since = time.monotonic()
         if self._verify_s > self._large.told_after_s:

@@ -22,7 +22,6 @@ from taccl.graph_algorithms import shortest_paths
 from taccl.problem import Problem
 from taccl.schedule.combine import reduction_half, spreading_half
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
-from taccl.synthesis.parameters import DEFAULTS
 from taccl.units import format_size
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
@@ -30,7 +29,7 @@ if TYPE_CHECKING:  # running programs needs to know what is free, and no search
     from taccl.topology.topology import Topology
 
 #: Per transfer of a whole schedule, and while it is written to a file.
-_EXPANDED_BYTES, _FILE_BYTES = 150, 400
+_FILE_BYTES = 400
 #: Per hop of a way that is chosen first: where the kernel orders and queues it, and in the columns it fills.
 _HOP_BYTES, _SENT_BYTES = 37, 12
 #: Trees of ways that are kept for every set of origins.
@@ -94,8 +93,6 @@ def memory_need(
     file = 0
     if not summary and not spilled:
         file = _FILE_BYTES * num_transfers if to_file else 0
-        if num_transfers <= DEFAULTS.large.most_expanded:
-            file = max(file, _EXPANDED_BYTES * num_transfers)
     return MemoryNeed(
         num_transfers,
         proof=_PROOF_BYTES + _PROOF_LINK_BYTES * min(len(problem.topology.links), _MOST_PROOF_LINKS),

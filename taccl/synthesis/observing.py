@@ -12,7 +12,6 @@ from taccl.deadline import Cancellation
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Stage
 
@@ -66,7 +65,7 @@ class Observer:
         self,
         *,
         progress: Callable[[str, float | None, float | None], None] | None = None,
-        on_incumbent: Callable[[Schedule | CompactSchedule], None] | None = None,
+        on_incumbent: Callable[[Schedule], None] | None = None,
         on_bound: Callable[[Certificate], None] | None = None,
         on_stage: Callable[[Stage], None] | None = None,
         stop_when: Callable[[SearchState], bool] | None = None,
@@ -87,7 +86,7 @@ class Observer:
         best_us = self._told_finish_us if self._told_finish_us < math.inf else None
         self._progress(doing, best_us, self._told_bound_us or None)
 
-    def incumbent(self, schedule: Schedule | CompactSchedule) -> None:
+    def incumbent(self, schedule: Schedule) -> None:
         """Tell of a schedule of the problem, if it is the best so far."""
         if schedule.finish_us < self._finish_us:
             self._finish_us = schedule.finish_us

@@ -137,7 +137,6 @@ class LargeParameters(_Group):
 
     grace_s: float = 0.5  # what a run gets beyond the time limit where there is no schedule yet
     told_after_s: float = 2.0  # progress is told of what takes longer
-    most_expanded: int = 300_000  # schedules with more transfers stay compact
     merging_share: float = 0.03  # sends merge if latency is at least this share of the time one holds a link
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.search import Search
 
@@ -74,7 +73,7 @@ class Proposer(Protocol):
     def estimate_s(self, problem: Problem) -> float:
         """About how many seconds it takes. It is left out where a search has less time for it."""
 
-    def propose(self, search: Search) -> Schedule | CompactSchedule | None:
+    def propose(self, search: Search) -> Schedule | None:
         """A schedule of ``search.problem``, or None.
 
         ``search.best`` is the best schedule so far, if any, ``search.deadline`` the end of the time, and
@@ -163,7 +162,7 @@ def _offer(search: Search, proposer: Proposer, share: float) -> None:
     search.record(name, "registered", "done", since, finish_us=found.finish_us)
 
 
-def _fault(search: Search, found: Schedule | CompactSchedule) -> str:
+def _fault(search: Search, found: Schedule) -> str:
     """The reason why a proposal is no schedule of the problem; empty if it is one."""
     from taccl.analysis.verification.verify import verify
 

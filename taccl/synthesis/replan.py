@@ -168,11 +168,10 @@ def replan(
     schedule = min(candidates, key=lambda each: each.finish_ticks, default=None)
     from_scratch = schedule is None
     if schedule is None:
-        found = synthesize(
+        schedule = synthesize(
             problem, backend="greedy", time_limit_s=time_limit_s, seed=seed,
             memory_limit_mb=memory_limit_mb, parameters=parameters,
         ).schedule  # fmt: skip
-        schedule = found if isinstance(found, Schedule) else found.expand()
     known = (t for t in old if t.chunk in new_chunk and t.link in new_link)
     was = {(new_chunk[t.chunk], new_link[t.link], t.reduce) for t in known}
     now = {(t.chunk, t.link, t.reduce) for t in schedule}

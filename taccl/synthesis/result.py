@@ -18,7 +18,6 @@ from taccl.analysis.certificates.every_cut import (
 )
 from taccl.errors import NumericsWarning, warn
 from taccl.names import note_lines, table
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.units import format_count, format_us
 
@@ -103,7 +102,7 @@ class Result:
 
     Parameters
     ----------
-    schedule : Schedule or CompactSchedule
+    schedule : Schedule
         Verified before it was returned; compact where it has very many transfers.
     bound : Certificate
         A proven lower bound of the problem that was asked: for its chunks, or over all chunkings where it
@@ -132,7 +131,7 @@ class Result:
         No time is left for a bound over all chunkings.
     """
 
-    schedule: Schedule | CompactSchedule
+    schedule: Schedule
     bound: Certificate
     backend: str
     stages: tuple[Stage, ...]
@@ -295,7 +294,7 @@ class Result:
         return "\n".join([self.schedule.problem.title, *self.lines()])
 
 
-def schedule_figures(schedule: Schedule | CompactSchedule) -> dict[str, Any]:
+def schedule_figures(schedule: Schedule) -> dict[str, Any]:
     """Problem and finish of a schedule, as plain values."""
     problem = schedule.problem
     return {

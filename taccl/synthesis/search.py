@@ -26,8 +26,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import FallbackWarning, warn
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule, ScheduleSummary
-from taccl.schedule.schedule import Schedule
+from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
 from taccl.synthesis.greedy import ListSchedule, expand
@@ -99,7 +98,7 @@ class Search:
     prefix: str = ""  # before the names of its stages
     above: Search | None = None  # that this is a part of
     serves_above: bool = False  # its schedules are schedules of the problem above, too
-    best: Schedule | CompactSchedule | None = None
+    best: Schedule | None = None
     best_on_quotient: ListSchedule | None = None  # the same on the timing quotient
     rival: Search | None = None  # of the same problem, that found a schedule: of a solver that works alone
     is_verified: bool = False  # whatever is returned is verified at last
@@ -212,7 +211,7 @@ class Search:
 
     def offer_whole(
         self,
-        whole: Schedule | CompactSchedule,
+        whole: Schedule,
         *,
         producer: str,
         proposed: bool = False,
@@ -243,23 +242,22 @@ class Search:
             self._remember(whole)
         return whole.finish_us
 
-    def _remember(self, whole: Schedule | CompactSchedule) -> None:
+    def _remember(self, whole: Schedule) -> None:
         """Keep a schedule of the problem at the top among the earliest, once, however often it is offered."""
         top, at = self.top, self
         while at.above is not None and at.serves_above:
             at = at.above
-        if at is not top or not top.most_earliest or isinstance(whole, CompactSchedule):
+        if at is not top or not top.most_earliest or len(whole) > MANY:
             return
         first, *others = (np.array([each.chunk, each.link, each.start]) for each in (whole, *top.earliest))
         if whole.carries is None and not any(np.array_equal(first, each) for each in others):
             earliest = sorted((*top.earliest, whole), key=lambda each: each.finish_ticks)
             top.earliest = earliest[: top.most_earliest]
 
-    def offer_sketched(self, found: Schedule | CompactSchedule, sketch: str) -> float | None:
+    def offer_sketched(self, found: Schedule, sketch: str) -> float | None:
         """Offer what was found under a sketch, which is a schedule without it, too."""
-        whole = found.expand() if isinstance(found, CompactSchedule) else found
-        producer = f"{whole.producer}, sketch {sketch}"
-        return self.offer_whole(replace(whole, problem=self.problem, producer=producer), producer=producer)
+        producer = f"{found.producer}, sketch {sketch}"
+        return self.offer_whole(found.under(self.problem, producer=producer), producer=producer)
 
     def allow(self, seconds: float) -> None:
         """Put the deadline off by what no time limit should count."""
@@ -369,15 +367,12 @@ class Search:
             )
         return no_bound(self.problem), (fault,)
 
-    def _kept(self) -> tuple[Schedule | CompactSchedule | ScheduleSummary, list[str]]:
+    def _kept(self) -> tuple[Schedule, list[str]]:
         """The incumbent as the caller wants it kept, and what to say of that."""
         best, options = self.best, self.options
         assert best is not None, "there is a schedule"
-        if not isinstance(best, CompactSchedule):
-            said = f"the schedule, by {best.producer}, is in memory, and nothing is in {options.spill_dir}"
-            return best, [] if options.spill_dir is None else [said]
         if options.keep == "summary":
-            from taccl.schedule.compact import summarize
+            from taccl.schedule.summary import summarize
 
             said = f"the {best.num_transfers} transfers were verified and then dropped, as asked"
             return summarize(best), [said]
@@ -386,8 +381,7 @@ class Search:
 
             said = f"the columns ({format_size(best.num_bytes)}) are in {options.spill_dir}, and stay there"
             return spill(best, options.spill_dir), [said]
-        few = best.num_transfers <= self.parameters.large.most_expanded
-        return best.expand() if few else best, []
+        return best, []
 
 
 def bound_within(

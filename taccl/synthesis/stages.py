@@ -11,13 +11,11 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from taccl.cpu_share import busy_factor
 from taccl.deadline import NEVER, OutOfTime
 from taccl.errors import SolverUnavailableError
-from taccl.schedule.schedule import Schedule
 from taccl.synthesis.greedy import ListSchedule, critical_priorities, list_schedule
 from taccl.synthesis.heuristic.improvement import improve_schedule, is_quick
 from taccl.synthesis.heuristic.limits import Limits
@@ -207,7 +205,7 @@ def ruin_and_recreate(search: Search) -> None:
     """
     known = [search.best]
     if getattr(search.best, "carries", None) is not None:
-        known = [replace(each, problem=search.problem) for each in search.earliest]
+        known = [each.under(search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
     if not have_compiled(search):
@@ -218,12 +216,11 @@ def ruin_and_recreate(search: Search) -> None:
         search.record("ruin and recreate", "compiled", "no-solution", since, message=said)
         return
     search.report("improving")
-    first = known[0] if isinstance(known[0], Schedule) else known[0].expand()
     limits = Limits(
         search.deadline, target_ticks=search.bound_ticks, seed=search.options.seed,
         parameters=search.parameters,
     )  # fmt: skip
-    improving = partial(improve_schedule, first, limits)
+    improving = partial(improve_schedule, known[0], limits)
     try:
         better, done = search.deadline.later(search.parameters.large.grace_s).run(improving)
     except OutOfTime:

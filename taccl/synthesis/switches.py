@@ -58,7 +58,7 @@ def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedul
         return None
     found = [alone, *(_shared(problem, limit) if use == "auto" and problem.collective.sums_up else ())]
     # A schedule that clauses forbid is none of the problem.
-    found = [replace(each, problem=replace(each.problem, clauses=problem.clauses)) for each in found]
+    found = [each.under(replace(each.problem, clauses=problem.clauses)) for each in found]
     return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
 
 

@@ -28,7 +28,6 @@ from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
 from taccl.problem import Problem
 from taccl.schedule.combine import naming_contributions
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
@@ -94,7 +93,7 @@ def synthesize(
     memory_limit_mb: Megabytes | None = None,
     log: bool = False,
     progress: Callable[[str, float | None, float | None], None] | None = None,
-    on_incumbent: Callable[[Schedule | CompactSchedule], None] | None = None,
+    on_incumbent: Callable[[Schedule], None] | None = None,
     on_bound: Callable[[Certificate], None] | None = None,
     on_stage: Callable[[Stage], None] | None = None,
     stop_when: Callable[[SearchState], bool] | None = None,
@@ -224,7 +223,7 @@ def _search_with_switches(problem: Problem, use: InNetworkUse, options: Options,
             f"{problem!r}: the sketch leaves switches no schedule; loosen it", bound_us=None
         )
     best = min(tried, key=lambda each: each.finish)
-    best = replace(best, problem=replace(best.problem, clauses=problem.clauses))
+    best = best.under(replace(best.problem, clauses=problem.clauses))
     search = Search(best.problem, options, limit)
     search.best, search.stages = best, [] if ranks is None else list(ranks.stages)
     told = []
@@ -241,7 +240,7 @@ def _search_with_switches(problem: Problem, use: InNetworkUse, options: Options,
 def _served(problem: Problem, options: Options, limit: Deadline) -> Result:
     """Schedule of the servers that update sums: no other search knows when they may be sent on."""
     since, found = time.monotonic(), servers(problem, cut=problem.chunks_open)
-    found = replace(found, problem=replace(found.problem, clauses=problem.clauses))
+    found = found.under(replace(found.problem, clauses=problem.clauses))
     search = Search(found.problem, options, limit, best=found)
     search.record("servers", "taccl", "done", since, finish_us=found.finish_us)
     search.look_for_bound()
@@ -287,7 +286,7 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     return best.result(choice)
 
 
-def _offer_rest(problem: Problem, whole: Search, found: Schedule | CompactSchedule | None) -> list[Search]:
+def _offer_rest(problem: Problem, whole: Search, found: Schedule | None) -> list[Search]:
     """Offer the baselines that were not made yet in the time left; a search for those in finer chunks."""
     offer_rest(whole, found)
     if not problem.chunks_open or whole.best is None:
@@ -372,12 +371,11 @@ def _at_own_roots(asked: Problem, found: Result, bound: Certificate) -> Result:
 
     Raises `NoSolutionError` if the schedule breaks the sketch that way.
     """
-    schedule = replace(found.schedule, problem=asked)
+    schedule = found.schedule.under(asked)
     if verify(schedule).ok:
         return replace(found, schedule=schedule, bound=bound)
     # That a sum is whole at another rank than its root is plain only where sends name what they carry.
-    listed = found.schedule.expand() if isinstance(found.schedule, CompactSchedule) else found.schedule
-    named = naming_contributions(listed, asked)
+    named = naming_contributions(found.schedule.listable(), asked)
     verdict = verify(named)
     if not verdict.ok:
         kinds = ", ".join(sorted({each.kind for each in verdict.violations}))
@@ -447,14 +445,13 @@ def _begun_anew(problem: Problem, found: Result, bound: Certificate) -> Result:
 
     Raises `NoSolutionError` if something comes later than it is due.
     """
-    schedule = found.schedule
-    listed = schedule if isinstance(schedule, Schedule) else schedule.expand()
+    schedule = found.schedule.listable()
     try:
-        timed = released(problem, listed)
+        timed = released(problem, schedule)
     except (
         ValueError
     ):  # ranks exchange sums, and each send waits for the other's start, unless sums are named
-        timed = released(problem, naming_contributions(listed, listed.problem))
+        timed = released(problem, naming_contributions(schedule, schedule.problem))
     verdict = verify(timed)
     late = [each for each in verdict.violations if each.kind == "due"]
     if late:

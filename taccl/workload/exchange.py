@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from taccl.collective import Collective
     from taccl.problem import Problem
-    from taccl.schedule.compact import CompactSchedule
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 
@@ -158,9 +157,7 @@ def _alone(topology: Topology, sent: _Sent, chunk_bytes: int) -> Schedule:
     if algorithm != "synthesized" and kind != "send":
         stock = "pairwise" if kind == "alltoall" else "ring"
         name = stock if algorithm == "stock" else algorithm
-        found: Schedule | CompactSchedule = baseline(name, problem, cut=False)
-    else:
-        from taccl.synthesis.synthesize import synthesize  # not needed by ranks that run a step
+        return baseline(name, problem, cut=False)
+    from taccl.synthesis.synthesize import synthesize  # not needed by ranks that run a step
 
-        found = synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule
-    return found if isinstance(found, Schedule) else found.expand()
+    return synthesize(problem, backend="greedy", time_limit_s=_SEARCH_S, parameters=_PARAMETERS).schedule

@@ -23,9 +23,9 @@ from taccl.baselines import baseline
 from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
 from taccl.schedule.pattern import Pattern
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.topology.builder import TopologyBuilder
@@ -35,7 +35,6 @@ from tests.fuzzing import cases
 
 if TYPE_CHECKING:
     from taccl.schedule.implicit import ImplicitSchedule
-    from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 
 MB = 10**6
@@ -260,17 +259,17 @@ def gather(clock: Clock, chunk: int, root: int, rng: random.Random) -> int:
     return ready[root]
 
 
-def compact_of(problem: Problem, sends: list[Send], num_reducing: int | None = None) -> CompactSchedule:
+def compact_of(problem: Problem, sends: list[Send], num_reducing: int | None = None) -> Schedule:
     """Sends in order of start; the first so many reduce, or as many as do."""
     ordered = sorted(sends, key=lambda send: send.start)
     if num_reducing is None:
         num_reducing = sum(send.reduce for send in sends)
-    return CompactSchedule(
+    return Schedule(
         problem,
         np.array([send.chunk for send in ordered], np.int32),
         np.array([send.link for send in ordered], np.int32),
         np.array([send.start for send in ordered], np.int64),
-        num_reducing=num_reducing,
+        reduce=num_reducing,
     )
 
 
@@ -370,14 +369,14 @@ def some_changes(rng: random.Random) -> list:
     return [add_idle] if rng.random() < 0.15 else rng.choices(CHANGES, k=rng.choice((0, 0, 1, 1, 2, 3)))
 
 
-def assert_agreed(compact: CompactSchedule, *, told: object = "", judges_data: bool = True) -> set[str]:
+def assert_agreed(compact: Schedule, *, told: object = "", judges_data: bool = True) -> set[str]:
     """Columns that state ends and columns that do not, and the judge of data, get one verdict; its kinds."""
     short = verify(compact)
     if "index" in {v.kind for v in short.violations}:
         with pytest.raises(InputError, match="there are 0-"):
-            compact.expand()
+            _ = compact.end
         return {"index"}
-    whole = compact.expand()
+    whole = valid.full(compact)
     full = verify(whole)
     kinds = {v.kind for v in full.violations}
     said = f"{told}\n{full}\n{short}\n{whole.problem.clauses}\n"
@@ -418,7 +417,7 @@ def test_compact_and_full_verifier_agree_on_mutants(monkeypatch):
 # ---- schedules that become compact
 
 
-def as_compact(schedule: Schedule) -> CompactSchedule | None:
+def as_compact(schedule: Schedule) -> Schedule | None:
     """The same in columns, where it can be: no send is merged, all take as long as they should, and none is
     reduced that starts after one that is copied."""
     costs, links = schedule.problem.costs, schedule.problem.topology.links
@@ -450,7 +449,7 @@ def produced() -> tuple[Schedule, ...]:
     for topology in (topologies.ring(4), topologies.torus(2, 3), topologies.mesh(2, 2)):
         for name in ("broadcast", "allgather", "alltoall", "reduce", "reduce-scatter", "allreduce"):
             problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
-            examples.append(schedule_large(problem, num_runs=1).expand())
+            examples.append(schedule_large(problem, num_runs=1))
             for algorithm in ("ring", "tree", "recursive", "pairwise"):
                 with suppress(CollectiveError):
                     examples.append(baseline(algorithm, problem, cut=False))

@@ -33,6 +33,11 @@ class Row(NamedTuple):
     reduce: bool = False
 
 
+def full(schedule: Schedule) -> Schedule:
+    """The same transfers in a schedule that keeps every column."""
+    return make_schedule(schedule.problem, **schedule.columns, producer=schedule.producer)
+
+
 def build(problem: Problem, rows: Sequence[Row]) -> Schedule:
     """A schedule of rows; a row with group -1 is a send of its own."""
     alone = 1 + max((row.group for row in rows), default=0)

@@ -9,6 +9,7 @@ import warnings
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from taccl import collectives
@@ -17,7 +18,7 @@ from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import write_whole
 from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
 from taccl.problem import Clauses, SwitchPolicy, make_problem
-from taccl.schedule.schedule import make_schedule
+from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.builder import TopologyBuilder
 
 MB = 10**6
@@ -268,11 +269,27 @@ def test_problem_that_cannot_be_is_refused():
         load_schedule(_sealed(document), where="s.json")
 
 
-@pytest.mark.parametrize("version", [1, 3, "2", None, True, 2.0])
+@pytest.mark.parametrize("reduce", [None, 1, np.array([True, False])], ids=str)
+def test_a_bare_schedule_is_saved_without_derived_columns(reduce, monkeypatch, tmp_path):
+    """Two copies over a line, as if they were very many: what is loaded keeps as little, and is equal."""
+    monkeypatch.setattr("taccl.schedule.schedule.MANY", 1)
+    columns = np.array([0, 0], np.uint16), np.array([0, 1], np.int32), np.array([0, 9], np.int32)
+    schedule = Schedule(load_schedule(_document()).problem, *columns, reduce=reduce)
+    save(schedule, tmp_path / "bare.json", extra={})
+    document = json.loads((tmp_path / "bare.json").read_text())
+    assert document["version"] == 3
+    assert document["transfers"].keys() == {"chunk", "link", "start", *["reduce"] * (reduce is not None)}
+    found = load(tmp_path / "bare.json")
+    assert found == schedule
+    assert (found.kept.end, found.kept.group) == (None, None)
+    assert found.reduce.tolist() == schedule.reduce.tolist()
+
+
+@pytest.mark.parametrize("version", [1, 4, "2", None, True, 2.0])
 def test_other_version_is_refused(version):
-    """Only version 2 is read."""
+    """Only versions 2 and 3 are read."""
     document = {**_document(), "version": version}
-    with pytest.raises(FormatError, match="reads version 2"):
+    with pytest.raises(FormatError, match="reads versions 2 and 3"):
         load_schedule(document)
 
 

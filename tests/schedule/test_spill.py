@@ -1,4 +1,4 @@
-"""Compact schedules whose columns lie in files, and those of which only the figures are kept."""
+"""Schedules whose columns lie in files, and those of which only the figures are kept."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from taccl import collectives
 from taccl.errors import FormatError, InputError
 from taccl.problem import make_problem
 from taccl.schedule import spill as spilling
-from taccl.schedule.compact import CompactSchedule, summarize
+from taccl.schedule.combine import naming_contributions
+from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
+from taccl.schedule.summary import summarize
 from taccl.synthesis.large import schedule_large
+from tests.analysis import valid_schedules as valid
 
 COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall")
 
@@ -37,7 +40,7 @@ def test_spilled_schedule_is_the_same(name, tmp_path):
     """Its columns are read from files, and digest, verdict and figures are those of the one in memory."""
     schedule = schedule_large(problem_of(name))
     spilled = spill(schedule, tmp_path / "columns")
-    assert isinstance(spilled.chunk, np.memmap)
+    assert isinstance(spilled.kept.chunk, np.memmap)
     assert taccl.verify(spilled).ok
     assert (spilled.digest(), spilled.finish_us) == (schedule.digest(), schedule.finish_us)
 
@@ -139,7 +142,7 @@ def test_summary_has_the_figures(schedule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.expand(), lambda s: s.table(), taccl.lower])
+@pytest.mark.parametrize("use", [taccl.verify, list, lambda s: s.end, lambda s: s.table(), taccl.lower])
 def test_summary_has_no_transfers(schedule, use):
     """Whatever needs them says that only a summary was kept."""
     with pytest.raises(InputError, match="only a summary was kept of these 72 transfers"):
@@ -148,27 +151,20 @@ def test_summary_has_no_transfers(schedule, use):
 
 def test_a_count_of_reductions_that_is_text_is_a_number(tmp_path):
     """The digest, which is over its text, cannot tell them apart."""
-    left = schedule_large(problem_of("allreduce"), num_runs=1)
+    found = schedule_large(problem_of("allreduce"), num_runs=1)
+    left = Schedule(found.problem, *found.kept[:3], reduce=5)
     spill(left, tmp_path / "left")
     index = tmp_path / "left" / "schedule.json"
     content = json.loads(index.read_text())
-    index.write_text(json.dumps(content | {"num_reducing": str(left.num_reducing)}))
-    assert load_spilled(tmp_path / "left").num_reducing == left.num_reducing
+    index.write_text(json.dumps(content | {"num_reducing": str(left.kept.reduce)}))
+    assert load_spilled(tmp_path / "left").kept.reduce == left.kept.reduce
 
 
-@pytest.mark.parametrize(
-    "changed", [{"start": np.zeros(3)}, {"chunk": np.zeros(2, int)}, {"link": np.zeros((3, 1), int)}]
-)
-def test_columns_hold_whole_numbers_and_are_as_long(changed):
-    """Fractions would be cut off where the schedule is verified, expanded or hashed."""
-    columns = {name: np.zeros(3, int) for name in ("chunk", "link", "start")} | changed
-    with pytest.raises(InputError, match="expected columns of whole numbers, a value per transfer"):
-        CompactSchedule(problem_of(), **columns)
-
-
-@pytest.mark.parametrize("changed", [{"chunk": -1}, {"link": 10**6}, {"start": 2**62}])
-def test_what_does_not_exist_cannot_be_expanded(changed):
-    """Nobody knows when it would end."""
-    columns = {name: np.array([changed.get(name, 0)]) for name in ("chunk", "link", "start")}
-    with pytest.raises(InputError, match=f"found {next(iter(changed))}s"):
-        CompactSchedule(problem_of(), **columns).expand()
+def test_every_column_that_is_kept_is_spilled(tmp_path):
+    """Ends, groups, reductions and contributions come back."""
+    sums = valid.allreduce()
+    for place, schedule in enumerate((valid.merged(), naming_contributions(sums, sums.problem))):
+        spill(schedule, tmp_path / str(place))
+        found = load_spilled(tmp_path / str(place))
+        assert found == schedule
+        assert found.kept.arrays.keys() == schedule.kept.arrays.keys()

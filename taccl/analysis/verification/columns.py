@@ -1,4 +1,4 @@
-"""Columns of a schedule as the verifier reads them: one view of listed and of compact schedules.
+"""Columns of a schedule as the verifier reads them.
 
 A column that a schedule does not keep is derived here: `end` from the start and the exact costs, `group` as
 one send per transfer, `reduce` as copies, and contributions as whatever a rank holds. The verifier works out
@@ -20,7 +20,6 @@ from taccl.collective import RankSets
 from taccl.costs import cost_columns, link_ends, wide_links
 from taccl.errors import InputError
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule, ScheduleSummary
 from taccl.schedule.schedule import Schedule
 
 #: Transfers per block: the columns of a block stay in the processor's cache.
@@ -148,34 +147,20 @@ class Columns:
     - `units`: As in `Block`; None if every transfer is its own send.
     """
 
-    def __init__(self, schedule: Schedule | CompactSchedule) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         problem = schedule.problem
         self.problem, self.topology, self.collective = problem, problem.topology, problem.collective
         self.clauses, self.ticks, self.ends = problem.clauses, ExactTicks(problem), LinkEnds.of(problem)
-        self.chunk, self.link, self.start = schedule.chunk, schedule.link, schedule.start
+        self.chunk, self.link, self.start, self.end, self.group, reduce = schedule.kept
         #: True if loops over the transfers are compiled.
         self.is_large = len(self) >= MANY
-        self.end: NDArray[np.int64] | None = None
-        self.group: NDArray[np.int32] | None = None
         self.units: NDArray[np.int64] | None = None
         self.carried: list[int] | None = None
-        self._reduces: NDArray[np.bool_] | None
-        if isinstance(schedule, Schedule):
-            kept = schedule.kept
-            self.chunk, self.link, self.start = kept.chunk, kept.link, kept.start
-            self.end, self.group = kept.end, kept.group
-            if isinstance(kept.reduce, np.ndarray):
-                self._reduces, self._num_reducing = kept.reduce, int(kept.reduce.sum())
-            else:
-                self._reduces, self._num_reducing = None, kept.reduce or 0
-            if schedule.carries is not None:
-                bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
-                self.carried = [bits[number] for number in schedule.carries.tolist()]
-        else:
-            if isinstance(schedule, ScheduleSummary):
-                schedule.blocks()  # raises, as a summary has no transfers
-            self._reduces = schedule.reduces
-            self._num_reducing = schedule.num_reducing if self._reduces is None else int(self._reduces.sum())
+        self._reduces = reduce if isinstance(reduce, np.ndarray) else None
+        self._num_reducing = int(reduce.sum()) if isinstance(reduce, np.ndarray) else reduce or 0
+        if schedule.carries is not None:
+            bits = [sum(1 << rank for rank in ranks) for ranks in schedule.sums]
+            self.carried = [bits[number] for number in schedule.carries.tolist()]
         if len(self.start) and not _LEAST <= int(self.start.min()) <= int(self.start.max()) < _MOST:
             raise InputError(
                 f"found starts {self.start.min()}-{self.start.max()}; expected times of 62 bits in ticks",

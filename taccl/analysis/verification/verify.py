@@ -5,8 +5,8 @@ clauses are read from `Clauses` alone. Only the number of ticks per microsecond 
 `symmetry`, `switch_policies`, `link_use`, `objective_weight` and `routing_slack` guide a search and constrain
 no schedule, so they are not checked.
 
-Listed and compact schedules are read as `Columns`, block by block, and each rule is checked in one place.
-Columns may be memory-mapped files.
+Schedules are read as `Columns`, block by block, and each rule is checked in one place. Columns may be
+memory-mapped files.
 
 Replay
 ------
@@ -49,13 +49,12 @@ from taccl.analysis.verification.sums import SumReplay
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.analysis.verification.violation import Verification
 from taccl.arguments import checked
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.implicit import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 
 
 @checked
-def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verification:
+def verify(schedule: Schedule | ImplicitSchedule) -> Verification:
     """Verify a schedule; report every broken rule, but at most a thousand violations of each kind.
 
     Implicit schedules are verified without being listed (`verify_implicit`).
@@ -65,14 +64,14 @@ def verify(schedule: Schedule | CompactSchedule | ImplicitSchedule) -> Verificat
     return _judge(schedule, Columns(schedule))
 
 
-def compile_verifier(schedule: Schedule | CompactSchedule) -> None:
+def compile_verifier(schedule: Schedule) -> None:
     """Compile all loops that verify schedules of such collectives, on a small schedule."""
     columns = Columns(schedule)
     columns.is_large = True
     _judge(schedule, columns)
 
 
-def _judge(schedule: Schedule | CompactSchedule, columns: Columns) -> Verification:
+def _judge(schedule: Schedule, columns: Columns) -> Verification:
     findings = Findings(columns)
     finish = None if columns.end is None else int(columns.end.max(initial=0))
     valid = check_indices(columns, findings)

@@ -102,14 +102,13 @@ def _program(options: argparse.Namespace) -> Program:
     from taccl.formats.registry import format_of_content, read, wrong_format
     from taccl.program.lower import lower
     from taccl.program.program import Program
-    from taccl.schedule.compact import CompactSchedule
     from taccl.schedule.implicit import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
     found = read(options.file)
     if isinstance(found, ImplicitSchedule):
         found = found.expand()
-    if isinstance(found, (Schedule, CompactSchedule)):
+    if isinstance(found, Schedule):
         return lower(found, in_place=options.in_place)
     if not isinstance(found, Program):
         raise wrong_format(options.file, format_of_content(options.file), "a schedule or a program")

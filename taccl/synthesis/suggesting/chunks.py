@@ -18,7 +18,6 @@ from taccl.costs import hold_columns
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
 from taccl.problem import Problem, make_problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
 from taccl.synthesis.competing import baseline_us
@@ -149,7 +148,7 @@ def _soonest(
     if merging is not None:
         merging_us = baseline_us("multiplying", merging, give_up, options.parameters)
     for count, problem in problems.items():
-        found: list[Schedule | CompactSchedule | None] = []
+        found: list[Schedule | None] = []
         with (
             suppress(InfeasibleError, InputError, NoSolutionError),
             until.interruptible(),

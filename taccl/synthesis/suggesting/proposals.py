@@ -14,7 +14,6 @@ from taccl.caching import cached
 from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
 from taccl.problem import Problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
@@ -38,7 +37,7 @@ class SketchProposal:
     sketch : Sketch
     bound : Certificate
         A proven lower bound on the finish of any schedule that obeys the sketch.
-    schedule : Schedule or CompactSchedule
+    schedule : Schedule
         Quick schedule of the list scheduler, verified.
     why : str
         What speaks for the sketch, as a sentence.
@@ -48,7 +47,7 @@ class SketchProposal:
 
     sketch: Sketch
     bound: Certificate = field(compare=False)
-    schedule: Schedule | CompactSchedule = field(compare=False)
+    schedule: Schedule = field(compare=False)
     why: str
     comments: Mapping[str, str] = field(default_factory=dict, compare=False)
 

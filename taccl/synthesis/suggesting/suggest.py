@@ -21,7 +21,6 @@ from taccl.collectives import make
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError, SketchError
 from taccl.problem import Problem, make_problem
-from taccl.schedule.compact import CompactSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
@@ -190,7 +189,7 @@ class _Candidate:
 
     sketch: Sketch
     plan: InternodePlan
-    schedule: Schedule | CompactSchedule
+    schedule: Schedule
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -253,9 +252,7 @@ class _Trials:
         return sketch, applied
 
 
-def compiled_schedule(
-    problem: Problem, options: Options, give_up: Deadline
-) -> Schedule | CompactSchedule | None:
+def compiled_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
     """Schedule of one run of the compiled list scheduler; None if it does not support the problem.
 
     None as well where it is not compiled yet, and the time does not suffice for that.
@@ -270,9 +267,7 @@ def has_kernels(problem: Problem, options: Options, give_up: Deadline) -> bool:
     return give_up.left_s >= options.parameters.choice.cold_s or are_kept(problem)
 
 
-def quick_schedule(
-    problem: Problem, options: Options, give_up: Deadline
-) -> Schedule | CompactSchedule | None:
+def quick_schedule(problem: Problem, options: Options, give_up: Deadline) -> Schedule | None:
     """Quick estimate of a sketch: a schedule by some list scheduler; None if there is none."""
     suggesting = options.parameters.suggesting
     if effort(problem) > _MOST_RANKED_HOPS * timing_group(problem).counted:

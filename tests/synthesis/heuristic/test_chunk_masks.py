@@ -10,10 +10,11 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.problem import Clauses, make_problem
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
 from taccl.synthesis.large import effort, schedule_large, why_not
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.valid_schedules import full
 from tests.fuzzing import by_turns
 
 topologies = taccl.topologies
@@ -31,7 +32,7 @@ def under_sketch(name, collective, *, nodes):
 def columns_of(schedule, **changes):
     """The schedule with some columns replaced."""
     columns = {"chunk": schedule.chunk, "link": schedule.link, "start": schedule.start} | changes
-    return CompactSchedule(schedule.problem, **columns, num_reducing=schedule.num_reducing)
+    return Schedule(schedule.problem, **columns, reduce=schedule.kept.reduce)
 
 
 @pytest.mark.slow
@@ -39,12 +40,12 @@ def columns_of(schedule, **changes):
     ("collective", "name"), by_turns(["allgather", "allreduce", "alltoall"], ["dgx2/sk1", "dgx2/sk2"])
 )
 def test_shipped_sketches_are_obeyed(name, collective):
-    """Both verifiers accept the schedule: that of compact ones, and that of whole ones."""
+    """Both verifiers accept the schedule: of columns without ends and of full ones."""
     problem = under_sketch(name, collective, nodes=2)
     assert has_chunk_masks(problem) and not why_not(problem)
     schedule = schedule_large(problem)
     assert taccl.verify(schedule).violations == ()
-    assert taccl.verify(schedule.expand()).violations == ()
+    assert taccl.verify(full(schedule)).violations == ()
 
 
 @pytest.mark.slow
@@ -78,7 +79,7 @@ def test_own_chunks_go_first():
     """On every link of a ring the rank's own chunk starts before any other."""
     schedule = schedule_large(four_ranks(own_first=frozenset(range(8))))
     assert taccl.verify(schedule).ok
-    assert taccl.verify(schedule.expand()).ok
+    assert taccl.verify(full(schedule)).ok
 
 
 def test_ranks_that_may_not_relay():
@@ -113,14 +114,14 @@ def test_pipelined_links_and_own_chunks_first():
 def test_verifier_names_the_clause(kind, clauses):
     """A schedule that was found without the sketch, with rank 0's link used last of all by its own chunk."""
     free = schedule_large(four_ranks())
-    judged = CompactSchedule(four_ranks(**clauses), free.chunk, free.link, free.start)
+    judged = Schedule(four_ranks(**clauses), free.chunk, free.link, free.start)
     if kind == "own-first":
         # Rank 0's own chunk once more over its link, when all is over: allowed, but not after relayed ones.
         relayed = next(
             e for c, e in zip(free.chunk, free.link, strict=True) if free.problem.topology.links[e].src != c
         )
         own = free.problem.topology.links[relayed].src
-        judged = CompactSchedule(
+        judged = Schedule(
             judged.problem,
             np.append(free.chunk, np.array(own, free.chunk.dtype)),
             np.append(free.link, np.int32(relayed)),
@@ -144,7 +145,7 @@ def test_verifier_names_a_relay():
             free, chunk=chunk, link=np.array(link, np.int32), start=np.array([0, 10**6], np.int64)
         )
     problem = free.problem.with_clauses(relays=frozenset({3}))
-    found = taccl.verify(CompactSchedule(problem, free.chunk, free.link, free.start))
+    found = taccl.verify(Schedule(problem, free.chunk, free.link, free.start))
     assert {violation.kind for violation in found.violations} == {"link-not-allowed"}
 
 
@@ -156,7 +157,7 @@ def test_verifier_names_a_detour_between_nodes():
     collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
     free = schedule_large(make_problem(builder.build(), collective, chunk_bytes=MB))
     problem = free.problem.with_clauses(direct_crossing=True)
-    found = taccl.verify(CompactSchedule(problem, free.chunk, free.link, free.start))
+    found = taccl.verify(Schedule(problem, free.chunk, free.link, free.start))
     assert {violation.kind for violation in found.violations} == {"direct-crossing"}
 
 
@@ -185,4 +186,4 @@ def test_random_clauses_are_obeyed(seed):
     problem = make_problem(topology, collectives.make(name, num_ranks), chunk_bytes=MB, clauses=clauses)
     schedule = schedule_large(problem, seed=seed)
     assert taccl.verify(schedule).violations == ()
-    assert taccl.verify(schedule.expand()).violations == ()
+    assert taccl.verify(full(schedule)).violations == ()

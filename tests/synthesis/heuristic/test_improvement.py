@@ -199,7 +199,7 @@ def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
     topology, finish = topologies.dgx_h100(4), {}
     for name in ("broadcast", "reduce"):
         problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
-        first = schedule_large(problem, num_runs=1).expand()
+        first = schedule_large(problem, num_runs=1)
         best, _ = improve_schedule(first, turns=5_000)
         verify(best).raise_if_failed()
         assert best.finish <= first.finish
@@ -238,7 +238,7 @@ def test_few_turns_go_far() -> None:
     """dgx1 x4, allgather in 2 chunks per rank: 300 turns improve open spreading by more than 4 %."""
     topology = topologies.dgx1(4)
     problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
-    first = schedule_large(problem, num_runs=1).expand()
+    first = schedule_large(problem, num_runs=1)
     better, _ = improve_schedule(first, turns=300)
     verify(better).raise_if_failed()
     assert better.finish_ticks < 0.96 * first.finish_ticks
@@ -297,9 +297,7 @@ def test_the_calendar_holds_one_send_at_a_time() -> None:
 
 def test_a_search_without_success_ends():
     """A problem of two sends has few schedules: millions of turns that are granted are not used."""
-    first = schedule_large(
-        make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB)
-    ).expand()
+    first = schedule_large(make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB))
     better, done = improve_schedule(first, turns=10**7)
     assert better == first
     turns = 3 * first_turns(len(first), DEFAULTS.ruin)  # one run, and another of twice the turns
@@ -311,7 +309,7 @@ def test_what_one_seed_does_not_find_another_may():
     """After a run that found nothing better the next has twice the turns, and a seed of its own."""
     collective = collectives.broadcast(5, chunks_per_rank=8)
     problem = make_problem(topologies.star(5), collective, chunk_bytes=MB)
-    first, found = schedule_large(problem, num_runs=1).expand(), []
+    first, found = schedule_large(problem, num_runs=1), []
     for runs in (1, 6):
         ruin = {"idle_runs": runs, "run_turns": 10}
         limits = Limits(parameters=SearchParameters.from_dict({"ruin": ruin}))

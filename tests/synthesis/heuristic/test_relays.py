@@ -10,7 +10,7 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.collectives import together
 from taccl.problem import Clauses, make_problem
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
@@ -37,5 +37,5 @@ def test_relays_lead_to_all_that_want_a_chunk(problem, monkeypatch) -> None:
         assert relayed.wanted is not None and relayed.needed is demand.wanted
         assert np.bitwise_count(relayed.wanted).sum() > np.bitwise_count(relayed.needed).sum()
         found = spread(fabric, demand, Limits())
-        schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
+        schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
         assert verify(schedule).ok

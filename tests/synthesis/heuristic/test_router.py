@@ -17,7 +17,7 @@ from taccl.collectives import together
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.heuristic.fabric import problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
 from taccl.synthesis.heuristic.queues import send_along_trees
@@ -25,6 +25,7 @@ from taccl.synthesis.heuristic.router import find_trees
 from taccl.synthesis.heuristic.spreading import spread
 from taccl.synthesis.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
+from tests.analysis.valid_schedules import full
 from tests.fuzzing import MANY
 from tests.synthesis.small_problems import custom
 
@@ -179,7 +180,7 @@ def test_process_groups_share_nics_evenly(nodes: int, kind: str, at_most: float)
     problem = make_problem(topologies.dgx_h100(nodes, profile="nominal"), together(groups), chunk_bytes=MB)
     found = schedule_large(problem)
     bound = lower_bound(problem, budget_s=1)
-    assert verify(found.expand()).ok
+    assert verify(full(found)).ok
     assert 1 <= found.finish / bound.bound <= at_most
 
 
@@ -205,7 +206,7 @@ def test_random_groups_on_random_graphs_verify(seed: int) -> None:
     problem = make_problem(topology, joint, chunk_bytes=MB, clauses=Clauses())
     fabric, demand = problem_arrays(problem)
     found = spread(fabric, demand, Limits(seed=seed))
-    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
+    schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
     bound = lower_bound(problem)
     assert verify(schedule).ok
     assert bound.check()

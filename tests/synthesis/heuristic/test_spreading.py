@@ -17,7 +17,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.deadline import Deadline
 from taccl.errors import CollectiveError
 from taccl.problem import Clauses, make_problem
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.heuristic import spreading
 from taccl.synthesis.heuristic.fabric import Demand, make_demand, make_fabric, problem_arrays
 from taccl.synthesis.heuristic.limits import Limits
@@ -44,7 +44,7 @@ def solve(problem, *, rules=None, **limits):
 def verified(problem, **options):
     """The schedule, once the verifier accepted it and its finish is what the kernel says."""
     found = solve(problem, **options)
-    schedule = CompactSchedule(problem, found.chunk, found.link, found.start, "greedy").expand()
+    schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
     assert verify(schedule).violations == ()
     assert schedule.finish_ticks == found.finish_ticks
     return schedule

@@ -15,7 +15,7 @@ from taccl.analysis.verification.columns import Columns, pairs
 from taccl.analysis.verification.findings import MOST_LISTED
 from taccl.analysis.verification.verify import verify
 from taccl.problem import make_problem
-from taccl.schedule.compact import CompactSchedule
+from taccl.schedule.schedule import Schedule
 from taccl.synthesis.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
@@ -50,7 +50,7 @@ SIZES = pytest.mark.parametrize(("num_ranks", "num_kept"), [(3, 0), (20, 40)])
 def test_few_pairs_are_kept_by_key(num_ranks, num_kept):
     """As many keys as chunks start and are sent to; none where all pairs have a place."""
     problem, chunk, link, start = ring_exchange(num_ranks)
-    places = ArrivalTable(Columns(CompactSchedule(problem, chunk, link, start)), [], 0)
+    places = ArrivalTable(Columns(Schedule(problem, chunk, link, start)), [], 0)
     assert len(places.keys) == num_kept
 
 
@@ -59,7 +59,7 @@ def test_a_valid_schedule_passes(num_ranks, num_kept):
     """All sends at once, each over a link of its own."""
     del num_kept
     problem, chunk, link, start = ring_exchange(num_ranks)
-    found = verify(CompactSchedule(problem, chunk, link, start))
+    found = verify(Schedule(problem, chunk, link, start))
     assert found.ok
     assert found.finish_us == SEND / 2
 
@@ -70,10 +70,10 @@ def test_a_chunk_that_is_not_there_is_found(num_ranks, num_kept):
     del num_kept
     problem, chunk, link, start = ring_exchange(num_ranks)
     columns = np.append(chunk, chunk[-1]), np.append(link, link[0]), np.append(start, np.int32(SEND - 1))
-    found = verify(CompactSchedule(problem, *columns)).violations
+    found = verify(Schedule(problem, *columns)).violations
     assert {fault.kind for fault in found} == {"presence", "contention"}  # nor is its link free by then
     later = np.append(start, np.int32(SEND))
-    assert verify(CompactSchedule(problem, *columns[:2], later)).ok
+    assert verify(Schedule(problem, *columns[:2], later)).ok
 
 
 @SIZES
@@ -82,7 +82,7 @@ def test_a_chunk_from_where_it_never_is_is_found(num_ranks, num_kept):
     del num_kept
     problem, chunk, link, start = ring_exchange(num_ranks)
     columns = np.append(chunk, np.int32(0)), np.append(link, link[2]), np.append(start, np.int32(SEND))
-    (fault,) = verify(CompactSchedule(problem, *columns)).violations
+    (fault,) = verify(Schedule(problem, *columns)).violations
     assert fault.kind == "presence"
 
 
@@ -91,7 +91,7 @@ def test_a_chunk_that_never_arrives_is_found(num_ranks, num_kept):
     """The last send is left out."""
     del num_kept
     problem, chunk, link, start = ring_exchange(num_ranks)
-    (fault,) = verify(CompactSchedule(problem, chunk[:-1], link[:-1], start[:-1])).violations
+    (fault,) = verify(Schedule(problem, chunk[:-1], link[:-1], start[:-1])).violations
     assert fault.kind == "postcondition"
     assert (fault.chunk, fault.rank) == (num_ranks - 1, 0)
 
@@ -99,7 +99,7 @@ def test_a_chunk_that_never_arrives_is_found(num_ranks, num_kept):
 def test_a_link_that_does_not_exist_is_found():
     """Without it no send has an end, so that there is no finish."""
     problem, chunk, link, start = ring_exchange(3)
-    found = verify(CompactSchedule(problem, chunk, link + 4, start))
+    found = verify(Schedule(problem, chunk, link + 4, start))
     assert "index" in {fault.kind for fault in found.violations}
     assert np.isnan(found.finish_us)
 
@@ -118,27 +118,27 @@ def test_links_of_several_ends_that_carry_nothing_are_no_hindrance():
     pairs = frozenset(i for i, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) == 2)
     problem = make_problem(topology, collectives.allgather(8), chunk_bytes=10**6)
     schedule = schedule_large(problem.with_clauses(links_allowed=pairs))
-    assert taccl.verify(schedule).ok and taccl.verify(schedule.expand()).ok
-    early = replace(schedule, start=np.zeros_like(schedule.start))
+    assert taccl.verify(schedule).ok and taccl.verify(valid.full(schedule)).ok
+    early = Schedule(schedule.problem, schedule.chunk, schedule.link, np.zeros_like(schedule.start))
     assert not taccl.verify(early).ok
 
 
 def columns_of(problem, *rows):
-    """A compact schedule of rows (chunk, link, start, reduces)."""
+    """A schedule without ends of rows (chunk, link, start, reduces)."""
     chunk, link, start, reduces = zip(*rows, strict=True)
-    return CompactSchedule(
+    return Schedule(
         problem,
         np.array(chunk, np.int32),
         np.array(link, np.int32),
         np.array(start),
-        reduces=np.array(reduces),
+        reduce=np.array(reduces),
     )
 
 
 def kinds(schedule):
     """Kinds of violation, and each again of the schedule with its ends listed."""
     found = {each.kind for each in taccl.verify(schedule).violations}
-    assert {each.kind for each in taccl.verify(schedule.expand()).violations} == found
+    assert {each.kind for each in taccl.verify(valid.full(schedule)).violations} == found
     return found
 
 
@@ -217,11 +217,11 @@ def test_columns_may_be_in_any_order():
 def test_a_thousand_violations_of_a_kind_are_listed():
     """Of 1,100 chunks that nobody sends, and the verdict says that there are more."""
     problem, *_ = ring_exchange(MOST_LISTED + 100)
-    found = verify(CompactSchedule(problem, *(np.zeros(0, np.int32),) * 3))
+    found = verify(Schedule(problem, *(np.zeros(0, np.int32),) * 3))
     assert (len(found.violations), found.is_complete) == (MOST_LISTED, False)
     assert "breaks more than 1000 rules" in repr(found)
     problem, *_ = ring_exchange(MOST_LISTED)
-    found = verify(CompactSchedule(problem, *(np.zeros(0, np.int32),) * 3))
+    found = verify(Schedule(problem, *(np.zeros(0, np.int32),) * 3))
     assert (len(found.violations), found.is_complete) == (MOST_LISTED, True)
 
 
