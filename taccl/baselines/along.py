@@ -14,8 +14,8 @@ from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError
-from taccl.schedule.implicit import ImplicitSchedule
-from taccl.schedule.pattern import ClassTicks, Pattern
+from taccl.schedule.implicit.pattern import ClassTicks, Pattern
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.named import NamedFabric

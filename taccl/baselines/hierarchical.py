@@ -25,8 +25,8 @@ from taccl.baselines.spread import (
 )
 from taccl.collectives import make
 from taccl.errors import CollectiveError, TopologyError
-from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
-from taccl.schedule.pattern import ticks_of
+from taccl.schedule.implicit.pattern import ticks_of
+from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
 from taccl.units import parse_size
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taccl.arguments import Count, Size
     from taccl.baselines.moves import Sends
     from taccl.problem import Problem
-    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.implicit.schedule import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 
 

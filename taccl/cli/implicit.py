@@ -12,7 +12,7 @@ from taccl.cli.output import Answer, say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
 from taccl.names import shown, table
-from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
+from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.synthesis.backends import OWN_BACKENDS
 from taccl.units import format_count, format_gap, format_size, format_us
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from taccl.arguments import checked
 from taccl.costs import hold_columns, link_ends
 from taccl.plot.style import OKABE_ITO, axes, drawing, headline
-from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions as find_dimensions

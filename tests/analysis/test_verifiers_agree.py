@@ -23,8 +23,8 @@ from taccl.baselines import baseline
 from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, InputError
 from taccl.problem import Clauses, Problem, make_problem
-from taccl.schedule.implicit import IMPLICIT_COLLECTIVES
-from taccl.schedule.pattern import Pattern
+from taccl.schedule.implicit.pattern import Pattern
+from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
@@ -34,7 +34,7 @@ from tests.analysis.test_verify_mutations import RANDOM
 from tests.fuzzing import cases
 
 if TYPE_CHECKING:
-    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.implicit.schedule import ImplicitSchedule
     from taccl.topology.topology import Topology
 
 MB = 10**6

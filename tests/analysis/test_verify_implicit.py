@@ -23,7 +23,7 @@ from taccl.topology.translations import ClassHold, translations_of_topology
 from tests.fuzzing import some
 
 if TYPE_CHECKING:
-    from taccl.schedule.implicit import ImplicitSchedule
+    from taccl.schedule.implicit.schedule import ImplicitSchedule
 
 COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
 

@@ -19,8 +19,8 @@ import numpy as np
 from taccl.analysis.certificates.finding.gates import first_tick
 from taccl.errors import TopologyError
 from taccl.graph_algorithms import shortest_paths
-from taccl.schedule.implicit import ImplicitSchedule
-from taccl.schedule.pattern import ClassTicks, ticks_of
+from taccl.schedule.implicit.pattern import ClassTicks, ticks_of
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimension
 from taccl.topology.translations import Translations
@@ -62,7 +62,7 @@ def collective_bound(
 ) -> FabricBound:
     """Larger of the latency and the counting bound; it holds for the host, not only for a ring through it.
 
-    - `collective`: One of `taccl.schedule.implicit.IMPLICIT_COLLECTIVES`.
+    - `collective`: One of `taccl.schedule.implicit.schedule.IMPLICIT_COLLECTIVES`.
 
     Raises `TopologyError` if links do not lead to every rank.
     """

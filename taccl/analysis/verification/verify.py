@@ -49,7 +49,7 @@ from taccl.analysis.verification.sums import SumReplay
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.analysis.verification.violation import Verification
 from taccl.arguments import checked
-from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 
 

@@ -30,7 +30,7 @@ from taccl.analysis.verification.columns import MANY, LinkEnds
 from taccl.analysis.verification.loops import SumChunks, Sums
 from taccl.analysis.verification.sums import landing_order, replay
 from taccl.analysis.verification.violation import Verification, Violation
-from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.regular import CyclicProduct
 from taccl.topology.topology import Topology

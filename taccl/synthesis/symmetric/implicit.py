@@ -14,7 +14,7 @@ from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import InputError, TopologyError
-from taccl.schedule.implicit import ImplicitSchedule
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.synthesis.balanced import balanced_implicit
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters

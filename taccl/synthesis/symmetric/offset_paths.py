@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.errors import InputError, TopologyError
-from taccl.schedule.pattern import ClassTicks, Pattern
+from taccl.schedule.implicit.pattern import ClassTicks, Pattern
 from taccl.topology.regular import CyclicProduct
 from taccl.topology.translations import Translations
 from taccl.units import format_size

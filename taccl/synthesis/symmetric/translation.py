@@ -22,8 +22,8 @@ import numpy as np
 
 from taccl.analysis.certificates.translation_bound import collective_bound
 from taccl.errors import InputError
-from taccl.schedule.implicit import ImplicitSchedule
-from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
+from taccl.schedule.implicit.pattern import ClassTicks, Pattern, ticks_of
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.synthesis.heuristic.fabric import components
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.symmetric.offset_paths import route

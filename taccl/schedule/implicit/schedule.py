@@ -25,7 +25,7 @@ from taccl.collectives import make
 from taccl.errors import InputError
 from taccl.problem import Problem, make_problem
 from taccl.schedule.figures import Figures
-from taccl.schedule.pattern import ClassTicks, Pattern, ticks_of
+from taccl.schedule.implicit.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.parts import check_ranks

@@ -12,8 +12,8 @@ from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
 from taccl.problem import make_problem
-from taccl.schedule.implicit import ImplicitSchedule
-from taccl.schedule.pattern import Pattern, ticks_of
+from taccl.schedule.implicit.pattern import Pattern, ticks_of
+from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.synthesis.symmetric.implicit import synthesize_implicit
 from taccl.synthesis.symmetric.translation import translate
 from taccl.topology.fabrics import multidim
