@@ -216,7 +216,8 @@ def _search_with_switches(problem: Problem, use: InNetworkUse, options: Options,
     tried: list[Any] = [] if found is None else [found]
     alone = over_links(problem, shared=False)
     if use == "auto" and (found is None or found.finish > bound_within(alone, limit, budget).bound):
-        ranks = _search_by_ranks(alone, options, limit)
+        # What is kept of the schedule is settled once the best of both is known.
+        ranks = _search_by_ranks(alone, replace(options, keep="schedule", spill_dir=None), limit)
         tried.append(ranks.schedule)
     if not tried:
         raise NoSolutionError(

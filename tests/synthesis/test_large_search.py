@@ -31,7 +31,7 @@ from taccl.synthesis.large import schedule_large
 from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.search import Options, Search
-from tests.effort import AMPLE_S
+from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import MANY
 
 topologies = taccl.topologies
@@ -172,6 +172,15 @@ class TestKept:
         assert any("verified and then dropped" in note for note in result.notes)
         said = "ScheduleSummary(allgather on mesh:8x8: 4032 transfers in 4032 sends, finish 656.000 us)"
         assert repr(result.schedule) == said
+
+    @pytest.mark.slow
+    def test_summary_of_what_switches_or_ranks_do(self):
+        """Both are compared before the transfers are dropped."""
+        topology = topologies.dgx_h100(1, nvls=True)
+        problem = make_problem(topology, collectives.allreduce(8), chunk_bytes=10)
+        result = brief_synthesis(problem, keep="summary")
+        assert isinstance(result.schedule, ScheduleSummary)
+        assert "ranks alone" in result.choice
 
     def test_spilled(self, tmp_path):
         """The columns are in the folder, and the result says where."""
