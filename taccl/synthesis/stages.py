@@ -204,7 +204,7 @@ def ruin_and_recreate(search: Search) -> None:
     Sums that are kept apart have no trees that it could take out: then of the best that has.
     """
     known = [search.best]
-    if getattr(search.best, "carries", None) is not None:
+    if search.best is not None and search.best.carries is not None:
         known = [each.under(search.problem) for each in search.earliest]
     if search.done or not known or known[0] is None:
         return
