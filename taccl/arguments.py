@@ -49,7 +49,7 @@ _MAX_WHOLE = 2**63 - 1
 #: Most items read from an iterable, which may be endless.
 _MAX_ITEMS = 1_000_000
 _SEVERAL = ("Collection", "Iterable", "Sequence", "frozenset", "list", "tuple")
-_UNCHECKED = ("Any", "ArrayLike", "Column", "NDArray", "Self", "object")
+_UNCHECKED = ("Any", "ArrayLike", "Column", "Contributions", "NDArray", "Self", "object")
 _HINTS = {
     "Cache": "taccl.Cache(folder)",
     "Collective": "taccl.collectives.make(name, num_ranks) makes one",

@@ -29,7 +29,7 @@ from numpy.typing import ArrayLike, NDArray
 from taccl.costs import hold_columns
 from taccl.errors import InputError
 from taccl.problem import Costs, Problem
-from taccl.schedule.schedule import Schedule, schedule_of
+from taccl.schedule.schedule import Schedule, make_schedule
 
 #: Causes of a wait; a nonnegative cause is the index of a resource.
 DATA, SUM, CLAUSE = -1, -2, -3
@@ -211,7 +211,7 @@ class Precedence:
           durations.
         """
         begin = np.asarray(start)[self.send]
-        return schedule_of(
+        return make_schedule(
             problem or self.problem, **self._columns, group=self.send, start=begin,
             end=begin + np.array(self.duration)[self.send], producer=producer,
         )  # fmt: skip

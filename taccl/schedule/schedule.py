@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,6 +39,10 @@ _DIGEST_BLOCK = 1 << 20
 MANY = 300_000
 #: Approximate peak memory in bytes per transfer of work on full columns.
 _LISTED_BYTES = 150
+
+
+#: Ranks whose sum each transfer carries; checked once for each sum, as there may be very many.
+Contributions: TypeAlias = Sequence[Collection[int]]
 
 
 class Transfer(NamedTuple):
@@ -196,8 +200,9 @@ class Schedule(Figures):
 
     def in_order(self) -> Schedule:
         """The same transfers in the order of `make_schedule`."""
-        columns = self.kept._asdict() | {"reduce": None if self.kept.reduce is None else self.reduce}
-        return schedule_of(self.problem, **columns, producer=self.producer, contributions=self.contributions)
+        columns = self.kept._asdict() | {"contributions": self.contributions}
+        columns["reduce"] = None if self.kept.reduce is None else self.reduce
+        return make_schedule(self.problem, **columns, producer=self.producer)
 
     def under(self, problem: Problem, *, producer: str | None = None) -> Schedule:
         """The same columns as a schedule of another problem, with the same or another producer."""
@@ -310,7 +315,7 @@ def make_schedule(
     group: ArrayLike | None = None,
     reduce: ArrayLike | None = None,
     producer: str = "",
-    contributions: Sequence[Collection[int]] | None = None,
+    contributions: Contributions | None = None,
 ) -> Schedule:
     """Make a schedule from columns in any order; groups are renumbered in order of start.
 
@@ -321,32 +326,17 @@ def make_schedule(
 
     Raises `InputError` if a column has values outside its type and range, or the columns differ in length.
     """
-    return schedule_of(
-        problem, chunk=chunk, link=link, start=start, end=end, group=group, reduce=reduce, producer=producer,
-        contributions=contributions,
-    )  # fmt: skip
-
-
-def schedule_of(
-    problem: Problem,
-    *,
-    chunk: ArrayLike,
-    link: ArrayLike,
-    start: ArrayLike,
-    end: ArrayLike | None = None,
-    group: ArrayLike | None = None,
-    reduce: ArrayLike | None = None,
-    producer: str = "",
-    contributions: Sequence[Collection[int]] | None = None,
-) -> Schedule:
-    """Make a schedule as `make_schedule` does, without type checks of single contributions."""
     given = {"chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce}
     columns = {name: full_column(name, values) for name, values in given.items() if values is not None}
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
         number: dict[tuple[int, ...], int] = {}
-        rows = [tuple(ranks) for ranks in contributions]
-        in_order = {ranks: tuple(sorted(ranks)) for ranks in set(rows)}
+        try:
+            rows = [tuple(ranks) for ranks in contributions]
+            in_order = {ranks: tuple(sorted(ranks)) for ranks in set(rows)}
+        except TypeError:
+            said = f"found {contributions!r:.60}; expected the ranks of each transfer"
+            raise InputError(said, where="schedule.contributions") from None
         named = [number.setdefault(in_order[ranks], len(number)) for ranks in rows]
         columns["carries"], sums = np.array(named, dtype=np.int32), tuple(number)
         check_lengths({name: columns[name] for name in ("chunk", "carries")})

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from taccl.problem import Problem
 from taccl.schedule.listing import Tasks
 from taccl.schedule.precedence import Precedence
-from taccl.schedule.schedule import Schedule, lacking, schedule_of
+from taccl.schedule.schedule import Schedule, lacking, make_schedule
 from taccl.schedule.single_pass import times_in_order
 
 
@@ -64,7 +64,7 @@ def exact_times(
         )
         if times is not None:
             start, end = times
-            return schedule_of(
+            return make_schedule(
                 problem, chunk=chunk, link=link, start=start, end=end, group=send, reduce=reduce,
                 producer=producer, contributions=contributions,
             )  # fmt: skip

@@ -142,6 +142,13 @@ def test_unknown_ranks_contribute_nothing(ranks):
         mutated(exchange(), contributions=[ranks] * 6)
 
 
+@pytest.mark.parametrize("contributions", [5, [0] * 6, [{0, "0"}] * 6, [{0.5}] * 6], ids=str)
+def test_contributions_are_ranks_of_each_transfer(contributions):
+    """Neither one number for all nor anything else than ranks."""
+    with pytest.raises(InputError, match="expected the ranks of each transfer|expected a whole number"):
+        mutated(exchange(), contributions=contributions)
+
+
 def test_columns_have_one_length():
     """Every transfer names what it carries."""
     with pytest.raises(InputError, match="length"):
