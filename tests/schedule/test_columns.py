@@ -146,3 +146,12 @@ def test_expand_is_deprecated():
     schedule = bare()
     with pytest.warns(DeprecationWarning, match="does nothing"):
         assert schedule.expand() is schedule
+
+
+def test_a_schedule_too_large_for_full_columns_is_refused(monkeypatch):
+    """A function that lists transfers says how much memory they need; the verifier reads blocks."""
+    monkeypatch.setattr("taccl.schedule.schedule._LISTED_BYTES", 2 * 10**9)
+    with pytest.raises(InputError, match="4 transfers need 8GB as full columns, more than the 4GB allowed"):
+        taccl.lower(bare())
+    assert taccl.verify(bare()).ok
+    assert relay().listable() == relay()
