@@ -22,7 +22,6 @@ _INDEX, _TICKS = (np.int32, -(2**31), 2**31 - 1), (np.int64, -(2**62), 2**62)
 _TYPES: dict[str, tuple[Any, int, int]] = {
     "chunk": _INDEX, "link": _INDEX, "start": _TICKS, "end": _TICKS, "group": _TICKS, "reduce": (bool, 0, 1),
 }  # fmt: skip
-NAMES = tuple(_TYPES)
 
 
 class Kept(NamedTuple):
