@@ -14,6 +14,7 @@ from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
 from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError
+from taccl.schedule.columns import narrow
 from taccl.schedule.implicit.pattern import ClassTicks, Pattern
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -97,7 +98,7 @@ def implicit_along(
 def schedule_along(plan: PassagePlan, problem: Problem, *, producer: str) -> Schedule:
     """Schedule of a plan, send by send; plan and problem have the same number of chunks per rank."""
     chunk, link, start, _, reduce = _columns(plan, problem)
-    return Schedule(problem, chunk, link, start, reduce=reduce, producer=producer)
+    return Schedule(problem, narrow(chunk), narrow(link), narrow(start), reduce=reduce, producer=producer)
 
 
 def _columns(plan: PassagePlan, problem: Problem) -> list[NDArray[Any]]:

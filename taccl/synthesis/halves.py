@@ -236,7 +236,7 @@ def _one_after_another(
     columns = []
     for first, second, dtype, later in (
         (before.chunk, then.chunk, before.chunk.dtype, 0),
-        (before.link, then.link, np.int32, 0),
+        (before.link, then.link, before.link.dtype, 0),
         (before.start, then.start, np.int32 if last < 2**31 else np.int64, after),
     ):
         column = room_for(len(first) + len(second), dtype, spill_dir)

@@ -21,6 +21,7 @@ from taccl.costs import hold_columns, wide_links
 from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.kernels import is_compiled
 from taccl.problem import Clauses, make_problem
+from taccl.schedule.columns import narrow
 from taccl.schedule.schedule import MANY, Schedule, make_schedule
 from taccl.synthesis.halves import Half, join, split
 from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
@@ -176,7 +177,7 @@ def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, m
         is_masked = has_chunk_masks(problem)
         search = partial(spread_masked, problem) if is_masked else spread
         found = search(fabric, demand, limits)
-        schedule = _schedule(problem, found)
+        schedule = _schedule(problem, found, in_files=limits.spill_dir is not None)
         if merges:
             schedule = _merged(problem, fabric, demand, found, search, limits)
         is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
@@ -240,5 +241,6 @@ def _merged(
     )
 
 
-def _schedule(problem: Problem, found: Sends) -> Schedule:
-    return Schedule(problem, found.chunk, found.link, found.start, producer="compiled list scheduler")
+def _schedule(problem: Problem, found: Sends, *, in_files: bool = False) -> Schedule:
+    link = found.link if in_files else narrow(found.link)
+    return Schedule(problem, found.chunk, link, found.start, producer="compiled list scheduler")
