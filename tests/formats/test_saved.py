@@ -101,13 +101,13 @@ def test_schedule_returns(tmp_path):
     assert taccl.load(tmp_path / "s.json") == result.schedule
 
 
-def test_compact_and_implicit_schedules_are_saved_expanded(tmp_path):
+def test_narrow_and_implicit_schedules_are_saved(tmp_path):
     """Narrow columns, a schedule of a symmetric fabric, and its result come back listed."""
     result = taccl.synthesize_implicit("ring:4")
     listed = result.schedule.expand()
     sends = sorted(zip(listed.chunk, listed.link, listed.start, strict=True))
-    compact = taccl.CompactSchedule(listed.problem, listed.chunk, listed.link, listed.start, "by hand", 0)
-    for number, thing in enumerate((compact, result.schedule, result)):
+    narrow = taccl.Schedule(listed.problem, listed.chunk, listed.link, listed.start, producer="by hand")
+    for number, thing in enumerate((narrow, result.schedule, result)):
         path = tmp_path / f"{number}.json"
         taccl.save(thing, path)
         found = taccl.load(path)
