@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from functools import cache
 
 #: Bytes that Python needs with numpy, scipy and BLAS loaded (325 MB on two cores), and with numba and LLVM.
 BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
+#: Bytes that LLVM may map as it compiles or loads a function.
+_FUNCTION_BYTES = 64 * 10**6
+#: Parameter of glibc's ``mallopt``: the number of heaps (``M_ARENA_MAX``).
+_NUMBER_OF_HEAPS = -8
 
 
 def address_space_bytes() -> int | None:
@@ -44,4 +50,25 @@ def require_address_space(least_bytes: int = BLAS_BYTES) -> None:
         raise MemoryError(
             f"too little memory: {bound // 10**6} MB of address space are allowed, and "
             f"{least_bytes // 10**6} MB are needed; allow more (ulimit -v)"
+        )
+    if bound is not None:
+        _share_heap()
+
+
+@cache
+def _share_heap() -> None:
+    """Let all threads share one heap: glibc reserves 64 to 128 MB of address space for each further heap."""
+    import ctypes
+
+    with suppress(AttributeError, OSError):  # other C libraries have no such heaps
+        ctypes.CDLL(None).mallopt(_NUMBER_OF_HEAPS, 1)
+
+
+def require_free_space() -> None:
+    """Raise `MemoryError` if LLVM could run out of address space as it compiles or loads a function."""
+    free = free_space_bytes()
+    if free is not None and free < _FUNCTION_BYTES:
+        raise MemoryError(
+            f"too little memory: {free // 10**6} MB of address space are left, and compiled functions need "
+            f"{_FUNCTION_BYTES // 10**6} MB; allow more (ulimit -v)"
         )

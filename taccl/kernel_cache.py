@@ -17,6 +17,7 @@ from typing import Any
 import numba
 from numba.core import caching
 
+from taccl.address_space import require_free_space
 from taccl.errors import CacheWarning, warn
 
 
@@ -142,7 +143,8 @@ class KernelCache(caching.NullCache):
             return False
 
     def load_overload(self, sig: object, target_context: object) -> object:
-        """The code for a signature; None if it is not kept, or damaged."""
+        """The code for a signature; None if it is not kept, or damaged, and is to be compiled."""
+        require_free_space()
         try:
             return self._kept.load_overload(sig, target_context)
         except Exception:  # whatever pickle and LLVM make of a damaged file

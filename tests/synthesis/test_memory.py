@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import taccl
-from taccl import collectives
+from taccl import address_space, collectives
 from taccl.collectives import together
 from taccl.errors import InputError
 from taccl.problem import make_problem
@@ -16,6 +16,7 @@ from taccl.synthesis import memory
 from taccl.synthesis.large import schedule_large
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
 from taccl.synthesis.search import Options
+from tests.foreign import OURS
 from tests.fuzzing import MANY
 from tests.measure.logs import table
 
@@ -243,6 +244,23 @@ def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert "too little memory: 230 MB of address space are allowed, and 400 MB are needed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+def test_threads_share_a_heap_in_a_bounded_address_space():
+    """Eight threads with a heap each took 1080 MB, where LLVM ended the process; together they need 640 MB."""
+    command = [sys.executable, "-c", _BOUNDED, "800000000", "reorder", str(OURS / "pair-matrix" / "p2p.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "simulated after" in done.stdout
+
+
+def test_functions_are_not_compiled_without_room_for_it(monkeypatch):
+    """LLVM would end the process: a sentence says how much is left, and how much it needs."""
+    monkeypatch.setattr(address_space, "free_space_bytes", lambda: 30 * 10**6)
+    with pytest.raises(MemoryError, match="30 MB of address space are left, and compiled functions need 64"):
+        address_space.require_free_space()
 
 
 def test_memory_that_runs_out_is_named():
