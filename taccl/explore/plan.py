@@ -482,7 +482,9 @@ class PlanSearch:
         best = {size: _winner(remaining, size).finish(size) for size in reversed(self.grid)}
         while True:
             tiles = _tiles(remaining, self.grid)
-            for _, _, winner in tiles:
+            # The smallest and the largest sizes first: they lose most by a program for other sizes.
+            for place in _spread(len(tiles)):
+                winner = tiles[place][2]
                 if winner not in programs:
                     try:
                         programs[winner] = runnable(winner.schedule, lowering, self.runtime)

@@ -126,6 +126,17 @@ def test_fewer_ranges_keep_the_least_loss():
     assert any("with so few ranges" in note for note in notes)
 
 
+def test_programs_of_the_ends_are_made_first(monkeypatch):
+    """If time ends before the last program, the smallest and the largest sizes have one of their own."""
+    search, made = baselines_only(), []
+    first, middle, last = search.candidates[:3]
+    tiles = [(1000, 1999, first), (2000, 2999, middle), (3000, 10**6, last)]
+    monkeypatch.setattr(planning, "_tiles", lambda *_: tiles)
+    monkeypatch.setattr(planning, "runnable", lambda schedule, *_: made.append(schedule))
+    search._tiles_with_programs(3, {}, {}, [])
+    assert made == [first.schedule, last.schedule, middle.schedule]
+
+
 @pytest.mark.slow
 def test_files_are_what_the_plan_says(tmp_path):
     """Programs with their byte ranges, schedules that load, and an index that names them all."""
