@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from taccl.address_space import require_address_space
 from taccl.arguments import checked
 from taccl.errors import InputError
 from taccl.names import shown, shown_lines
@@ -51,6 +52,7 @@ def drawing(function: Callable[_Given, _Made]) -> Callable[_Given, _Made]:
 
     @wraps(function)
     def drawn(*given: _Given.args, **named: _Given.kwargs) -> _Made:
+        require_address_space()  # numpy's BLAS ends the process where it gets no memory
         from matplotlib import interactive, is_interactive, rc_context
 
         with rc_context(_RULES):

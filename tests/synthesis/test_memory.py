@@ -248,6 +248,19 @@ def test_blas_is_not_loaded_where_it_would_wait_without_end(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
+def test_pictures_need_address_space(tmp_path):
+    """At 230 MB numpy's BLAS ended the process within matplotlib."""
+    problem = make_problem(taccl.topologies.ring(4), "allgather", size_bytes=4000)
+    taccl.save(taccl.baselines.best(problem), tmp_path / "s.json")
+    words = ["plot", str(tmp_path / "s.json"), "-o", str(tmp_path / "s.svg")]
+    command = [sys.executable, "-c", _BOUNDED, "230000000", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "too little memory: 230 MB of address space are allowed, and 400 MB are needed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds the address space of a process")
 def test_threads_share_a_heap_in_a_bounded_address_space():
     """Eight threads with a heap each took 1080 MB, where LLVM ended the process; together they need 640 MB."""
     command = [sys.executable, "-c", _BOUNDED, "800000000", "reorder", str(OURS / "pair-matrix" / "p2p.txt")]
