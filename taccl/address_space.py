@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from typing import Any
+
+#: The module of limits, missing on Windows. It is imported early: without memory it cannot be.
+_resource: Any = None
+with suppress(ImportError):
+    _resource = import_module("resource")
 
 #: Bytes that Python needs with numpy, scipy and BLAS loaded (325 MB on two cores), and with numba and LLVM.
 BLAS_BYTES, LLVM_BYTES = 400 * 10**6, 640 * 10**6
@@ -16,12 +23,10 @@ _NUMBER_OF_HEAPS = -8
 
 def address_space_bytes() -> int | None:
     """The bound of this process's address space; None without one."""
-    try:
-        import resource
-    except ImportError:  # Windows
+    if _resource is None:
         return None
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if soft == resource.RLIM_INFINITY else soft
+    soft, _ = _resource.getrlimit(_resource.RLIMIT_AS)
+    return None if soft == _resource.RLIM_INFINITY else int(soft)
 
 
 def free_space_bytes() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
@@ -274,6 +275,14 @@ def test_functions_are_not_compiled_without_room_for_it(monkeypatch):
     monkeypatch.setattr(address_space, "free_space_bytes", lambda: 30 * 10**6)
     with pytest.raises(MemoryError, match="30 MB of address space are left, and compiled functions need 64"):
         address_space.require_free_space()
+
+
+def test_the_bound_is_known_where_no_module_can_be_imported(monkeypatch):
+    """Without memory for further modules, an error still counts as one of memory."""
+    soft = address_space.address_space_bytes()
+    monkeypatch.setitem(sys.modules, "resource", None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (500 * 10**6, resource.RLIM_INFINITY))
+    assert address_space.address_space_bytes() == 500 * 10**6 != soft
 
 
 def test_memory_that_runs_out_is_named():
