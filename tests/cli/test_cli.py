@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import taccl
-from taccl import errors
+from taccl import cli, errors
 from taccl.cli.command import build_parser
 from taccl.cli.verbs import VERBS
 from tests.cli.words import SKETCH, SMALL, in_process
@@ -742,3 +742,15 @@ class TestOneRank:
         )
         assert code == 0
         assert "0 us to 0 us" in out
+
+
+def test_the_limit_of_the_command_counts_from_the_start_of_its_process(monkeypatch):
+    """Words in hand are a call, whose limit counts from the call."""
+    given = []
+    monkeypatch.setattr("taccl.cli.command.run", lambda *_, began_s: given.append(began_s) or 0)
+    monkeypatch.setattr("taccl.cli.process_began_s", lambda: -5.0)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    cli.main()
+    cli.main(["backends"])
+    assert given[0] == -5.0 < given[1]
