@@ -187,8 +187,9 @@ class Deadline:
 
         For Python code that never checks its deadline. The interrupt arrives between two bytecodes, so a
         compiled function ends first, and files must be written outside. It waits for the end of an import, a
-        compilation and the start of a process. Handlers of `Exception` do not see it. Python implementations
-        without such interrupts run the code to its end.
+        compilation and the start of a process. Handlers of `Exception` do not see it; an error by which
+        compiled code replaces it is `OutOfTime`, too. Python implementations without such interrupts run the
+        code to its end.
 
         - `ready`: The interrupt waits until this is true; called in another thread.
         """
@@ -207,11 +208,13 @@ class Deadline:
                     interrupt.end()
                 finally:  # the interrupt of a deadline around this one may have come meanwhile
                     interrupt.end()
-        except _TimeIsUp as error:
-            if error.number < interrupt.number:  # that of a deadline around this one
+        except (_TimeIsUp, Exception) as error:
+            is_outer = isinstance(error, _TimeIsUp) and error.number < interrupt.number
+            is_own = isinstance(error, _TimeIsUp) or interrupt.was_sent
+            if is_outer or not is_own:  # compiled code may answer an interrupt with an error of its own
                 raise
             interrupt.end()  # it may have come while that was under way
-            raise OutOfTime("the time limit came first; give more time") from None
+            raise OutOfTime("the time limit came first; give more time") from error
 
     @contextmanager
     def stopping(self, signal: NDArray[np.int64]) -> Iterator[None]:
@@ -306,6 +309,7 @@ class _Interrupt:
         self._left, self._lock = threading.Event(), threading.Lock()
         self._apart = _frames_apart(self._thread)  # a script may be imported itself
         self._is_sent = False  # an exception that has not arrived
+        self.was_sent = False  # any
 
         def arrived(_: BaseException, *__: object) -> None:
             self._is_sent = False
@@ -338,7 +342,8 @@ class _Interrupt:
             again_s = _APART_S
             with _STARTS, self._lock:
                 if not self._left.is_set() and self._may_raise():
-                    self._is_sent, again_s = True, _AGAIN_S
+                    self._is_sent = self.was_sent = True
+                    again_s = _AGAIN_S
                     _raise_in(self._thread, self.kind)
             self._at_s = time.monotonic() + again_s
 

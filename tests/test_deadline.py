@@ -439,3 +439,23 @@ def test_an_interrupt_of_a_deadline_around_passes_the_one_within():
     outer = deadline._Interrupt(math.inf, None)
     with pytest.raises(outer.kind), Deadline.after(1000).enforced():
         raise outer.kind
+
+
+def test_an_error_that_replaces_the_interrupt_is_out_of_time():
+    """Compiled code that calls Python may drop the interrupt and raise an error of its own."""
+
+    def compiled():
+        try:
+            while True:
+                pass
+        except BaseException:
+            raise ValueError("not an array") from None
+
+    with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+        compiled()
+
+
+def test_an_error_before_time_is_up_stays_what_it_is():
+    """Only an error after the interrupt is taken for it."""
+    with pytest.raises(ValueError, match="not an array"), Deadline.after(1000).enforced():
+        raise ValueError("not an array")
