@@ -23,9 +23,13 @@ def without_privileges() -> None:
 
 
 def no_file_above(num_bytes: int) -> Callable[[], None]:
-    """As `preexec_fn`: no file grows beyond so much, as on a disk that is full."""
+    """As `preexec_fn`: no file grows beyond so much, as on a disk that is full.
+
+    No bytecode is written either: Python 3.11 keeps what it could write of it, which no later process can read.
+    """
 
     def limit() -> None:
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
