@@ -156,7 +156,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _FEW_PIECES)
     made = []
     if plan is not None:
-        pieces = problem.collective.num_chunks / len(lanes.hops)
+        pieces = -(-problem.collective.num_chunks // len(lanes.hops))
         is_best = _planned_us(plan, pieces) <= _served_us(lanes, pieces, mb)
         if is_small or is_best:
             made.append(_planned(problem, columns, name))
