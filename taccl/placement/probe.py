@@ -243,12 +243,13 @@ class Probe:
             ]
             for way in ("out", "in")
         ]
-        alpha_us, beta = np.round(alpha, 3).tolist(), _rounded(1000.0 * slowness).tolist()
+        alpha_us, beta = (
+            [[Fraction(each, 1000) for each in row] for row in np.rint(1000 * values).astype(int).tolist()]
+            for values in (np.round(alpha, 3), _rounded(1000.0 * slowness))
+        )
         ends = np.array([*permutations(range(count), 2)])
         for src, dst in ends.tolist():
-            link = builder.add_link(
-                src, dst, alpha_us=str(alpha_us[src][dst]), beta_us_per_mb=str(beta[src][dst])
-            )
+            link = builder.add_link(src, dst, alpha_us=alpha_us[src][dst], beta_us_per_mb=beta[src][dst])
             kind = kinds[src, dst]
             ends_held = ends_of[0][src][kind], ends_of[1][dst][kind]
             if ports == "shared":
