@@ -238,3 +238,23 @@ def test_drawn_matrices_of_pairs_keep_their_rates(tmp_path):
             assert 1000 / float(link.beta_us_per_mb) == pytest.approx(rates[link.src, link.dst], rel=1e-3)
         for rank, sent in enumerate(out):
             assert capacity(topology, topology.links_from[rank]) <= sent * 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+@pytest.mark.parametrize("collective", ["alltoall", "allgather"])
+def test_bounds_of_drawn_servers_know_what_leaves_a_node(tmp_path, collective):
+    """Of two servers each sends half of its data to the other, or half of the result, at the counted rate."""
+    for seed in cases("bounds of servers as XML", few=10, many=300):
+        server = draw(random.Random(seed), is_matrix=False)
+        is_guess = any(part.rate is None for _, part in server.parts())
+        if not server.ports or is_guess or len(server.gpus) > 4:
+            continue
+        path = tmp_path / "server.xml"
+        path.write_text(server.xml(2 if server.fabric == "xgmi" else 1))
+        topology, size_bytes = _load(path, server.arguments), 100_000_000 * len(server.gpus)
+        problem = taccl.make_problem(topology, collective, size_bytes=size_bytes)
+        senders = len(server.gpus) if collective == "alltoall" else 1
+        rate = server.between_nodes(_used(topology), range(len(server.gpus)))
+        least_us = size_bytes / 2 * senders / rate / 1000
+        assert taccl.lower_bound(problem, budget_s=3600).bound_us >= least_us * (1 - 1e-6), f"seed {seed}"
