@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.analysis.verification.loops import accept_trees, compiled_loop, replay_copies
+from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
 from taccl.analysis.verification.verify import compile_verifier
 from taccl.collectives import make
 from taccl.costs import hold_columns, wide_links
@@ -96,7 +96,7 @@ def effort(problem: Problem) -> int:
 def are_kept(problem: Problem) -> bool:
     """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
     kernels: list[Any] = [send_along, route] if _goes_to_one(problem) else [spread_chunks]
-    kernels += [compiled_loop(accept_trees if problem.collective.combining else replay_copies)]
+    kernels += [compiled_loop(accept_trees if problem.collective.combining else accept_copies)]
     return all(map(is_compiled, kernels + [improve] * suits_improvement(problem)))
 
 

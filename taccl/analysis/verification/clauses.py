@@ -1,7 +1,7 @@
 """Checks of a schedule against its sketch's clauses, as defined in the docstring of `Clauses`.
 
 Some clauses come in two versions, for chunks on their way to the root and on their way from it. What
-transfers carry selects the version (`SumReplay.reducing`, `NamedSums.reducing`); their own flag is ignored.
+transfers carry selects the version (`Replay.reducing`, `NamedSums.reducing`); their own flag is ignored.
 """
 
 from __future__ import annotations

@@ -48,63 +48,6 @@ def compiled_loop(loop: _Loop) -> _Loop:
     return compiled(loop)
 
 
-class Arrivals(NamedTuple):
-    """Columns of an `ArrivalTable`, with `since` updated in place.
-
-    `since`, (num_places + 1, 1 or 2) int32: Arrival ticks as 32-bit words, low word first. This form lets one
-    compiled loop serve both widths.
-    """
-
-    num_ranks: int
-    keys: NDArray[np.int64]
-    first: NDArray[np.int64]
-    since: NDArray[np.int32]
-    never: int
-
-
-def replay_copies(
-    block: Block, ends: LinkEnds, table: Arrivals, absent: NDArray[np.int64]
-) -> tuple[int, int]:
-    """Replay sends in order of start: (number of absent sources, number of redundant arrivals).
-
-    - `absent`, (most, 2) int64: Output: the first sends, each with a source that lacks its chunk.
-    """
-    num_absent = num_redundant = 0
-    num_words = table.since.shape[1]
-    for i in range(len(block.chunk)):
-        e, c, time = block.link[i], block.chunk[i], block.start[i]
-        for at in range(ends.first[e], ends.first[e + 1]):
-            place = key = c * table.num_ranks + ends.rank[at]
-            if len(table.first):  # binary search among the chunk's keys
-                place, limit = table.first[c], table.first[c + 1]
-                high = limit
-                while place < high:
-                    middle = (place + high) >> 1
-                    if table.keys[middle] < key:
-                        place = middle + 1
-                    else:
-                        high = middle
-                if place == limit or table.keys[place] != key:
-                    place = len(table.keys)
-            since = 0 + table.since[place, 0]  # as 64 bits
-            if num_words > 1:
-                since = ((0 + table.since[place, 1]) << 32) | (since & 0xFFFFFFFF)
-            if at < ends.middle[e]:
-                if since > time:
-                    if num_absent < len(absent):
-                        absent[num_absent, 0], absent[num_absent, 1] = block.first + i, ends.rank[at]
-                    num_absent += 1
-                continue
-            num_redundant += since != table.never
-            if block.end[i] < since:
-                end = block.end[i]
-                if num_words > 1:
-                    table.since[place, 1] = end >> 32
-                    end = ((end & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000  # the low word, with a sign
-                table.since[place, 0] = end
-    return num_absent, num_redundant
-
-
 class Holds(NamedTuple):
     """Holds in order of link; rows ``of_link[e]:of_link[e + 1]`` belong to link e.
 
@@ -173,7 +116,7 @@ def sweep(
 
 
 class Sums(NamedTuple):
-    """Sends of chunks that are summed, in order of chunk and start.
+    """Sends in order of chunk and start.
 
     - `link`, `start`, `end`, `adds`, (num_sends,): `adds` is True if the arrival is added to what its
       destination holds, and False if it replaces that.
@@ -196,6 +139,8 @@ class SumChunks(NamedTuple):
     - `root`, (num_chunks,): Root of each chunk; -1 if there is none.
     - `origins`, `given`, `given_end`: Ranks ``origins[given[c]:given_end[c]]`` contribute to chunk c.
     - `wanted`, `want`, `want_end`: The same for the destinations of each sum.
+    - `dated`, `date`, `since`: Rank ``dated[k]`` holds chunk c by itself from tick ``since[k]`` on, for k in
+      ``date[c]:date[c + 1]``: released or derived copies.
     """
 
     first: NDArray[np.int64]
@@ -206,6 +151,63 @@ class SumChunks(NamedTuple):
     wanted: NDArray[np.int64]
     want: NDArray[np.int64]
     want_end: NDArray[np.int64]
+    dated: NDArray[np.int64]
+    date: NDArray[np.int64]
+    since: NDArray[np.int64]
+
+
+def place_by_chunk(
+    chunk: NDArray[np.int64], first: int, place: NDArray[np.int64], order: NDArray[Any]
+) -> None:
+    """Enter transfers from number `first` on into their order by chunk: one step of a counting sort.
+
+    - `place`, (num_chunks,): Next place of each chunk's transfers in `order`; updated.
+    """
+    for i in range(len(chunk)):
+        order[place[chunk[i]]] = first + i
+        place[chunk[i]] += 1
+
+
+def accept_copies(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, since: NDArray[np.int64], accepted: NDArray[np.bool_]
+) -> int:
+    """Accept chunks that are copied from where they are, and arrive; return the number of redundant copies.
+
+    A send that a later one depends on ends by its start, and so starts before it.
+
+    - `since`, (num_ranks,): State; its contents need no preparation.
+    - `accepted`, (num_chunks,): Output: True for valid chunks.
+    """
+    num_redundant = 0
+    for c in range(len(accepted)):
+        sends, dates = range(chunks.first[c], chunks.first[c + 1]), range(chunks.date[c], chunks.date[c + 1])
+        redundant, is_valid = 0, True
+        for i in sends:
+            for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
+                since[ends.rank[at]] = NEVER
+        for at in range(chunks.want[c], chunks.want_end[c]):
+            since[chunks.wanted[at]] = NEVER
+        for at in range(chunks.given[c], chunks.given_end[c]):
+            since[chunks.origins[at]] = -NEVER
+        for k in dates:
+            since[chunks.dated[k]] = chunks.since[k]
+        for i in sends:
+            e, end = sums.link[i], sums.end[i]
+            is_valid &= not sums.adds[i]
+            for at in range(ends.first[e], ends.middle[e]):
+                is_valid &= since[ends.rank[at]] <= sums.start[i]
+            for at in range(ends.middle[e], ends.first[e + 1]):
+                rank = ends.rank[at]
+                redundant += since[rank] < NEVER
+                if end < since[rank]:
+                    since[rank] = end
+        for at in range(chunks.want[c], chunks.want_end[c]):
+            is_valid &= since[chunks.wanted[at]] < NEVER
+        for k in dates:  # what arrives before the rank has it by itself
+            redundant -= since[chunks.dated[k]] < chunks.since[k]
+        accepted[c] = is_valid
+        num_redundant += redundant * is_valid
+    return num_redundant
 
 
 def accept_trees(
@@ -264,6 +266,69 @@ def accept_trees(
             is_tree &= size[chunks.wanted[at]] == whole
         accepted[c] = is_tree
         num_redundant += redundant * is_tree
+    return num_redundant
+
+
+def accept_sets(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, held: NDArray[np.int64], sent: NDArray[np.int64],
+    last: NDArray[np.int64], accepted: NDArray[np.bool_],
+) -> int:  # fmt: skip
+    """Accept all other valid sums, by sets of contributions; return the number of redundant copies.
+
+    A set is a row of words, and bit k stands for the k-th origin of the chunk.
+
+    - `held`, (num_ranks + 1, num_words), `sent`, (most sends of a chunk, num_words), `last`, (num_ranks,):
+      State; their contents need no preparation. The last row of `held` is the whole sum.
+    - `accepted`, (num_chunks,): True for chunks that are known to be valid; updated.
+    """
+    num_redundant, whole = 0, len(held) - 1
+    for c in range(len(accepted)):
+        low, high, root = chunks.first[c], chunks.first[c + 1], chunks.root[c]
+        redundant, landed, is_valid = 0, low, not accepted[c]
+        if accepted[c]:
+            continue
+        held[:], last[:] = 0, -1
+        for at in range(chunks.given[c], chunks.given_end[c]):
+            place = at - chunks.given[c]
+            held[chunks.origins[at], place >> 6] |= 1 << (place & 63)
+            held[whole, place >> 6] |= 1 << (place & 63)
+        i = low
+        while is_valid and (i < high or landed < high):
+            t = sums.lands[landed]
+            if i == high or sums.end[t] <= sums.start[i]:
+                landed += 1
+                for at in range(ends.middle[sums.link[t]], ends.first[sums.link[t] + 1]):
+                    rank, is_same = ends.rank[at], True
+                    other = last[rank]
+                    is_tie = other >= 0 and sums.end[other] == sums.end[t] and not sums.adds[t]
+                    is_valid &= not (is_tie and sums.adds[other])  # or their order decides what it holds
+                    for w in range(held.shape[1]):
+                        bits, has = sent[t - low, w], held[rank, w]
+                        is_valid &= (bits & has if sums.adds[t] else has & ~bits) == 0
+                        is_valid &= not is_tie or sent[other - low, w] == bits
+                        is_same &= bits == has
+                        held[rank, w] = bits | has
+                    redundant += is_same and not sums.adds[t]
+                    last[rank] = t
+                continue
+            e, is_whole = sums.link[i], True
+            sent[i - low] = 0
+            for at in range(ends.first[e], ends.middle[e]):
+                rank, is_empty = ends.rank[at], True
+                for w in range(held.shape[1]):
+                    has = held[rank, w]
+                    is_valid &= sent[i - low, w] & has == 0
+                    is_empty &= has == 0
+                    is_whole &= has == held[whole, w] and (root < 0 or held[root, w] == has)
+                    sent[i - low, w] |= has
+                is_valid &= not is_empty
+            sums.gathers[i] = not is_whole
+            i += 1
+        for at in range(chunks.want[c], chunks.want_end[c]):
+            for w in range(held.shape[1]):
+                is_valid &= held[chunks.wanted[at], w] == held[whole, w]
+        accepted[c] = is_valid
+        num_redundant += redundant * is_valid
     return num_redundant
 
 

@@ -10,9 +10,9 @@ from operator import or_
 import numpy as np
 
 from taccl.analysis.verification.columns import Columns
+from taccl.analysis.verification.data import ranks_text
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import NEVER
-from taccl.analysis.verification.sums import ranks_text
 
 #: Max search nodes to compose one sum from arrived sums; beyond it, the sum is reported as undecided.
 _MOST_TRIED = 200_000

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import Columns
+from taccl.analysis.verification.data import by_chunk
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.loops import count_links, fitted
 from taccl.analysis.verification.named_sums import NamedSums
-from taccl.analysis.verification.sums import by_chunk
 
 
 def check_paths(

@@ -39,13 +39,12 @@ import numpy as np
 from taccl.analysis.verification.clauses import check_clauses, check_order
 from taccl.analysis.verification.columns import Columns
 from taccl.analysis.verification.contention import Contention
-from taccl.analysis.verification.copies import Copies
+from taccl.analysis.verification.data import Replay
 from taccl.analysis.verification.dates import check_dates
 from taccl.analysis.verification.findings import Findings
 from taccl.analysis.verification.named_sums import NamedSums
 from taccl.analysis.verification.paths import check_paths
 from taccl.analysis.verification.sends import check_indices, check_merging, check_times
-from taccl.analysis.verification.sums import SumReplay
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.analysis.verification.violation import Verification
 from taccl.arguments import checked
@@ -100,24 +99,16 @@ def _judge(schedule: Schedule, columns: Columns) -> Verification:
 
 def _check_blocks(columns: Columns, findings: Findings) -> tuple[int, int]:
     """Check contention, data, clauses and dates; return (number of redundant arrivals, last end)."""
-    data: Copies | SumReplay | NamedSums
-    if columns.carried is not None:
-        data = NamedSums(columns, columns.carried)
-    elif columns.collective.sums_up:
-        data = SumReplay(columns, tells_phases=bool(columns.clauses.said("chunk", "order", "path")))
-    else:
-        data = Copies(columns)
+    data: Replay | NamedSums
+    data = Replay(columns) if columns.carried is None else NamedSums(columns, columns.carried)
     contention, last = Contention(columns), 0
     for block in columns.blocks():
         contention.note(block)
-        if isinstance(data, Copies):
-            data.note(block)
         last = max(last, int(block.end.max()))
     contention.report(findings)
     data.report(findings)
-    reducing = np.zeros(0, bool) if isinstance(data, Copies) else data.reducing
-    check_clauses(columns, findings, reducing)
-    check_paths(columns, findings, reducing, data if isinstance(data, NamedSums) else None)
-    check_order(columns, findings, reducing)
-    check_dates(columns, findings, data if isinstance(data, Copies) else None)
+    check_clauses(columns, findings, data.reducing)
+    check_paths(columns, findings, data.reducing, data if isinstance(data, NamedSums) else None)
+    check_order(columns, findings, data.reducing)
+    check_dates(columns, findings, None if isinstance(data, NamedSums) else data.dates)
     return data.num_redundant, last

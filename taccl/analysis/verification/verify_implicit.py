@@ -14,7 +14,7 @@ The proof has five steps. Each is arithmetic on whole arrays, without expansion:
    intervals of these rows must not overlap.
 5. *Data.* Every chunk travels as the corresponding chunk of place 0 does. Each chunk must be sent from a
    place that holds it by then, and must reach every place that needs it. A sum must include every
-   contribution once. The replay of listed sums (`sums.replay`) checks sums, for place 0's chunks alone.
+   contribution once. The replay of listed sums (`data.replay_sum`) checks sums, for place 0's chunks alone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taccl.analysis.verification.columns import MANY, LinkEnds
-from taccl.analysis.verification.loops import SumChunks, Sums
-from taccl.analysis.verification.sums import landing_order, replay
+from taccl.analysis.verification.data import accept, landing_order, replay_sum
+from taccl.analysis.verification.loops import SumChunks, Sums, views
 from taccl.analysis.verification.violation import Verification, Violation
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
@@ -227,10 +227,7 @@ class _Judge:
         pattern, num_items = self.pattern, self.schedule.num_items
         ranks = np.arange(self.num_ranks)
         num_wanted = 1 if self.schedule.collective == "reduce-scatter" else self.num_ranks
-        zeros, counts = (
-            np.zeros(num_items, np.int64),
-            np.full((2, num_items), [[self.num_ranks], [num_wanted]]),
-        )
+        zeros, whole = np.zeros(num_items, np.int64), np.full(num_items, self.num_ranks)
         order = np.lexsort((pattern.start, pattern.item))
         item, src, dst, start, end = (
             column[order].astype(np.int64)
@@ -239,12 +236,21 @@ class _Judge:
         adds, rows = pattern.reduce[order], np.arange(len(item))
         first = np.searchsorted(item, np.arange(num_items + 1))
         sums = Sums(rows, start, end, adds, landing_order(item, end, adds), np.zeros(len(item), bool))
-        chunks = SumChunks(first, zeros, ranks, zeros, counts[0], ranks, zeros, counts[1])
+        dates = zeros[:0], np.zeros(num_items + 1, np.int64), zeros[:0]
+        chunks = SumChunks(first, zeros, ranks, zeros, whole, ranks, zeros, zeros + num_wanted, *dates)
         ends = LinkEnds(
             np.arange(0, 2 * len(item) + 2, 2), 2 * rows + 1, np.stack((src, dst), axis=1).ravel()
         )
-        faults, num_redundant, _ = replay(sums, chunks, ends, self.num_ranks, is_large=len(item) >= MANY)
+        is_large = len(item) >= MANY
+        accepted, num_redundant = accept(
+            sums, chunks, ends, self.num_ranks, is_copied=False, is_large=is_large
+        )
         self.num_redundant += num_redundant
+        seen, faults = (views(sums), views(chunks), views(ends)), []
+        for c in np.flatnonzero(~accepted).tolist():
+            found, redundant, _ = replay_sum(*seen, c)
+            faults += found
+            self.num_redundant += redundant
         for fault in sorted(faults, key=lambda each: each[:2])[:1]:
             row = None if fault.send is None else int(order[fault.send])
             at = f"item {fault.chunk} at place {fault.rank}: " if row is None else ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import taccl
 from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
-from taccl.analysis.verification.loops import compiled_loop, replay_copies
+from taccl.analysis.verification.loops import accept_copies, compiled_loop
 from taccl.analysis.verification.verify import verify
 from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError
@@ -286,7 +286,7 @@ def test_what_is_broken_off_is_sent_at_once(monkeypatch) -> None:
 @pytest.mark.parametrize("name", ["allgather", "alltoall"])
 def test_one_kernel_serves_long_and_short_schedules(name) -> None:
     """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
-    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(replay_copies))
+    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(accept_copies))
     counts = []
     for chunk_bytes in (1, 10**15):
         collective = collectives.make(name, 3)

@@ -1,0 +1,365 @@
+"""Location of data: which contributions to each chunk's sum every rank holds, and from when on.
+
+A chunk that is copied is a sum with one contribution, which each of its origins holds. Chunks do not affect
+each other's buffers, so they are replayed one by one. Loops accept valid chunks; all others are replayed in
+Python, which names their faults.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.analysis.verification.columns import BLOCK, Columns, LinkEnds, flat_sets, roots_of
+from taccl.analysis.verification.findings import MOST_LISTED, Findings
+from taccl.analysis.verification.loops import (
+    NEVER,
+    SumChunks,
+    Sums,
+    accept_copies,
+    accept_sets,
+    accept_trees,
+    fitted,
+    place_by_chunk,
+    views,
+)
+
+if TYPE_CHECKING:
+    from taccl.collective import RankSets
+
+#: Max transfers replayed in Python once as many faults of a kind are known as are listed (about 3 s).
+_MOST_REPLAYED = 1 << 20
+
+
+class ChunkBlock(NamedTuple):
+    """Sends of the chunks from `low` on, grouped by chunk and in order of start; `at` are their indices."""
+
+    low: int
+    at: NDArray[Any]
+    sums: Sums
+    chunks: SumChunks
+
+
+class Fault(NamedTuple):
+    """Fault of a sum: a violation at a rank, by a send or (None) at the end; sorted by `time` and `phase`."""
+
+    time: int
+    phase: int
+    send: int | None
+    chunk: int
+    rank: int
+    kind: str
+    text: str
+
+
+def by_chunk(
+    columns: Columns, starts: RankSets, dates: Mapping[tuple[int, int], int] | None = None
+) -> Iterator[ChunkBlock]:
+    """Yield all transfers in blocks of chunks.
+
+    - `starts`: Ranks of each chunk, taken as `SumChunks.origins`.
+    - `dates`: {(chunk, rank): ticks} from which ranks hold copies by themselves. None: `Sums.lands` is
+      filled, too.
+    """
+    root = roots_of(columns.problem)
+    order, first = _order(columns, len(root))
+    origins, given, given_end = flat_sets(starts)
+    wanted, want, want_end = flat_sets(columns.collective.destination_sets)
+    rows = sorted((c, rank, ticks) for (c, rank), ticks in (dates or {}).items())
+    dated_chunk, dated, since = np.array(rows, np.int64).reshape(-1, 3).T.copy()
+    low = 0
+    while low < len(root):
+        high = max(low + 1, int(np.searchsorted(first, first[low] + BLOCK)) - 1)
+        at = order[first[low] : first[high]].astype(np.int64)
+        chunk, adds = np.repeat(np.arange(low, high), np.diff(first[low : high + 1])), columns.adds(at)
+        link, start = columns.link[at].astype(np.int64), columns.start[at].astype(np.int64)
+        if columns.end is None:
+            end = start + columns.ticks.latency(link, columns.ticks.chunk_units[chunk])
+        else:
+            end = columns.end[at].astype(np.int64)
+        lands = landing_order(chunk, end, adds) if dates is None else at[:0]
+        sums = Sums(link, start, end, adds, lands, np.zeros(len(at), bool))
+        mine = slice(low, high)
+        date = np.searchsorted(dated_chunk, np.arange(low, high + 1))
+        chunks = SumChunks(
+            first[low : high + 1] - first[low], root[mine], origins, given[mine], given_end[mine],
+            wanted, want[mine], want_end[mine], dated, date, since,
+        )  # fmt: skip
+        yield ChunkBlock(low, at, sums, chunks)
+        low = high
+
+
+def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Transfers in order of chunk and start, and the place of each chunk's first one there."""
+    chunk, first = columns.chunk, np.zeros(num_chunks + 1, np.int64)
+    blocks = range(0, len(chunk), BLOCK)
+    for i in blocks:
+        np.add.at(first, chunk[i : i + BLOCK].astype(np.int64) + 1, 1)
+    np.cumsum(first, out=first)
+    order = np.empty(len(chunk), np.int32 if len(chunk) < 2**31 else np.int64)
+    place, loop = first[:-1].copy(), fitted(place_by_chunk, columns.is_large)
+    for i in blocks:
+        loop(chunk[i : i + BLOCK].astype(np.int64), i, place, order)
+    return order, first
+
+
+class Replay:
+    """Replay of all chunks of a schedule whose transfers carry what their senders hold.
+
+    - `dates`: {(chunk, rank): ticks} from which a rank holds a copy by itself: released or derived. None
+      for sums.
+    - `num_redundant`: Copies that bring a rank what it holds.
+    - `reducing`, (num_transfers,) bool: True for transfers on the way to their root; empty for copies, and if
+      no clause distinguishes them.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        collective, is_large = columns.collective, columns.is_large
+        is_copied, is_updated = not collective.sums_up, collective.update_us_per_mb is not None
+        tells_phases = not is_copied and bool(columns.clauses.said("chunk", "order", "path"))
+        self.dates = own_dates(columns) if is_copied else None
+        self.reducing = np.zeros(len(columns) if tells_phases else 0, bool)
+        self.num_redundant, self._faults, counts, num_replayed = 0, list[Fault](), Counter[str](), 0
+        released = {(chunk, rank) for chunk, rank, _ in columns.problem.release_us if is_copied}
+        for some in by_chunk(columns, collective.origin_sets, self.dates):
+            low, at, sums, chunks = some
+            accepted, num_redundant = accept(
+                sums, chunks, columns.ends, collective.num_ranks, is_copied=is_copied, is_large=is_large
+            )
+            if is_updated:  # an update begins once the root holds the whole sum, which loops do not tell
+                accepted[:], num_redundant = False, 0
+            seen = views(sums), views(chunks), views(columns.ends)
+            for c in np.flatnonzero(~accepted).tolist():
+                if num_replayed > _MOST_REPLAYED and max(counts.values(), default=0) > MOST_LISTED:
+                    break  # more faults of a kind than are listed
+                num_replayed += int(chunks.first[c + 1] - chunks.first[c])
+                if is_copied:
+                    faults, redundant = replay_copy(*seen, c, us=columns.ticks.us)
+                else:
+                    faults, redundant, whole_since = replay_sum(*seen, c)
+                    faults += _unupdated(columns, some, c, faults, whole_since) if is_updated else ()
+                num_redundant += redundant
+                for each in faults:
+                    if each.kind == "presence" and (low + c, each.rank) in released:
+                        continue  # the release dates are checked
+                    send = None if each.send is None else int(at[each.send])
+                    counts[each.kind] += 1
+                    if counts[each.kind] <= MOST_LISTED + 1:  # one more than is listed
+                        self._faults.append(each._replace(chunk=low + c, send=send))
+            self.num_redundant += num_redundant
+            if tells_phases:
+                self.reducing[at] = sums.gathers
+
+    def report(self, findings: Findings) -> None:
+        """Report all faults, in order of time."""
+        for _, _, send, chunk, rank, kind, text in sorted(self._faults, key=_when):
+            findings.report(kind, text, send, rank=rank, chunk=chunk)
+
+
+def _when(fault: Fault) -> tuple[int, int, int]:
+    return fault.time, fault.phase, fault.chunk if fault.send is None else fault.send
+
+
+def own_dates(columns: Columns) -> dict[tuple[int, int], int]:
+    """{(chunk, rank): ticks} from which a rank holds a copy by itself, being released or derived."""
+    per_us, collective = columns.ticks.per_us, columns.collective
+    dates = {(chunk, rank): math.ceil(us * per_us) for chunk, rank, us in columns.problem.release_us}
+    first = arrivals(columns, [(each.source, each.rank) for each in collective.derivations])
+    for each in collective.derivations_in_turn:
+        source, made = (each.source, each.rank), (each.chunk, each.rank)
+        is_origin = source not in dates and each.rank in collective.chunks[each.source].origins
+        since = -NEVER if is_origin else min(first.get(source, NEVER), dates.get(source, NEVER))
+        dates[made] = min(since, dates.get(made, NEVER))
+    return dates
+
+
+def arrivals(
+    columns: Columns, places: Collection[tuple[int, int]], *, last: bool = False
+) -> dict[tuple[int, int], int]:
+    """{(chunk, rank): ticks of the first or last arrival}, for those of the places with an arrival."""
+    num_ranks = columns.topology.num_ranks
+    keys = np.unique(np.array([chunk * num_ranks + rank for chunk, rank in places], np.int64))
+    found = np.full(len(keys), -NEVER if last else NEVER)
+    for block in columns.blocks() if len(keys) else ():
+        send, rank = columns.ends.destinations(block.link)
+        place, is_known = places_of(keys, block.chunk[send] * num_ranks + rank)
+        (np.maximum if last else np.minimum).at(found, place[is_known], block.end[send[is_known]])
+    pairs = zip(keys.tolist(), found.tolist(), strict=True)
+    return {divmod(key, num_ranks): ticks for key, ticks in pairs if abs(ticks) < NEVER}
+
+
+def places_of(
+    keys: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Index of each wanted key in sorted `keys`, and True where it is one of them."""
+    if not len(keys):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return place, keys[place] == wanted
+
+
+def accept(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, num_ranks: int, *, is_copied: bool, is_large: bool
+) -> tuple[NDArray[np.bool_], int]:
+    """Replay chunks by loops: (chunks accepted as valid, number of redundant copies). Sets ``sums.gathers``.
+
+    Every valid chunk is accepted if it is copied, or if there are many transfers. Of few, only sums that
+    travel along trees are.
+    """
+    accepted, state = np.zeros(len(chunks.root), bool), np.empty(num_ranks, np.int64)
+    if is_copied:
+        return accepted, int(fitted(accept_copies, is_large)(sums, chunks, ends, state, accepted))
+    others = np.empty(num_ranks, bool), np.empty_like(sums.link)
+    num_redundant = fitted(accept_trees, is_large)(sums, chunks, ends, state, *others, accepted)
+    if is_large and not accepted.all():
+        num_words = -(-int((chunks.given_end - chunks.given).max()) // 64)
+        num_sends = int(np.diff(chunks.first).max())
+        sets = np.empty((num_ranks + 1, num_words), np.int64), np.empty((num_sends, num_words), np.int64)
+        last = np.empty(num_ranks, np.int64)
+        num_redundant += fitted(accept_sets, is_large)(sums, chunks, ends, *sets, last, accepted)
+    return accepted, int(num_redundant)
+
+
+def replay_copy(
+    sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int, *, us: Callable[[int], str] = str
+) -> tuple[list[Fault], int]:
+    """Replay chunk `c`, which is copied: (faults, number of redundant copies). The arrays are `views`.
+
+    - `us`: Ticks as text.
+    """
+    own = dict.fromkeys(chunks.origins[chunks.given[c] : chunks.given_end[c]].tolist(), -NEVER)
+    for k in range(chunks.date[c], chunks.date[c + 1]):
+        own[chunks.dated[k]] = chunks.since[k]
+    sends = range(chunks.first[c], chunks.first[c + 1])
+    landings = sorted(
+        (sums.end[i], rank)
+        for i in sends
+        for rank in ends.rank[ends.middle[sums.link[i]] : ends.first[sums.link[i] + 1]].tolist()
+    )
+    first = {rank: end for end, rank in reversed(landings)}
+    num_redundant = len(landings) - sum(end < own.get(rank, NEVER) for rank, end in first.items())
+    since = {rank: min(own.get(rank, NEVER), first.get(rank, NEVER)) for rank in own.keys() | first.keys()}
+    faults = []
+    for i in sends:
+        e, start = sums.link[i], sums.start[i]
+        if sums.adds[i]:
+            faults.append(
+                Fault(start, 2, i, c, ends.rank[ends.middle[e]], "reduce", "is reduced; expected a copy")
+            )
+        for rank in ends.rank[ends.first[e] : ends.middle[e]].tolist():
+            if since.get(rank, NEVER) > start:
+                when = f"only from {us(since[rank])} us" if rank in since else "never"
+                faults.append(Fault(start, 2, i, c, rank, "presence", f"rank {rank} holds the chunk {when}"))
+    for rank in chunks.wanted[chunks.want[c] : chunks.want_end[c]].tolist():
+        if rank not in since:
+            faults.append(Fault(NEVER, 3, None, c, rank, "postcondition", "the chunk never arrives"))
+    return faults, num_redundant
+
+
+def replay_sum(sums: Sums, chunks: SumChunks, ends: LinkEnds, c: int) -> tuple[list[Fault], int, int]:
+    """Replay sum `c` with arbitrary sends; the contents of buffers are bit masks. The arguments are `views`.
+
+    Returns the faults, the number of redundant copies, and the ticks from which the root holds the whole sum.
+    """
+    low, root, num_redundant = chunks.first[c], chunks.root[c], 0
+    mine = slice(low, chunks.first[c + 1])
+    links, starts, landings, adds = (column[mine].tolist() for column in sums[:4])
+    srcs = [ends.rank[ends.first[e] : ends.middle[e]].tolist() for e in links]
+    dsts = [ends.rank[ends.middle[e] : ends.first[e + 1]].tolist() for e in links]
+    held = {r: 1 << r for r in chunks.origins[chunks.given[c] : chunks.given_end[c]].tolist()}
+    whole = sum(held.values())
+    whole_since = -NEVER if held.get(root) == whole else NEVER
+    last: dict[int, tuple[int, bool, int]] = {}  # the last arrival at a rank: end, adds, bits
+    taken: dict[int, int] = {}  # send -> contributions under way
+    faults = []
+    events = [(time, 1 - adds[i], i) for i, time in enumerate(landings)]
+    events += [(time, 2, i) for i, time in enumerate(starts)]
+    for time, phase, i in sorted(events):
+        found: list[tuple[int, str, str]] = []
+        if phase == 2:
+            bits = 0
+            for rank in srcs[i]:
+                parts = held.get(rank, 0)
+                if not parts:
+                    text = f"rank {rank} does not hold the chunk when the send starts"
+                    found.append((rank, "presence", text))
+                if bits & parts:
+                    text = f"sources both hold contributions of ranks {ranks_text(bits & parts)}"
+                    found.append((rank, "double-count", text))
+                bits |= parts
+            holders = [*srcs[i], root] if root >= 0 else srcs[i]
+            sums.gathers[low + i] = any(held.get(rank, 0) != whole for rank in holders)
+            taken[i] = bits
+        for rank in dsts[i] if phase < 2 and taken[i] else ():
+            bits, before = taken[i], held.get(rank, 0)
+            when, added, brought = last.get(rank, (-NEVER, True, 0))
+            if when == time and not (adds[i] and added) and (adds[i] or added or bits != brought):
+                text = "arrives together with another value that it replaces or is replaced by"
+                found.append((rank, "race", text))
+            elif adds[i] and before & bits:
+                text = f"adds contributions of ranks {ranks_text(before & bits)} that the rank already holds"
+                found.append((rank, "double-count", text))
+            elif not adds[i] and before & ~bits:
+                text = f"wipes out contributions of ranks {ranks_text(before & ~bits)}"
+                found.append((rank, "lost-contribution", text))
+            num_redundant += not adds[i] and bits == before
+            held[rank] = before | bits if adds[i] else bits
+            last[rank] = time, adds[i], bits
+            if rank == root and held[rank] == whole:
+                whole_since = min(whole_since, time)
+        faults += [Fault(time, phase, low + i, c, *each) for each in found]
+    for rank in chunks.wanted[chunks.want[c] : chunks.want_end[c]].tolist():
+        missing = whole & ~held.get(rank, 0)
+        if missing:
+            text = f"the sum lacks contributions of ranks {ranks_text(missing)}"
+            faults.append(Fault(NEVER, 3, None, c, rank, "postcondition", text))
+    return faults, num_redundant, whole_since
+
+
+def ranks_text(bits: int) -> str:
+    """Ranks of a bit mask, as text."""
+    return ", ".join(str(rank) for rank in range(bits.bit_length()) if bits >> rank & 1)
+
+
+def landing_order(
+    chunk: NDArray[np.int64], end: NDArray[np.int64], adds: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """Sends in order of chunk and end; at equal ends, additions come first."""
+    key = 2 * end + ~adds
+    if (np.diff(key)[np.diff(chunk) == 0] >= 0).all():  # e.g. all sends take equally long
+        return np.arange(len(end))
+    return np.lexsort((key, chunk))
+
+
+def _unupdated(
+    columns: Columns, some: ChunkBlock, c: int, faults: list[Fault], whole: int
+) -> Iterator[Fault]:
+    """Yield whole sums that leave a root before it has updated them, or end without its update.
+
+    - `whole`: Ticks from which the root holds the whole sum of chunk `c` of the block.
+    """
+    low, _, sums, chunks = some
+    links, data, root = columns.topology.links, columns.collective.chunks[low + c], int(chunks.root[c])
+    us = (columns.collective.update_us_per_mb or 0) * Fraction(columns.problem.chunk_bytes[low + c], 10**6)
+    ready = max(whole, 0) + us * columns.ticks.per_us
+    lacking = {each.rank for each in faults if each.kind == "postcondition"}
+    since: dict[int, int] = {}  # tick from which a rank holds the updated sum
+    for i in range(int(chunks.first[c]), int(chunks.first[c + 1])):
+        link, start, end = links[sums.link[i]], int(sums.start[i]), int(sums.end[i])
+        for rank in link.srcs:
+            is_updated = since.get(rank, NEVER) <= start
+            if not is_updated and rank == root and whole <= start < ready:
+                text = f"the server updates the sum until {columns.ticks.us(ready)} us"
+                yield Fault(start, 2, i, c, rank, "update", text)
+            if is_updated or (rank == root and whole <= start):
+                since |= {dst: min(end, since.get(dst, end)) for dst in link.dsts}
+    for rank in data.destinations:
+        if rank != root and rank not in since and rank not in lacking:
+            text = f"the sum is not that which rank {root}, its server, updated"
+            yield Fault(NEVER, 3, None, c, rank, "update", text)
