@@ -60,7 +60,8 @@ def made_up(problem: Problem, rng: random.Random) -> Witness:
             backwards=rng.random() < 0.3,
         )
     if kind == "known":
-        return Dissemination(_some(rng, num_ranks))
+        times = [tuple(sorted(rng.randrange(9) for _ in range(rng.randint(1, num_ranks)))) for _ in range(2)]
+        return Dissemination(_some(rng, num_ranks), *times)
     if kind == "pairs":
         return PairCounting(_some(rng, num_ranks))
     if kind == "bytes":
@@ -98,6 +99,11 @@ def changed(witness: Witness, problem: Problem, rng: random.Random) -> Witness:
             sets = [ranks ^ {rng.randrange(num_ranks)} for ranks in witness.sets]
             return replace(witness, sets=tuple(sets[: rng.randint(0, len(sets))]))
         return replace(witness, **{how: getattr(witness, how) + rng.choice((-1, 1))})
+    if isinstance(witness, Dissemination) and rng.random() < 0.5:
+        field = rng.choice(("anywhere", "inside"))
+        times = list(getattr(witness, field))
+        times[rng.randrange(len(times))] += rng.choice((-1, 1))
+        return replace(witness, **{field: tuple(times)})
     if isinstance(witness, Dissemination | PairCounting | Gossip):
         return replace(witness, ranks=witness.ranks ^ {rng.randrange(num_ranks)})
     if isinstance(witness, ByteCounting):

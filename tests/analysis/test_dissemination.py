@@ -60,15 +60,39 @@ def test_what_other_nodes_have_comes_late() -> None:
 def test_the_certificate_says_what_it_is() -> None:
     """In words, and as plain values."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
-    assert bound.witness_text == "dissemination: ranks 0"
-    assert bound.to_dict()["witness"] == {"kind": "dissemination", "ranks": [0]}
+    assert bound.witness_text == "dissemination: ranks 0, anywhere (4), inside (4)"
+    ticks = {"anywhere": [0, 0, 2, 4], "inside": [0, 2, 4, 5]}
+    assert bound.to_dict()["witness"] == {"kind": "dissemination", "ranks": [0], **ticks}
+
+
+@pytest.mark.parametrize("field", ["anywhere", "inside"])
+@pytest.mark.parametrize("i", range(4))
+def test_a_time_raised_by_a_tick_is_refused(field: str, i: int) -> None:
+    """Each is the least that the others leave it, and none of them proves a tick more."""
+    bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
+    assert isinstance(bound.witness, Dissemination)
+    times = list(getattr(bound.witness, field))
+    times[i] += 1
+    raised = replace(bound, witness=replace(bound.witness, **{field: tuple(times)}))
+    assert not raised.check()
+    assert not replace(raised, bound=bound.bound + Fraction(1, bound.problem.costs.ticks_per_us)).check()
+
+
+@pytest.mark.parametrize("field", ["anywhere", "inside"])
+def test_a_missing_time_is_refused(field: str) -> None:
+    """No rank would hold that much, or send it."""
+    bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
+    assert isinstance(bound.witness, Dissemination)
+    fewer = replace(bound.witness, **{field: getattr(bound.witness, field)[:-1]})
+    assert not replace(bound, witness=fewer).check()
 
 
 @pytest.mark.parametrize("ranks", [(), (0, 1, 2, 3), (9,)])
 def test_other_ranks_prove_nothing(ranks: tuple[int, ...]) -> None:
     """None, all, and one that is not there."""
     bound = lower_bound(merged(joined([0] * 4), "allgather", 4))
-    assert not replace(bound, witness=Dissemination(frozenset(ranks))).check()
+    assert isinstance(bound.witness, Dissemination)
+    assert not replace(bound, witness=replace(bound.witness, ranks=frozenset(ranks))).check()
 
 
 def random_merged(seed: int) -> Problem:

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import le
 
 import numpy as np
 
-from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
+from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.finding.gates import FOREVER, Gates, Ints, fastest, gates_of
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
@@ -28,10 +29,16 @@ _MOST_SETS = 8
 
 @dataclass(frozen=True, slots=True)
 class Dissemination(OfRanks):
-    """Ranks of which one wants data of many ranks outside the set."""
+    """Ranks of which one wants data of many ranks outside the set, and earliest times as labels, in ticks.
+
+    - `anywhere`: Earliest times at which any rank can hold data of 0, 1, ... ranks, its own included.
+    - `inside`: Earliest times at which a rank of the set can hold data of 0, 1, ... ranks outside.
+    """
 
     kind = proves = "dissemination"
     ranks: frozenset[int]
+    anywhere: tuple[int, ...]
+    inside: tuple[int, ...]
 
     def holds(self, facts: Facts, ticks: Fraction) -> bool:
         """True if no schedule of the problem finishes before `ticks`, evaluated exactly."""
@@ -73,8 +80,8 @@ def dissemination_bounds(demand: NeededSends, *, in_network: bool) -> Iterator[C
                 what = f"data of {format_count(number, 'rank')} that {where} lacks, as senders get it"
                 leaves, enters = (np.isin(ends[links], list(ranks)) for ends in (costs.src, costs.dst))
                 border, inside = entered(links[enters & ~leaves]), entered(links[enters & leaves])
-                ticks = _learnt(number, [0], (border, anywhere), (inside, None))[number]
-                yield Claim(ticks, what, Dissemination(ranks))
+                times = tuple(_learnt(number, [0], (border, anywhere), (inside, None)))
+                yield Claim(times[-1], what, Dissemination(ranks, tuple(anywhere[: number + 1]), times))
 
 
 def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> list[int]:
@@ -113,10 +120,6 @@ def _learnt(num: int, had: list[int], *ways: tuple[Gates, list[int] | None]) -> 
     return when
 
 
-#: Earliest times at which senders can hold data of 0, 1, ... ranks; None stands for the entered ranks' times.
-Known = list[int] | None
-
-
 def _disseminated(facts: Facts, witness: Dissemination) -> int:
     """Earliest time at which a rank of the set can hold all its wanted outside data; 0 proves nothing."""
     if not facts.spreads_alike or facts.sums or facts.divisible:
@@ -127,6 +130,8 @@ def _disseminated(facts: Facts, witness: Dissemination) -> int:
             for rank in data.destinations:
                 wanted[rank].update(data.origins)
     number = max((len(wanted[rank] - witness.ranks) for rank in witness.ranks), default=0)
+    if not len(witness.anywhere) >= len(witness.inside) == number + 1:
+        return 0
     entering = [e for e in facts.allowed if facts.dst[e] in witness.ranks]
     border, inside, every = (
         strongest(passages_of(facts, links, facts.dst).values())
@@ -136,36 +141,30 @@ def _disseminated(facts: Facts, witness: Dissemination) -> int:
             facts.allowed,
         )
     )
-    anywhere = _known_from([(way, None) for way in every], [0, 0], number)
-    ways: list[tuple[GatePassage, Known]] = [(way, anywhere) for way in border]
-    return _known_from([*ways, *((way, None) for way in inside)], [0], number)[number]
+    known = [(way, witness.anywhere) for way in every]
+    ways = [(way, witness.anywhere) for way in border] + [(way, witness.inside) for way in inside]
+    is_proven = _are_earliest(witness.anywhere, known, own=1) and _are_earliest(witness.inside, ways, own=0)
+    return witness.inside[number] if is_proven else 0
 
 
-def _known_from(ways: list[tuple[GatePassage, Known]], had: list[int], number: int) -> list[int]:
-    """Earliest times at which a rank that is entered in these ways can hold data of 0, 1, ... ranks.
+def _are_earliest(
+    times: tuple[int, ...], ways: list[tuple[GatePassage, tuple[int, ...]]], *, own: int
+) -> bool:
+    """True if no rank that is entered in these ways can hold data of 0, 1, ... ranks before these times.
 
-    - `had`: First times of the result, which are known.
+    Each time is at most that of an arrival, if senders hold data of m ranks from their m-th label on. The
+    first rank to hold more than its labels say would have it from senders whose labels are true.
+
+    - `ways`: Bottleneck resources into the rank, and the labels of the senders.
+    - `own`: Number of ranks whose data the rank has from the start.
     """
-    when = list(had)
-    passed = [[0] for _ in ways]  # when each way is free after bringing that much
-    came: list[list[int]] = [[] for _ in ways]  # arrivals, by number of ranks
-
-    def best(place: int, m_in_all: int) -> tuple[int, int]:
-        way, known = ways[place]
-        senders = when if known is None else known
-        found = [(NEVER, NEVER)]
-        for m in range(1, min(way.most, m_in_all, len(senders) - 1) + 1):
-            begin = max(senders[m] + way.before, passed[place][m_in_all - m])
-            found.append((begin + way.alpha + m * way.beta, begin + way.after[m - 1]))
-        return min(left for left, _ in found), min(over for _, over in found)
-
-    for i in range(1, number + 1):
-        for place in range(len(ways)):
-            left, over = best(place, i)
-            passed[place].append(left)
-            came[place].append(over)
-        when.append(sorted(over for some in came for over in some)[i - 1])
-        for place, (_, known) in enumerate(ways):
-            if known is None:  # some rank holds that much now, and may send it on
-                passed[place][i], came[place][i - 1] = best(place, i)
-    return when
+    came: list[int] = []
+    for way, senders in ways:
+        passed = [0]  # time at which the way is free after data of 0, 1, ... ranks
+        for i in range(1, len(times) - own):
+            begins = [
+                (max(senders[m] + way.before, passed[i - m]), m) for m in range(1, min(way.most, i) + 1)
+            ]
+            passed.append(min(begin + way.alpha + m * way.beta for begin, m in begins))
+            came.append(min(begin + way.after[m - 1] for begin, m in begins))
+    return bool(ways) and all(map(le, times, [0] * (own + 1) + sorted(came)))
