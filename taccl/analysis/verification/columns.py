@@ -90,6 +90,8 @@ class LinkEnds(NamedTuple):
         self, low: NDArray[np.int64], high: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         each = high - low
+        if (each == 1).all():
+            return np.arange(len(each)), self.rank[low]
         send = np.repeat(np.arange(len(each)), each)
         place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
         return send, self.rank[low[send] + place]
