@@ -66,21 +66,22 @@ def _are_by_chance(distance: NDArray[np.float64]) -> bool:
     R. R. Sokal and F. J. Rohlf, "The comparison of dendrograms by objective methods", Taxon 11 (1962).
     """
     require_address_space()
+    from scipy.cluster.hierarchy import linkage
     from scipy.spatial.distance import squareform
+
+    def squares(pairs: NDArray[np.float64]) -> float:
+        return _squares(linkage(pairs, "average"))
 
     count, rng = len(distance), np.random.default_rng(0)
     pairs = squareform((distance + distance.T) / 2, checks=False)
     deals = _DEALS if count < _MANY else round(1 / _BY_CHANCE) - 1
-    found = _squares(pairs, count)
-    return sum(_squares(rng.permutation(pairs), count) >= found for _ in range(deals)) > _BY_CHANCE * deals
+    found = squares(pairs)
+    return sum(squares(rng.permutation(pairs)) >= found for _ in range(deals)) > _BY_CHANCE * deals
 
 
-def _squares(pairs: NDArray[np.float64], count: int) -> float:
-    """Sum of squares of the cophenetic distances of all pairs of hosts, by average linkage."""
-    from scipy.cluster.hierarchy import linkage
-
-    merges = linkage(pairs, "average")
-    sizes = np.concatenate((np.ones(count), merges[:, 3]))
+def _squares(merges: NDArray[np.float64]) -> float:
+    """Sum of squares of the cophenetic distances of all pairs of hosts; `merges` as of SciPy's `linkage`."""
+    sizes = np.concatenate((np.ones(len(merges) + 1), merges[:, 3]))
     joined = sizes[merges[:, :2].astype(np.int64)].prod(axis=1)
     return float(joined @ merges[:, 2] ** 2)
 
