@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from taccl.topology.topology import Topology
 
 
-#: Max transfers of schedules that are made in several orders: of parts that go round, and of pieces.
-_FEW_TRANSFERS, _FEW_PIECES = 100_000, 20_000
+#: Max transfers of schedules of rings that are made in several orders.
+_FEW_TRANSFERS = 100_000
 #: Ticks from an arrival to the earliest send of its data in a plan, as starts are rounded up.
 _SLACK_TICKS = 2
-#: Max messages that a prediction replays (about 0.15 s), and the fewest pieces.
+#: Max messages of pieces that are replayed (about 0.15 s), beyond which a plan alone counts; fewest pieces.
 _MOST_REPLAYED, _FEWEST_PIECES = 20_000, 2
 
 
@@ -80,35 +80,25 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 
 
 def _piped_us(lanes: Lanes) -> float:
-    """Time of all pieces on open lanes: served as they become ready, or by a periodic plan."""
+    """Time of all pieces on open lanes: by a periodic plan, or, of few, served as they become ready.
+
+    Schedules of many pieces follow the plan, but their first pieces need not wait for all turns: half counts.
+    """
     pieces = lanes.num_pieces
     if lanes.relayed:
         return lanes.pieces_us(pieces)
     mb = lanes.mb_of(pieces)
-    return min(_served_us(lanes, pieces, mb), _planned_us(lanes.plan(mb), pieces))
+    plan, few = lanes.plan(mb), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
+    if plan is not None and pieces > few:
+        return (lanes.alone_us(mb) + plan.end_us) / 2 + (pieces - 1) * plan.period_us
+    served_us = _served_us(lanes, min(int(pieces), few), mb) * max(1.0, pieces / few)
+    return served_us if plan is None else min(served_us, plan.end_us + (pieces - 1) * plan.period_us)
 
 
-def _planned_us(plan: Plan | None, pieces: float) -> float:
-    """Time of some pieces by a plan; inf without one."""
-    return float("inf") if plan is None else plan.end_us + (pieces - 1) * plan.period_us
-
-
-def _served_us(lanes: Lanes, pieces: float, mb: float) -> float:
-    """Time of some pieces on open lanes, served as they become ready.
-
-    A part of the pieces is replayed. Further ones follow at the rate at which the second half of them did.
-    """
-    few = min(int(pieces), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size))
-    half = few // 2
-
-    def replayed_us(count: int) -> float:
-        columns = _pieces(count * len(lanes.hops), lanes, None)
-        return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
-
-    found = replayed_us(few)
-    if few < pieces:
-        found += (pieces - few) * (found - replayed_us(half)) / (few - half)
-    return found
+def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
+    """Time of some pieces on open lanes, served as they become ready."""
+    columns = _pieces(pieces * len(lanes.hops), lanes, None)
+    return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
@@ -153,14 +143,9 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     )
     check_number(problem, len(columns.chunk))
     # Channels run side by side: where a hop is late, others go first, or wait (by plan, by step).
-    is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _FEW_PIECES)
-    made = []
-    if plan is not None:
-        pieces = -(-problem.collective.num_chunks // len(lanes.hops))
-        is_best = _planned_us(plan, pieces) <= _served_us(lanes, pieces, mb)
-        if is_small or is_best:
-            made.append(_planned(problem, columns, name))
-    if is_small or lanes.goes_round or not made:
+    is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
+    made = [] if plan is None else [_planned(problem, columns, name)]
+    if is_small or plan is None:
         first_come_us, _ = _first_come_us(on, mb, columns)
         made.append(
             _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come_us), name)
