@@ -25,6 +25,7 @@ from taccl.analysis.verification.loops import (
     accept_copies,
     accept_sets,
     accept_trees,
+    compiled_loop,
     fitted,
     place_by_chunk,
     views,
@@ -102,8 +103,10 @@ def _order(columns: Columns, num_chunks: int) -> tuple[NDArray[Any], NDArray[np.
     for i in blocks:
         np.add.at(first, chunk[i : i + BLOCK].astype(np.int64) + 1, 1)
     np.cumsum(first, out=first)
+    if not columns.is_large:
+        return np.argsort(chunk, kind="stable"), first
     order = np.empty(len(chunk), np.int32 if len(chunk) < 2**31 else np.int64)
-    place, loop = first[:-1].copy(), fitted(place_by_chunk, columns.is_large)
+    place, loop = first[:-1].copy(), compiled_loop(place_by_chunk)
     for i in blocks:
         loop(chunk[i : i + BLOCK].astype(np.int64), i, place, order)
     return order, first

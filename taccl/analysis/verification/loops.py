@@ -182,9 +182,13 @@ def accept_copies(
     for c in range(len(accepted)):
         sends, dates = range(chunks.first[c], chunks.first[c + 1]), range(chunks.date[c], chunks.date[c + 1])
         redundant, is_valid = 0, True
-        for i in sends:
-            for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
-                since[ends.rank[at]] = NEVER
+        if 2 * len(sends) > len(since):
+            for rank in range(len(since)):
+                since[rank] = NEVER
+        else:  # few of the ranks take part
+            for i in sends:
+                for at in range(ends.first[sums.link[i]], ends.first[sums.link[i] + 1]):
+                    since[ends.rank[at]] = NEVER
         for at in range(chunks.want[c], chunks.want_end[c]):
             since[chunks.wanted[at]] = NEVER
         for at in range(chunks.given[c], chunks.given_end[c]):
