@@ -60,7 +60,7 @@ _LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
 #: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
 _BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
 #: Most transfers of a baseline that is tried in finer chunks.
-_CUT_TRANSFERS = 2_000
+_CUT_TRANSFERS = MANY_CUT
 #: Seconds to verify one in finer chunks that time ended, at least.
 _CUT_VERIFY_S = 0.5
 
