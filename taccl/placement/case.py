@@ -12,7 +12,7 @@ from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError
 from taccl.names import matching
 from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
-from taccl.placement.fabric import Flows, HostFabric, as_messages, flows_of, problem_of
+from taccl.placement.fabric import HostFabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
 from taccl.placement.probe import Probe
 from taccl.program.lift import lift
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 _MOST_MESSAGES, _FEWEST_TRIES, _MOST_TRIES = 10**8, 1500, 150_000
 #: Initial temperature of each annealing run, as a part of the makespan.
 _WARMTHS = (0.003, 0.01, 0.05)
-#: Messages per flow from which the loads of an order are computed before its makespan.
-_FEW_FLOWS = 4
 #: Up to this many messages Python times an order sooner than numba compiles the kernel.
 _FEW_MESSAGES = 12_000
 
@@ -121,14 +119,10 @@ class Case:
         tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _MOST_MESSAGES // len(self.messages.src)))
         tries = max(1, int(effort * tries))
 
-        flows = flows_of(self.messages)
-        if _FEW_FLOWS * len(flows.src) > len(self.messages.src):
-            flows = Flows(*(column[:0] for column in flows))
-
         def work(warmth: float, signal: NDArray[np.int64]) -> tuple[tuple[int, ...], int]:
             orders = np.tile(np.array(start, dtype=np.int64), (3, 1))
             draws = np.random.default_rng((seed, int(warmth * 1e6))).random((tries, 5))
-            ticks = anneal(*self.arrays, flows, orders, signal, draws, warmth, self.room())
+            ticks = anneal(*self.arrays, orders, signal, draws, warmth, self.room())
             return tuple(orders[0].tolist()), int(ticks)
 
         signals = [np.zeros(2, dtype=np.int64) for _ in _WARMTHS]

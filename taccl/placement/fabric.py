@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from taccl.placement.algorithms import Algorithm
 
 
+#: Messages per flow from which the loads of an order are computed before its makespan.
+_FEW_FLOWS = 4
+
+
 class RankMessages(NamedTuple):
     """Messages in order; m waits for the earlier ones ``wait[wait_of[m] : wait_of[m + 1]]``.
 
@@ -71,6 +75,7 @@ class Relaxed(NamedTuple):
     - `port_out`, `port_in`, (num_sizes,) int64: For how long it holds its source's port, and its
       destination's, at least; 0 where hosts have none.
     - `tail`, (num_messages,) int64: From its end to that of all.
+    - `flows`: The messages counted, whose holds bound the makespan; empty if there are nearly as many.
     """
 
     anywhere: NDArray[np.int64]
@@ -79,6 +84,7 @@ class Relaxed(NamedTuple):
     port_out: NDArray[np.int64]
     port_in: NDArray[np.int64]
     tail: NDArray[np.int64]
+    flows: Flows
 
 
 def problem_of(algorithm: Algorithm, topology: object, size_bytes: int) -> Problem:
@@ -105,11 +111,12 @@ def as_messages(algorithm: Algorithm, problem: Problem) -> RankMessages:
     return RankMessages(algorithm.src[first], algorithm.dst[first], units, kind, wait_of, wait)
 
 
-def flows_of(messages: RankMessages) -> Flows:
-    """The messages counted by ranks and size."""
+def _flows_of(messages: RankMessages) -> Flows:
+    """The messages counted by ranks and size; none if flows are too many to save time."""
     each = np.stack((messages.src, messages.dst, messages.kind))
     (src, dst, kind), number = np.unique(each, axis=1, return_counts=True)
-    return Flows(*(np.ascontiguousarray(column, dtype=np.int64) for column in (src, dst, kind, number)))
+    few = slice(None) if _FEW_FLOWS * len(src) <= len(messages.src) else slice(0)
+    return Flows(*(np.ascontiguousarray(column[few], dtype=np.int64) for column in (src, dst, kind, number)))
 
 
 def _is_implied(
@@ -172,8 +179,11 @@ class HostFabric:
             took = (self.took[0] + units * self.took[1]).reshape(self.num_hosts, -1)
             np.fill_diagonal(took, np.iinfo(np.int64).max)
             rows.append((took.min(), took.min(axis=1), took.min(axis=0), *self._ports(units)))
-        least = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-        return Relaxed(*least, np.zeros(len(messages.units), dtype=np.int64))  # type: ignore[call-arg]
+        anywhere, from_host, to_host, port_out, port_in = (
+            np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)
+        )
+        tail = np.zeros(len(messages.units), dtype=np.int64)
+        return Relaxed(anywhere, from_host, to_host, port_out, port_in, tail, _flows_of(messages))
 
     def _ports(self, units: int) -> list[int]:
         """Ticks for which a message holds a port of its source, then of its destination, at least."""

@@ -167,7 +167,6 @@ def anneal(
     messages: RankMessages,
     paths: HostPaths,
     relaxed: Relaxed,
-    flows: Flows,
     orders: NDArray[np.int64],
     numbers: NDArray[np.int64],
     draws: NDArray[np.float64],
@@ -176,7 +175,6 @@ def anneal(
 ) -> int:
     """The time of the best placement found by changes that seldom make it worse, and ever more seldom.
 
-    - `flows`: The messages counted; empty where loads of resources are not to be compared first.
     - `orders`, (3, num_ranks) int64: The placement to begin with, which becomes the best; room for the
       present one, and for the next.
     - `numbers`, (2,) int64: A signal to stop, and how many placements were tried.
@@ -196,7 +194,7 @@ def anneal(
             continue
         heat = warmth * present * (1.0 - t / tries)
         limit = present - int(heat * np.log(1.0 - draws[t, 4]))
-        if _exceeds(flows, paths, trial, limit, free):
+        if _exceeds(relaxed.flows, paths, trial, limit, free):
             continue
         found = timed(messages, paths, relaxed, trial, limit, end, free, False)
         if found > limit:

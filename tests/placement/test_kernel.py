@@ -158,7 +158,7 @@ def test_loads_that_are_compared_first_change_no_search(monkeypatch, algorithm):
     """An order is rejected by its busiest resource only where its makespan rejects it, too."""
     found = []
     for fewest in (0, 10**9):
-        monkeypatch.setattr("taccl.placement.case._FEW_FLOWS", fewest)
+        monkeypatch.setattr("taccl.placement.fabric._FEW_FLOWS", fewest)
         case = Case(random_probe(np.random.default_rng(3), 8), "allreduce", algorithm, "1MB")
         found.append(case.search(range(8), seed=1, effort=0.02))
     assert found[0] == found[1]
