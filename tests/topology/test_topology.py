@@ -231,3 +231,13 @@ def test_what_cannot_be_a_topology_is_refused(changes: dict[str, object], messag
 def test_it_prints_in_one_line(small: Topology) -> None:
     """A notebook shows name, size and profile."""
     assert repr(small) == "Topology('small', 4 ranks in 2 nodes, 4 links, profile 'mine')"
+
+
+def test_the_builder_is_found_at_its_earlier_place():
+    """For one release, with a warning."""
+    from taccl.topology import topology
+
+    with pytest.warns(DeprecationWarning, match="taccl.topologies"):
+        assert topology.TopologyBuilder is TopologyBuilder
+    with pytest.raises(AttributeError, match="Builder"):
+        topology.Builder  # noqa: B018
