@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 #: Max transfers of schedules of rings that are made in several orders.
 _FEW_TRANSFERS = 100_000
+#: Period of a plan over the time of its busiest resource, and the part of its time in which the first piece
+#: waits, beyond which pieces are also served as they come.
+_POOR, _WAITS = 1.05, 0.25
 #: Ticks from an arrival to the earliest send of its data in a plan, as starts are rounded up.
 _SLACK_TICKS = 2
 #: Max messages of pieces that are replayed (about 0.15 s), beyond which a plan alone counts; fewest pieces.
@@ -89,10 +92,22 @@ def _piped_us(lanes: Lanes) -> float:
         return lanes.pieces_us(pieces)
     mb = lanes.mb_of(pieces)
     plan, few = lanes.plan(mb), max(_FEWEST_PIECES, _MOST_REPLAYED // lanes.turns.size)
+    planned_us = float("inf")
     if plan is not None and pieces > few:
-        return (lanes.alone_us(mb) + plan.end_us) / 2 + (pieces - 1) * plan.period_us
-    served_us = _served_us(lanes, min(int(pieces), few), mb) * max(1.0, pieces / few)
+        planned_us = (lanes.alone_us(mb) + plan.end_us) / 2 + (pieces - 1) * plan.period_us
+        if not _is_poor(plan, lanes, mb, pieces):
+            return planned_us
+    served_us = _served_us(lanes, min(int(pieces), few), mb)
+    if pieces > few:
+        each_us = (served_us - _served_us(lanes, few // 2, mb)) / (few - few // 2)
+        return min(planned_us, served_us + (pieces - few) * max(each_us, lanes.busiest_us(mb)))
     return served_us if plan is None else min(served_us, plan.end_us + (pieces - 1) * plan.period_us)
+
+
+def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
+    """True if the busiest resource idles for long, or pieces wait for turns: others may be faster."""
+    waits_us, whole_us = plan.end_us - lanes.alone_us(mb), plan.end_us + (pieces - 1) * plan.period_us
+    return plan.period_us > _POOR * lanes.busiest_us(mb) or waits_us > _WAITS * whole_us
 
 
 def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
@@ -145,7 +160,7 @@ def over_channels(problem: Problem, algorithm: Algorithm, on: Topology, *, cut: 
     # Channels run side by side: where a hop is late, others go first, or wait (by plan, by step).
     is_small = len(columns.chunk) <= (_FEW_TRANSFERS if lanes.goes_round else _MOST_REPLAYED)
     made = [] if plan is None else [_planned(problem, columns, name)]
-    if is_small or plan is None:
+    if is_small or plan is None or _is_poor(plan, lanes, mb, problem.collective.num_chunks / len(lanes.hops)):
         first_come_us, _ = _first_come_us(on, mb, columns)
         made.append(
             _scheduled(problem, columns, (columns.lane, columns.turn, columns.step, first_come_us), name)

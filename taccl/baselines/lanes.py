@@ -245,7 +245,11 @@ class Lanes:
 
     def period_us(self, mb: float) -> float:
         """Time for which the busiest resource is held by a message on every hop."""
-        return self.stretch * float((self.busy[0] + mb * self.busy[1]).max())
+        return self.stretch * self.busiest_us(mb)
+
+    def busiest_us(self, mb: float) -> float:
+        """Time for which messages of `mb` MB on every hop hold the busiest resource."""
+        return float((self.busy[0] + mb * self.busy[1]).max())
 
     def round_us(self, mb: float, steps: int) -> tuple[Floats, float]:
         """(steps, lanes, hops) start of each message on closed rings, step by step, and the end of all.
