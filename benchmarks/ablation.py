@@ -1,8 +1,8 @@
 """Ablation of the portfolio: each mechanism is left out in turn, and finishes are compared with the whole.
 
 Time limits count CPU: a run's clock is the CPU of its process and of its solvers, which have one thread each.
-So other work on the machine moves no figure, and a run does the same work each time but for the grain of that
-clock.
+So other work on the machine moves few figures. Limits of solvers are still of the wall clock: the row that
+leaves nothing out again shows what chance does.
 
 Examples
 --------
@@ -80,6 +80,7 @@ def _by_parameters(**changed: Mapping[str, Any]) -> Callable[[ExitStack], dict[s
 #: {mechanism: a function that leaves it out, and may return arguments of `taccl.synthesize`}.
 MECHANISMS: dict[str, Callable[[ExitStack], dict[str, Any] | None]] = {
     "nothing": lambda stack: None,
+    "nothing, again": lambda stack: None,
     "baselines": _of_steps("offer_first", "offer_rest", "offer_baselines"),
     "suggested sketches": lambda stack: {"sketch": "none"},
     "restarts": _by_parameters(list={"share": 0.0}),
