@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.report import Column, Row
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 #: A run's clock moves at least this fast beside the wall clock, so that nothing waits for work that is none.
 _LEAST_RATE = 0.05
@@ -50,7 +50,7 @@ def _of_stages(*names: str) -> Callable[[ExitStack], None]:
     """Leave stages out of the portfolio."""
 
     def leave_out(stack: ExitStack) -> None:
-        stages = import_module("taccl.synthesis.stages")
+        stages = import_module("taccl.synthesis.proposers.stages")
         left_out = [getattr(stages, name) for name in names]
         kept = tuple(stage for stage in stages.STAGES["auto"] if stage not in left_out)
         stack.enter_context(mock.patch.dict(stages.STAGES, {"auto": kept}))

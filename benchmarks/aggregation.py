@@ -23,6 +23,7 @@ import numpy as np
 
 import taccl
 from benchmarks.report import parser_of, shown, summed_up
+from taccl._internal.units import parse_size
 from taccl.aggregation import (
     MODELS,
     choose_servers,
@@ -36,9 +37,8 @@ from taccl.aggregation import (
 )  # fmt: skip
 from taccl.baselines import baseline
 from taccl.baselines.servers import servers
-from taccl.collectives import allreduce, exchange, together
+from taccl.problem.collectives import allreduce, exchange, together
 from taccl.topologies import in_network, rack
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from benchmarks.report import Column, Row
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 QUALITY = Path(__file__).resolve().parent / "results" / "quality-upstream.json"

@@ -17,7 +17,7 @@ from taccl.sketch.upstream import load_problem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 MB = 10**6

@@ -27,14 +27,14 @@ from benchmarks.scale_fabrics import dragonfly
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import TacclError, TopologyError
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.balanced import choose_num_chunks
+from taccl.synthesis.proposers.balanced import choose_num_chunks
 from taccl.topologies import dgx_h100, mesh, parse, torus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from benchmarks.report import Column, Row
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 SIZE, CHUNKS, REACHED = 10**9, 64, 0.95
 #: {dimensions: finish of the fixed order over the optimum, bandwidth only}.

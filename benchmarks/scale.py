@@ -43,16 +43,16 @@ from benchmarks.scale_fabrics import MB
 from benchmarks.scale_rivals import Rivals, find_rivals
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
-from taccl.collectives import together
-from taccl.problem import Problem, make_problem
-from taccl.synthesis.heuristic.improvement import compile_improvement
-from taccl.synthesis.large import schedule_large
+from taccl.problem.collectives import together
+from taccl.problem.problem import Problem, make_problem
+from taccl.synthesis.improve.improvement import compile_improvement
+from taccl.synthesis.proposers.large import schedule_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from benchmarks.report import Column, Row
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
     from taccl.topology.topology import Topology
 
 #: Seconds for a bound.

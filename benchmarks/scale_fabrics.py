@@ -18,7 +18,7 @@ from taccl.topology.transform import without
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
 
 ALPHA_US = "0.5"
 MB = 10**6

@@ -16,7 +16,7 @@ from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import CollectiveError, TopologyError
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 #: Max arrivals of chunks for which all baselines are constructed, and for which ring and pairwise are. Above,
 #: lower bounds of these two are used, because baselines are slow to construct.

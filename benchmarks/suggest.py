@@ -35,7 +35,7 @@ from benchmarks.report import parser_of, shown, summed_up, wanted
 
 if TYPE_CHECKING:
     from benchmarks.report import Column, Row
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 #: Max ratio of the automatic sketch's finish to the shipped sketch's.
 WORST_RATIO = 1.02

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import taccl
 from benchmarks.report import parser_of, shown, summed_up, wanted
+from taccl._internal.units import format_size
 from taccl.errors import InputError
-from taccl.units import format_size
 
 if TYPE_CHECKING:
     from benchmarks.report import Column

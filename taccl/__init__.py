@@ -16,6 +16,10 @@ from importlib import import_module
 from pkgutil import get_data
 from typing import Any
 
+from taccl._internal import moved
+
+moved.install()
+
 #: {public name: its module}, as the stub beside this file lists them.
 _MODULE_OF_NAME = {
     alias.name: str(node.module)
@@ -35,7 +39,9 @@ def __getattr__(name: str) -> Any:
     elif _MODULE_OF_NAME.get(name) == __name__:
         value = import_module(f"{__name__}.{name}")
     elif name in _MODULE_OF_NAME:
-        value = getattr(import_module(_MODULE_OF_NAME[name]), name)
+        module = import_module(_MODULE_OF_NAME[name])
+        is_inner = name not in vars(module)
+        value = import_module(f"{module.__name__}.{name}") if is_inner else vars(module)[name]
     else:
         raise AttributeError(f"module 'taccl' has no attribute {name!r}")
     globals()[name] = value

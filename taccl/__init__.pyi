@@ -2,7 +2,6 @@
 
 from taccl import aggregation as aggregation
 from taccl import baselines as baselines
-from taccl import collectives as collectives
 from taccl import plot as plot
 from taccl import topologies as topologies
 from taccl import workload as workload
@@ -16,7 +15,6 @@ from taccl.analysis.simulation.steady import SteadyState as SteadyState
 from taccl.analysis.simulation.steady import initiation_interval as initiation_interval
 from taccl.analysis.verification.verify import verify as verify
 from taccl.analysis.verification.violation import Verification as Verification
-from taccl.collective import Collective as Collective
 from taccl.errors import AssumptionWarning as AssumptionWarning
 from taccl.errors import CacheWarning as CacheWarning
 from taccl.errors import CollectiveError as CollectiveError
@@ -53,9 +51,11 @@ from taccl.placement.placement import Placement as Placement
 from taccl.placement.probe import Probe as Probe
 from taccl.placement.reorder import reorder as reorder
 from taccl.plot.report import report as report
-from taccl.problem import Problem as Problem
-from taccl.problem import alltoallv_problem as alltoallv_problem
-from taccl.problem import make_problem as make_problem
+from taccl.problem import collectives as collectives
+from taccl.problem.collective import Collective as Collective
+from taccl.problem.problem import Problem as Problem
+from taccl.problem.problem import alltoallv_problem as alltoallv_problem
+from taccl.problem.problem import make_problem as make_problem
 from taccl.program.interpret import Interpretation as Interpretation
 from taccl.program.interpret import interpret as interpret
 from taccl.program.lift import lift as lift
@@ -70,19 +70,19 @@ from taccl.sketch.library import load_sketch as load_sketch
 from taccl.sketch.library import shipped_sketches as shipped_sketches
 from taccl.sketch.sketch import Sketch as Sketch
 from taccl.synthesis.backends import backends as backends
+from taccl.synthesis.explaining.check import SketchReport as SketchReport
+from taccl.synthesis.explaining.check import check_sketch as check_sketch
 from taccl.synthesis.explaining.explain import Explanation as Explanation
 from taccl.synthesis.explaining.explain import explain as explain
 from taccl.synthesis.parameters import SearchParameters as SearchParameters
 from taccl.synthesis.replan import Replan as Replan
 from taccl.synthesis.replan import replan as replan
 from taccl.synthesis.result import Result as Result
-from taccl.synthesis.suggesting.check import SketchReport as SketchReport
-from taccl.synthesis.suggesting.check import check_sketch as check_sketch
 from taccl.synthesis.suggesting.chunks import choose_chunks as choose_chunks
 from taccl.synthesis.suggesting.proposals import SketchProposal as SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_sketches as suggest_sketches
-from taccl.synthesis.symmetric.implicit import ImplicitResult as ImplicitResult
-from taccl.synthesis.symmetric.implicit import synthesize_implicit as synthesize_implicit
+from taccl.synthesis.symmetry.implicit import ImplicitResult as ImplicitResult
+from taccl.synthesis.symmetry.implicit import synthesize_implicit as synthesize_implicit
 from taccl.synthesis.synthesize import synthesize as synthesize
 from taccl.topology.products import Dimensions as Dimensions
 from taccl.topology.recognise import dimensions as dimensions

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-from taccl.names import shown, shown_lines
+from taccl._internal.names import shown, shown_lines
 
 
 class TacclError(Exception):

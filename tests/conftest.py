@@ -107,7 +107,7 @@ def read_only(tmp_path: Path):
 
 def compile_list_schedulers() -> None:
     """Compile the kernels of the compiled search, unless they are kept."""
-    from taccl.synthesis import large
+    from taccl.synthesis.proposers import large
 
     for name in ("allgather", "alltoall", "reduce-scatter"):
         large._compile_for(name, ())
@@ -116,7 +116,7 @@ def compile_list_schedulers() -> None:
 @pytest.fixture(scope="session")
 def compiled_search() -> None:
     """Kernels of the compiled search, for tests that run it in less time than compiling takes."""
-    from taccl.synthesis.heuristic.improvement import compile_improvement
+    from taccl.synthesis.improve.improvement import compile_improvement
 
     compile_list_schedulers()
     compile_improvement()
@@ -128,7 +128,7 @@ def _kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or request.session.testscollected < _WHOLE_RUN:
         return
-    from taccl.synthesis.heuristic.improvement import compile_improvement
+    from taccl.synthesis.improve.improvement import compile_improvement
 
     halves = [compile_improvement, compile_list_schedulers]
     for compile_half in halves[:: 1 if int(worker.removeprefix("gw")) % 2 else -1]:
@@ -217,7 +217,7 @@ def _tell_unmarked(terminalreporter) -> None:
 @pytest.fixture(scope="session")
 def exchange():
     """Two ranks that send each other 1 MB in 1 us, then rank 0 sends chunk 0 once more, in vain: 2 us in all."""
-    from taccl.collectives import allgather
+    from taccl.problem.collectives import allgather
     from taccl.schedule.schedule import make_schedule
     from tests.synthesis.small_problems import full, problem_of
 

@@ -101,3 +101,18 @@ def test_version_is_the_installed_one():
     from importlib.metadata import version
 
     assert taccl.__version__ == version("taccl")
+
+
+def test_modules_are_found_at_their_earlier_places():
+    """For one release, with a warning; `taccl.collectives` stays what it is."""
+    with pytest.warns(DeprecationWarning, match="taccl.problem.collective now"):
+        from taccl.collective import Chunk
+    with pytest.warns(DeprecationWarning, match="taccl.problem.collectives now"):
+        from taccl.collectives import allgather
+    with pytest.warns(DeprecationWarning, match="make_problem is in taccl.problem.problem now"):
+        from taccl.problem import make_problem
+    assert Chunk.__module__ == "taccl.problem.collective"
+    assert allgather is taccl.collectives.allgather
+    assert make_problem is taccl.make_problem
+    with pytest.raises(ImportError, match="no_such_name"):
+        from taccl.problem import no_such_name  # noqa: F401

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked, quoted
+from taccl._internal.arguments import checked, quoted
 from taccl.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from taccl.arguments import Count
+    from taccl._internal.arguments import Count
 
 _MOST = 2**31 - 1
 #: Veltkamp's constant: it splits a float64 into halves whose products are exact.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taccl.arguments import checked, known_name
+from taccl._internal.arguments import checked, known_name
 
 #: Parameters of each, as published with torchvision's models: what the shapes below must come to.
 MODELS = {"resnet-50": 25_557_032, "vgg-19": 143_667_240}

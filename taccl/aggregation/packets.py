@@ -20,14 +20,14 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_count
 from taccl.errors import InputError
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.arguments import Count, Natural
+    from taccl._internal.arguments import Count, Natural
 
 #: A packet that is sent again so often goes nowhere.
 _MOST_SENDS = 200

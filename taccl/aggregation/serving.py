@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
-from taccl.collectives import exchange
-from taccl.problem import make_problem
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_us, parse_size
+from taccl.problem.collectives import exchange
+from taccl.problem.problem import make_problem
 from taccl.synthesis.synthesize import synthesize
-from taccl.units import format_us, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.arguments import Number, Size
+    from taccl._internal.arguments import Number, Size
     from taccl.synthesis.result import Result
     from taccl.topology.topology import Topology
 

@@ -9,15 +9,15 @@ from fractions import Fraction
 from heapq import heapreplace
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_count, parse_size
 from taccl.errors import InputError
 from taccl.topology.parts import check_ranks
-from taccl.units import format_count, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.arguments import Count, Size
+    from taccl._internal.arguments import Count, Size
     from taccl.topology.topology import Hold, Topology
 
 _MOST_CHUNKS = 5_000_000

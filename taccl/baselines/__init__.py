@@ -10,7 +10,8 @@ import math
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from taccl.arguments import Seconds, checked, known_name
+from taccl._internal.arguments import Seconds, checked, known_name
+from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.baselines.hierarchical import dimension_balanced, hierarchical
 from taccl.baselines.in_network import in_network
 from taccl.baselines.multiplying import multiplying
@@ -21,13 +22,12 @@ from taccl.baselines.servers import servers
 from taccl.baselines.spread import soonest_cut_us
 from taccl.baselines.straight import least_one_shot_us, one_shot, pairwise
 from taccl.baselines.tree import tree
-from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 __all__ = [

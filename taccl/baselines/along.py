@@ -12,8 +12,8 @@ import numpy as np
 
 from taccl.baselines.passages import Pace, plan_along
 from taccl.baselines.spread import fastest
-from taccl.costs import hold_columns
 from taccl.errors import CollectiveError, TopologyError
+from taccl.problem.costs import hold_columns
 from taccl.schedule.columns import narrow
 from taccl.schedule.implicit.pattern import ClassTicks, Pattern
 from taccl.schedule.implicit.schedule import ImplicitSchedule
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.baselines.passages import ChunkPassage, PassagePlan
-    from taccl.costs import Costs
-    from taccl.problem import Problem
+    from taccl.problem.costs import Costs
+    from taccl.problem.problem import Problem
     from taccl.topology.products import Dimensions
     from taccl.topology.translations import Translations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from taccl.baselines.channels import Channels
     from taccl.baselines.lanes import Algorithm, Floats, Ints, Plan
     from taccl.baselines.moves import Row, Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.caching import cached
 from taccl.baselines.ring import near_nodes, walk
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.tree import two_trees
-from taccl.caching import cached
 from taccl.solvers.linear_program import minimise
 from taccl.topology.tuning import MAX_CHANNELS
 

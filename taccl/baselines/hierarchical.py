@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import parse_size
 from taccl.baselines.along import implicit_along, listed_along, paces_of, translations_along
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.passages import NUM_CHUNKS, plan_along
@@ -23,22 +24,21 @@ from taccl.baselines.spread import (
     require_no_derivations,
     run,
 )
-from taccl.collectives import make
 from taccl.errors import CollectiveError, TopologyError
+from taccl.problem.collectives import make
 from taccl.schedule.implicit.pattern import ticks_of
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count, Size
+    from taccl._internal.arguments import Count, Size
     from taccl.baselines.moves import Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.implicit.schedule import ImplicitSchedule
     from taccl.schedule.schedule import Schedule
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.caching import cached
+from taccl._internal.units import format_size
 from taccl.baselines.spread import cut_while_it_pays
-from taccl.caching import cached
 from taccl.errors import CollectiveError
 from taccl.schedule.timing import exact_times
-from taccl.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from taccl.baselines.channels import Channels
     from taccl.baselines.periods import Held
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Hold, Topology
 
     Floats = NDArray[np.float64]

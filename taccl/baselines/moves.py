@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from taccl._internal.graph_algorithms import shortest_paths
 from taccl.baselines.routes import ShortestRoutes
-from taccl.costs import hold_columns, link_ends
 from taccl.errors import CollectiveError
-from taccl.graph_algorithms import shortest_paths
+from taccl.problem.costs import hold_columns, link_ends
 from taccl.schedule.timing import exact_times
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from taccl.collective import RankSets
-    from taccl.problem import Problem
+    from taccl.problem.collective import RankSets
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
     Ints = NDArray[np.int64]

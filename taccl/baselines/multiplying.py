@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.multiplying_plans import BY_NODE, Digit, PlanPart, StepPlan, all_plans
 from taccl.baselines.multiplying_times import MOST_SENDS, Grid, StepTimes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from taccl.baselines.moves import Flags, Ints, Row, Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: Plans that become schedules: the best by estimate, the best of each kind, until they have this many

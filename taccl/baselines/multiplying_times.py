@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl._internal.caching import cached
 from taccl.baselines.multiplying_plans import (
     BEHIND,
     BY_NODE,
@@ -17,8 +18,7 @@ from taccl.baselines.multiplying_plans import (
     straight_digit,
 )
 from taccl.baselines.routes import ShortestRoutes
-from taccl.caching import cached
-from taccl.costs import hold_columns
+from taccl.problem.costs import hold_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.baselines.moves import Ints
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
     Floats = NDArray[np.float64]
 

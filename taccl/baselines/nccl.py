@@ -12,7 +12,8 @@ from fractions import Fraction
 from math import ceil, log2
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_us
 from taccl.baselines.channel_schedules import over_channels, predict
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.spread import cut_while_it_pays
@@ -26,11 +27,10 @@ from taccl.topology.parts import thousandths
 from taccl.topology.profiles import find_profile, profile_of
 from taccl.topology.transform import rescaled
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS, NVLS_US, PROTOCOLS, TREE_SHARE
-from taccl.units import format_us
 
 if TYPE_CHECKING:
     from taccl.baselines.lanes import Algorithm
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_no_derivations, run
 from taccl.errors import CollectiveError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from taccl.baselines.moves import Flags, Ints, Row, Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.caching import cached
 from taccl.baselines.moves import Moves, routed
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays, fastest_form, held_at_start, require_everywhere, run
-from taccl.caching import cached
 from taccl.topology.clusters import nested_order
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from taccl.baselines.moves import Ints, Row, Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

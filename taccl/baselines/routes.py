@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.caching import cached
+from taccl._internal.caching import cached
+from taccl._internal.graph_algorithms import shortest_paths
 from taccl.errors import TopologyError
-from taccl.graph_algorithms import shortest_paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
     Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.baselines.routes import ShortestRoutes
 from taccl.baselines.spread import cut_while_it_pays
 from taccl.errors import CollectiveError
@@ -20,7 +20,7 @@ from taccl.schedule.precedence import Precedence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: Chunks are cut while that saves a two-hundredth: pulls of the last one are all that is lost.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.caching import cached
+from taccl._internal.caching import cached
 from taccl.errors import CollectiveError
 from taccl.schedule.combine import reduction_half, spreading_half
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from taccl.baselines.moves import Ints, Sends
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: Key of a topology's cache, and max problems whose schedules in whole chunks are kept there.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.baselines.lanes import turns_of
 from taccl.baselines.moves import Sends, check_least, check_number, sends_over
 from taccl.baselines.routes import ShortestRoutes
@@ -24,14 +24,14 @@ from taccl.baselines.spread import (
     starts_of,
     without_sketch,
 )
-from taccl.costs import hold_columns
 from taccl.errors import CollectiveError
+from taccl.problem.costs import hold_columns
 from taccl.schedule.listing import listed
 
 if TYPE_CHECKING:
     from taccl.baselines.lanes import Floats
     from taccl.baselines.moves import Ints
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

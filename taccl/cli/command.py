@@ -15,12 +15,12 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 import taccl
+from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.names import did_you_mean
 from taccl.cli.options import flag_of
 from taccl.cli.output import EXIT_INTERRUPTED, Answer, emit, explained, failed, hold_descriptors, show_warning
 from taccl.cli.verbs import EXAMPLES, VERBS
-from taccl.deadline import NEVER, Deadline
 from taccl.errors import InputError, TacclWarning
-from taccl.names import did_you_mean
 
 _INTERRUPTED = failed("interrupted, with nothing in hand", EXIT_INTERRUPTED)
 

@@ -7,17 +7,17 @@ import json
 from typing import TYPE_CHECKING
 
 import taccl
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_count, format_gap, format_size, format_us
 from taccl.cli.options import settle_size, settle_topology
 from taccl.cli.output import Answer, say
 from taccl.cli.things import is_file
 from taccl.errors import InputError
-from taccl.names import shown, table
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
-    from taccl.synthesis.symmetric.implicit import ImplicitResult
+    from taccl.synthesis.symmetry.implicit import ImplicitResult
     from taccl.topology.named import NamedFabric
 
 #: Fewest ranks for an implicit schedule, on fabrics that look alike from every rank.
@@ -100,7 +100,7 @@ def _fabric(options: argparse.Namespace) -> NamedFabric | None:
 
 def _cut(options: argparse.Namespace, fabric: NamedFabric) -> tuple[int, int]:
     """Number of chunks per rank, and the bytes of each; the optimal number along dimensions."""
-    from taccl.synthesis.balanced import choose_num_chunks
+    from taccl.synthesis.proposers.balanced import choose_num_chunks
 
     count = options.chunks_per_rank
     if options.chunk_size is not None:

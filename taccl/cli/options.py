@@ -11,19 +11,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import taccl
+from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import OutOfTime
+from taccl._internal.names import did_you_mean, matching
+from taccl._internal.units import format_size, format_us, parse_size
 from taccl.cli import things
 from taccl.cli.output import picked, say
-from taccl.cpu_share import busy_factor
-from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError
-from taccl.names import did_you_mean, matching
-from taccl.units import format_size, format_us, parse_size
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from taccl.deadline import Deadline
-    from taccl.problem import Problem
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology

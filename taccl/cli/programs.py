@@ -8,11 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_count
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import held_by, topology_from_word
 from taccl.errors import InputError
-from taccl.names import shown, table
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate

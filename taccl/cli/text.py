@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_count, format_gap, format_size, format_us
 from taccl.cli.output import Answer
-from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.names import shown, table
-from taccl.units import format_count, format_gap, format_size, format_us
 
 if TYPE_CHECKING:
     from taccl.analysis.verification.violation import Verification
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.synthesis.result import Result
 

@@ -71,8 +71,8 @@ def kind_of(word: str, *, unclear: Kind = "topology") -> Kind:
     """
     if not is_file(word):
         return "sketch" if word in taccl.shipped_sketches() or "/" in word else "topology"
+    from taccl._internal.reading import kinds_of
     from taccl.formats.registry import FOREIGN_TOPOLOGIES
-    from taccl.reading import kinds_of
 
     known = format_in(word)  # none of a sketch; whatever else is wrong shows below
     if known is not None and known.name in FOREIGN_TOPOLOGIES:

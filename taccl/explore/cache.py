@@ -24,18 +24,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from taccl._internal.arguments import checked
+from taccl._internal.reading import parse_json, read_text
+from taccl._internal.units import format_count, format_size
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
 from taccl.errors import CacheWarning, InputError, TacclError, warn
 from taccl.explore.rows import is_of, new_row
 from taccl.formats.files import write_whole
 from taccl.formats.native import FORMAT, dump_schedule, load_schedule
-from taccl.problem import Problem
-from taccl.reading import parse_json, read_text
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.proposers import registered
-from taccl.units import format_count, format_size
+from taccl.synthesis.steps import registered
 
 _SCHEMA = 1
 _FAILURE = "taccl-failure"

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from taccl import collectives
-from taccl.arguments import Count, Natural, Seconds, Size, checked
-from taccl.collective import Collective
+from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
 from taccl.errors import CollectiveError, InputError
 from taccl.explore.cache import Cache
 from taccl.explore.many import num_at_once, table_of
 from taccl.explore.rows import NO_SKETCH, new_row, shortened
-from taccl.problem import Problem, make_problem
+from taccl.problem import collectives
+from taccl.problem.collective import Collective
+from taccl.problem.problem import Problem, make_problem
 from taccl.sketch.apply import apply
 from taccl.sketch.library import load_sketch
 from taccl.solvers.registry import require_known

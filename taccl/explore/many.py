@@ -20,12 +20,12 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from taccl.deadline import leave, signals_to
+from taccl._internal.deadline import leave, signals_to
 from taccl.errors import InputError, TacclError, TacclWarning, warn
 from taccl.explore.cache import Cache, Entry, warn_of_damage
 from taccl.explore.rows import LABELS, frame, with_best_bounds
 from taccl.explore.run import RunRequest, end_with, failed_row, known_row, perform, this_process
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,14 +18,14 @@ from itertools import pairwise
 from os import PathLike
 from typing import Any
 
+from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.units import format_gap, format_size, parse_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Count, Natural, Seconds, Size, checked
 from taccl.baselines import BASELINES
-from taccl.collective import Collective
-from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import ExportError, InfeasibleError, InputError, NoSolutionError, TacclWarning
 from taccl.explore.compare import loaded, name_of
 from taccl.explore.plan_files import check_lowering, runnable
@@ -39,18 +39,18 @@ from taccl.formats.runtimes import (
     runtime_named,
     usual_runtimes,
 )
-from taccl.problem import Problem, make_problem
+from taccl.problem.collective import Collective
+from taccl.problem.problem import Problem, make_problem
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.sketch import Sketch
-from taccl.synthesis.competing import quickest_first
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.competing import quickest_first
 from taccl.synthesis.search import no_bound
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.registry import parse
 from taccl.topology.topology import Topology
-from taccl.units import format_gap, format_size, parse_size
 
 #: Seconds for each bound of a range, at most.
 _BOUND_S = 1.0

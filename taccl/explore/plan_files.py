@@ -22,9 +22,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.reading import parse_json, read_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.baselines.ring import ring
-from taccl.collectives import allgather
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.explore.plan_runtimes import XML_FOLDER, ServedSizes, coverage_text, environment_text
 from taccl.formats.msccl.xml import dump_msccl_xml
@@ -32,12 +32,12 @@ from taccl.formats.mscclpp.plan import build_mscclpp_plan
 from taccl.formats.mscclpp.registration import registration_snippet, unit_bytes
 from taccl.formats.native import save
 from taccl.formats.runtimes import RUNTIMES, Runtime
-from taccl.problem import make_problem
+from taccl.problem.collectives import allgather
+from taccl.problem.problem import make_problem
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program
 from taccl.program.split import split_threadblocks
-from taccl.reading import parse_json, read_text
 from taccl.schedule.schedule import Schedule
 from taccl.topology.registry import parse
 

@@ -10,14 +10,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from taccl._internal.arguments import Size, checked
+from taccl._internal.names import table
+from taccl._internal.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.arguments import Size, checked
 from taccl.errors import InputError
-from taccl.names import table
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
-from taccl.units import format_count, format_gap, format_size, format_us, gb_per_s, parse_size
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.collective import Collective
+from taccl._internal.names import shown
+from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
 from taccl.formats.msccl.xml import unseen_root
 from taccl.formats.mscclpp.plan import why_no_packets
 from taccl.formats.program_kind import kind_of, serves_powers_of_two
 from taccl.formats.runtimes import Runtime
-from taccl.names import shown
+from taccl.problem.collective import Collective
 from taccl.topology.topology import Topology
-from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from taccl.explore.plan_ranges import Plan

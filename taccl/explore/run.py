@@ -12,7 +12,6 @@ import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
-from taccl.collectives import allgather
 from taccl.errors import (
     FallbackWarning,
     InfeasibleError,
@@ -24,7 +23,8 @@ from taccl.errors import (
 )
 from taccl.explore.cache import entry_document, key_of
 from taccl.explore.rows import OF_SCHEDULES, figures
-from taccl.problem import Problem, make_problem
+from taccl.problem.collectives import allgather
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import MANY
 from taccl.solvers.process import WORKERS
 from taccl.topology.registry import parse

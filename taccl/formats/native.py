@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.arguments import checked
+from taccl._internal.caching import cached
+from taccl._internal.names import shown
+from taccl._internal.reading import parse_json, read_text, reads
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, standing, stronger
-from taccl.arguments import checked
-from taccl.caching import cached
 from taccl.errors import FormatError, InputError
 from taccl.formats.files import write_whole
-from taccl.names import shown
-from taccl.problem import Problem
-from taccl.reading import parse_json, read_text, reads
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 
 FORMAT = "taccl-schedule"

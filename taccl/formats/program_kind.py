@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-from taccl.collective import Chunk, Collective
-from taccl.collectives import make
 from taccl.errors import ExportError, FallbackWarning, FormatError, InputError, warn
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import make
 from taccl.program.layout import layout
 from taccl.program.program import Program
 

@@ -10,16 +10,16 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from taccl.arguments import checked, known_name
+from taccl._internal.arguments import checked, known_name
+from taccl._internal.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl._internal.names import did_you_mean
+from taccl._internal.reading import kinds_of, parse_json, read_text
 from taccl.errors import FormatError, InputError, LossyConversionWarning, TopologyError, warn
-from taccl.file_kinds import kinds_in, kinds_of_text, unquoted, wrong_kind
 from taccl.formats.files import check_writable, write_all
 from taccl.formats.program_kind import note_of_multiples
 from taccl.formats.runtimes import USUALLY_IN_PLACE
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
-from taccl.names import did_you_mean
 from taccl.program.program import Program
-from taccl.reading import kinds_of, parse_json, read_text
 from taccl.sketch.upstream import load_upstream_topology
 from taccl.topology.files import load_topology as load_own_topology
 from taccl.topology.topology import Topology

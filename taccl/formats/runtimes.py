@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taccl.arguments import known_name
+from taccl._internal.arguments import known_name
 from taccl.topology.topology import Topology
 
 

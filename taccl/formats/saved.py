@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taccl.arguments import checked, quoted
+from taccl._internal.arguments import checked, quoted
+from taccl._internal.reading import kinds_of, parse_json, read_text, reads
 from taccl.errors import FormatError, InputError
 from taccl.formats import native
 from taccl.formats.files import write_whole
 from taccl.formats.table import FORMATS
-from taccl.problem import Problem
-from taccl.reading import kinds_of, parse_json, read_text, reads
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.sketch import Sketch
 from taccl.synthesis.result import Result

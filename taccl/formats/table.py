@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from taccl.file_kinds import MARKS, tells
+from taccl._internal.file_kinds import MARKS, tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ KINDS = {
     "program": "taccl.program.program:Program",
     "topology": "taccl.topology.topology:Topology",
     "workload": "taccl.workload.workload:Workload",
-    "problem": "taccl.problem:Problem",
+    "problem": "taccl.problem.problem:Problem",
 }
 
 #: {(kind, other kind): function that converts an object of one into the other, with options}.

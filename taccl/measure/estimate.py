@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.address_space import require_address_space
+from taccl._internal.address_space import require_address_space
 from taccl.measure.model import LATENCIES, PARAMETERS, CostTerms, Parameter, times_us
 from taccl.measure.ranges import NOISE, lines, reassigned
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from taccl.arguments import Bytes, Count, Natural, checked
+from taccl._internal.arguments import Bytes, Count, Natural, checked
+from taccl._internal.units import format_count
 from taccl.errors import FormatError, InputError
 from taccl.measure.estimate import Estimate, Observed, estimate, refit, shows_latency
 from taccl.measure.logs import joined, read_log
@@ -17,7 +18,6 @@ from taccl.measure.machine import find_machine
 from taccl.measure.mismatch import mismatches
 from taccl.measure.model import COLLECTIVES, Parameter, priors, terms_of, times_us
 from taccl.measure.series import Series
-from taccl.units import format_count
 
 #: Max median relative error of a fit that describes the machine.
 WORST_MEDIAN = 0.15

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+from taccl._internal.file_kinds import LOGS, unquoted
+from taccl._internal.names import first_of, shown
+from taccl._internal.reading import read_text, reads
 from taccl.errors import FormatError
-from taccl.file_kinds import LOGS, unquoted
 from taccl.measure.rows import Columns, Row, columns_of, nccl_row, plain
 from taccl.measure.series import POINT_TO_POINT, Counted, Log, Series
-from taccl.names import first_of, shown
-from taccl.reading import read_text, reads
 
 #: Text that must follow a common word, such as "reduce", for it to count as the name of a test.
 _SURE = r"(?=_perf|[^#]*latency test)"

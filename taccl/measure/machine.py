@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from taccl._internal.names import did_you_mean, shown
 from taccl.errors import InputError
-from taccl.names import did_you_mean, shown
 from taccl.topology.topology import Topology
 
 

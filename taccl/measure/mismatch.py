@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from taccl._internal.names import first_of, shown
 from taccl.measure.machine import Machine
 from taccl.measure.series import POINT_TO_POINT, Log, Series
-from taccl.names import first_of, shown
 
 #: GPU models of the machines.
 _GPUS = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import exp, log, prod
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.reading import toml_document
 from taccl.measure.machine import find_machine
-from taccl.reading import toml_document
 from taccl.topology.profiles import find_profile
 from taccl.topology.tuning import PROTOCOLS, SOURCE, Protocol
 

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.address_space import require_address_space
+from taccl._internal.address_space import require_address_space
 
 #: Relative error below which the cost is quadratic; above, it is linear (own choice).
 NOISE = 0.02

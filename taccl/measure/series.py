@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from taccl.collective import busbw_factor
-from taccl.units import format_count
+from taccl._internal.units import format_count
+from taccl.problem.collective import busbw_factor
 
 #: Messages from one rank to another; a stream of messages if a log states bandwidth only.
 POINT_TO_POINT = "point-to-point"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl import collectives
-from taccl.arguments import known_name
+from taccl._internal.arguments import known_name
+from taccl._internal.names import matching
 from taccl.baselines.moves import Moves
 from taccl.baselines.recursive import swaps
 from taccl.baselines.ring import around
 from taccl.baselines.tree import two_trees
 from taccl.errors import InputError
-from taccl.names import matching
+from taccl.problem import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.baselines.moves import Ints, Row
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
     from taccl.schedule.schedule import Schedule
 
     #: A collective, and the moves that do it.

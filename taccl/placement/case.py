@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.names import matching
+from taccl._internal.units import parse_size
 from taccl.errors import InputError
-from taccl.names import matching
 from taccl.placement.algorithms import ALGORITHMS, MOST_PIECES, Algorithm, of_schedule, stock
 from taccl.placement.fabric import HostFabric, as_messages, problem_of
 from taccl.placement.kernel import TOO_LONG, anneal, prove, tails, timed
@@ -19,14 +20,13 @@ from taccl.program.lift import lift
 from taccl.program.program import Program
 from taccl.schedule.schedule import Schedule
 from taccl.topology.clusters import nested_order
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Size
+    from taccl._internal.arguments import Size
     from taccl.topology.topology import Topology
 
 #: Message evaluations per search; minimum and maximum number of orders tried.

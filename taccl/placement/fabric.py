@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from taccl.baselines.routes import ShortestRoutes
-from taccl.costs import hold_columns
-from taccl.problem import Problem
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked, known_word
+from taccl._internal.arguments import checked, known_word
 from taccl.errors import CollectiveError, FormatError, InputError
 
 if TYPE_CHECKING:

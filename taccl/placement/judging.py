@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.address_space import require_address_space
+from taccl._internal.address_space import require_address_space
 from taccl.placement.case import Case
 from taccl.placement.probe import REPEATS
 from taccl.topology.clusters import completed, levels
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.deadline import Deadline
+    from taccl._internal.deadline import Deadline
     from taccl.placement.algorithms import Algorithm
     from taccl.placement.probe import Probe
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.kernels import compiled, inner
+from taccl._internal.kernels import compiled, inner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked, known_word
+from taccl._internal.arguments import checked, known_word
+from taccl._internal.names import shown
+from taccl._internal.reading import read_text, reads
 from taccl.errors import FormatError, InputError
-from taccl.names import shown
-from taccl.reading import read_text, reads
 
 if TYPE_CHECKING:
     import os

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl._internal.file_kinds import unquoted
+from taccl._internal.names import shown
+from taccl._internal.reading import parse_json, read_text, reads
 from taccl.errors import FormatError, InputError
-from taccl.file_kinds import unquoted
 from taccl.measure.logs import log_of_text
 from taccl.measure.series import POINT_TO_POINT
-from taccl.names import shown
 from taccl.placement.probe import USUAL_GB_PER_S, USUAL_OVERSUBSCRIPTION, PortUse, Probe
-from taccl.reading import parse_json, read_text, reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.topology import Topology
 
 _LIMIT_BYTES = 64 * 10**6

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_count, parse_size
 from taccl.errors import InputError, TacclError
 from taccl.formats.files import check_writable
 from taccl.placement.matrices import load_probe
@@ -21,14 +22,13 @@ from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import agreed, gathered, patiently, placing, told
 from taccl.runtime.worker import serve
 from taccl.topology.clusters import completed, levels
-from taccl.units import format_count, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count, Size
+    from taccl._internal.arguments import Count, Size
 
 #: Messages before those that count.
 _WARM_UP = 3

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, headline
 
 if TYPE_CHECKING:

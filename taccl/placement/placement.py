@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from taccl._internal.html import card, facts
+from taccl._internal.units import format_size, format_us
 from taccl.baselines.routes import ShortestRoutes
 from taccl.errors import InputError
-from taccl.html import card, facts
 from taccl.placement.fabric import problem_of
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.transform import relabel
-from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.units import format_count
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
-from taccl.names import shown
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.clusters import asymmetry, completed, levels
 from taccl.topology.parts import exact_cost, hold_ends
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.topology import Side, Topology
 
 PortUse = Literal["shared", "none"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
-from taccl.deadline import Deadline, OutOfTime
+from taccl._internal.arguments import checked
+from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.placement.case import Case
 from taccl.placement.judging import Judgement, are_apart, judge
 from taccl.placement.placement import Placement
@@ -15,7 +15,7 @@ from taccl.placement.probe import MEASURED
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.arguments import Natural, Seconds, Size
+    from taccl._internal.arguments import Natural, Seconds, Size
     from taccl.placement.probe import Probe
     from taccl.program.program import Program
     from taccl.schedule.schedule import Schedule

@@ -5,20 +5,20 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.baselines.nccl import nccl_choices
 from taccl.errors import InputError
 from taccl.measure.machine import machine_of
 from taccl.measure.model import ways
 from taccl.placement.files import choose
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.topology.profiles import profile_of
 from taccl.topology.tuning import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taccl.arguments import Count
+    from taccl._internal.arguments import Count
     from taccl.topology.topology import Topology
 
 #: {our name: the plugin's name} of the collectives that the plugin knows.

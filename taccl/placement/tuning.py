@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import parse_size
 from taccl.errors import ExecutionError, InputError
 from taccl.placement.files import LIBRARY_NAMES, fastest, mpich_selection, openmpi_rules
 from taccl.runtime.environment import find_library, launched_by
 from taccl.runtime.launch import launched
 from taccl.runtime.worker import serve
-from taccl.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from taccl.arguments import Count, Size
+    from taccl._internal.arguments import Count, Size
     from taccl.placement.files import Choice
 
 #: The smallest size measured, and how many times as large each next one is; calls before those that count.

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.units import format_count, format_size, format_us
 from taccl.errors import InputError
-from taccl.names import shown
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, in_key, plain_log, remark
-from taccl.units import format_count, format_size, format_us
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import checked
-from taccl.costs import hold_columns, link_ends
+from taccl._internal.arguments import checked
+from taccl._internal.units import BYTES_PER_MB, format_us
 from taccl.plot.style import OKABE_ITO, axes, drawing, headline
+from taccl.problem.costs import hold_columns, link_ends
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions as find_dimensions
-from taccl.units import BYTES_PER_MB, format_us
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

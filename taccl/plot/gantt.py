@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import Count, checked
+from taccl._internal.arguments import Count, checked
+from taccl._internal.units import format_count
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, OKABE_ITO, axes, drawing, dress, remark, schedule_of, title_of
 from taccl.schedule.bars import SEVERAL, Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.topology.topology import Topology
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

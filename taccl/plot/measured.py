@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_size
 from taccl.plot.style import MARKS, OKABE_ITO, axes, drawing, dress, plain_log
-from taccl.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

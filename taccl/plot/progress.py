@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
 from taccl.plot.style import INK, OKABE_ITO, axes, drawing, dress, title_of

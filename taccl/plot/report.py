@@ -14,29 +14,29 @@ from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.arguments import Duration, checked
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.html import as_html, facts, table
+from taccl._internal.names import first_of, listed, shown, shown_lines
+from taccl._internal.units import format_count, format_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import ALL_CHUNKINGS, Certificate
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, bound_rows, gap_text
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Duration, checked
-from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import TacclError
 from taccl.formats.files import check_writable, write_whole
-from taccl.html import as_html, facts, table
-from taccl.names import first_of, listed, shown, shown_lines
 from taccl.plot.gantt import COPIES, REDUCTIONS, draw_bars, rows_height
 from taccl.plot.layout import height_of
 from taccl.plot.progress import draw_trace, trace_in
 from taccl.plot.sizes import bandwidth, bandwidths, measured_points
 from taccl.plot.style import drawing, figure, render, title_of
 from taccl.plot.topology import topology as draw_topology
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.bars import Bars, By, bars_of
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
 from taccl.synthesis.search import no_bound
-from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

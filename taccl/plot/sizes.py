@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from taccl._internal.arguments import Duration, Size, checked
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.units import format_count, format_size, gb_per_s, parse_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.simulate import simulate
-from taccl.arguments import Duration, Size, checked
 from taccl.baselines import BASELINES
 from taccl.baselines.spread import without_sketch
-from taccl.clauses import BINDING
-from taccl.deadline import Deadline, OutOfTime
 from taccl.errors import CollectiveError, InputError
 from taccl.measure.logs import read_log
 from taccl.plot import style
 from taccl.plot.style import GREY, INK, MARKS, OKABE_ITO, axes, drawing, dress, remark, schedule_of
-from taccl.problem import Problem
+from taccl.problem.clauses import BINDING
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
-from taccl.units import format_count, format_size, gb_per_s, parse_size
 
 if TYPE_CHECKING:
     import pandas as pd

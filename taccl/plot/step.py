@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.units import format_count
 from taccl.plot.gantt import rows_height
 from taccl.plot.style import GREY, OKABE_ITO, axes, drawing, headline, legend, remark, time_rows
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from taccl.arguments import Count
+    from taccl._internal.arguments import Count
     from taccl.workload.step import Step
 
 

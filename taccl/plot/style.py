@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from taccl.address_space import require_address_space
-from taccl.arguments import checked
+from taccl._internal.address_space import require_address_space
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown, shown_lines
+from taccl._internal.units import format_size
 from taccl.errors import InputError
-from taccl.names import shown, shown_lines
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.synthesis.result import Result
-from taccl.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.errors import InputError
 from taccl.plot import style
 from taccl.plot.layout import Line, Places, height_of, lay_out, lines_of

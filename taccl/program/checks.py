@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from taccl._internal.names import shown
 from taccl.errors import InputError
-from taccl.names import shown
 from taccl.program.layout import RankLayout
 from taccl.program.program import BUFFERS, OPERATIONS, Block, Program, Queue, Step, StepAddress
 

@@ -11,12 +11,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-from taccl.collective import Collective
+from taccl._internal.units import format_count
 from taccl.errors import InputError
+from taccl.problem.collective import Collective
 from taccl.program.checks import ProgramFault, queue_ends
 from taccl.program.layout import RankLayout, contributions, layouts_of
 from taccl.program.program import OPERATIONS, PROTOCOLS, Block, Program, Queue, Slot, Step, StepAddress
-from taccl.units import format_count
 
 #: Stand-in for the rank if the collective does not reduce, so that origins do not matter. Then a mark for
 #: contributions that are twice in a sum.

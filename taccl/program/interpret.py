@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from taccl.arguments import checked
-from taccl.collective import Collective
+from taccl._internal.arguments import checked
+from taccl._internal.names import first_of, listed
+from taccl._internal.units import format_count, format_size
 from taccl.errors import VerificationError
-from taccl.names import first_of, listed
+from taccl.problem.collective import Collective
 from taccl.program.checks import ProgramFault, check_queues, check_sizes, check_steps
 from taccl.program.execution import (
     ANYONE,
@@ -31,7 +32,6 @@ from taccl.program.layout import RankLayout, layouts_of
 from taccl.program.program import Program, Slot
 from taccl.program.queues import LIBRARIES, MAX_CHUNKS, NO_LIMIT, fewest_chunks, first_size
 from taccl.program.races import find_races
-from taccl.units import format_count, format_size
 
 #: Max faults listed, and max contributions named in one.
 _MOST_FAULTS, _MOST_NAMED = 100, 4

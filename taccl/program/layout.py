@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taccl.collective import Collective
+from taccl.problem.collective import Collective
 from taccl.program.program import Program, Slot
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.arguments import Size, checked
+from taccl._internal.units import parse_size
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Size, checked
-from taccl.collective import Collective
-from taccl.costs import hold_columns
 from taccl.errors import InputError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collective import Collective
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.program.checks import parcels_of
 from taccl.program.execution import Content, contents_of, execute
 from taccl.program.interpret import interpret
@@ -27,7 +28,6 @@ from taccl.program.queues import MAX_CHUNKS
 from taccl.schedule.listing import Tasks
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.topology import Topology
-from taccl.units import parse_size
 
 
 @dataclass(eq=False, slots=True)

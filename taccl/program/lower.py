@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from taccl.arguments import Count, checked
+from taccl._internal.arguments import Count, checked
 from taccl.errors import InputError, LossyConversionWarning, warn
 from taccl.program.allocate import FOREVER, START, Allocator, Value
 from taccl.program.emit import Draft, Key, assemble

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from taccl.collective import Collective
 from taccl.errors import InputError
+from taccl.problem.collective import Collective
 from taccl.program.allocate import FOREVER, START, Value
 from taccl.program.layout import RankLayout
 from taccl.program.program import Slot

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.arguments import checked, known_word
-from taccl.collective import Collective
+from taccl._internal.arguments import checked, known_word
+from taccl._internal.names import shown
+from taccl._internal.units import format_count
 from taccl.errors import InputError
-from taccl.names import shown
-from taccl.units import format_count
+from taccl.problem.collective import Collective
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

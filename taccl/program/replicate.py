@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import accumulate
 from math import ceil, log2
 
-from taccl.arguments import Count, checked
+from taccl._internal.arguments import Count, checked
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.split import weight
 from taccl.topology.tuning import CHANNEL_GB_PER_S, MAX_CHANNELS

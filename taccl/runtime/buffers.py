@@ -12,7 +12,7 @@ from taccl.program.layout import contributions, layouts_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
     from taccl.runtime.job import RunJob
 
 #: No sum over the ranks comes near it, nor past what the type holds.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from taccl.deadline import signals_to
+from taccl._internal.deadline import signals_to
 from taccl.errors import ExecutionError
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 

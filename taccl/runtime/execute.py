@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.errors import ExecutionError
 from taccl.program.lower import lower
 from taccl.program.program import Program
@@ -15,7 +15,7 @@ from taccl.runtime.report import Execution
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.arguments import Count, Natural, Seconds, Size
+    from taccl._internal.arguments import Count, Natural, Seconds, Size
     from taccl.runtime.job import RunJob
     from taccl.schedule.schedule import Schedule
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked, known_word
+from taccl._internal.arguments import checked, known_word
+from taccl._internal.names import listed
+from taccl._internal.units import format_count, format_size, parse_size
 from taccl.errors import InputError, VerificationError
-from taccl.names import listed
 from taccl.program.checks import check_queues, check_sizes, check_steps
 from taccl.program.layout import layouts_of
 from taccl.program.program import PROTOCOLS, Program
 from taccl.program.queues import fewest_chunks
-from taccl.units import format_count, format_size, parse_size
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count, Natural, Seconds, Size
+    from taccl._internal.arguments import Count, Natural, Seconds, Size
 
 #: "fixed32" is real numbers in fixed point, which travel and are added up as int32.
 DTYPES = ("int32", "int64", "float32", "float64", "fixed32")

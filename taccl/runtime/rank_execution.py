@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from taccl import errors
+from taccl._internal.units import format_count
 from taccl.errors import ExecutionError, InputError
 from taccl.program.layout import layouts_of
 from taccl.program.queues import fewest_chunks
@@ -22,7 +23,6 @@ from taccl.runtime.job import RunJob
 from taccl.runtime.parent_death_guard import remove_segments, segments_of
 from taccl.runtime.reference import COMPUTED, REAL_SUMS, Counterpart, counterpart, expected_output, find_wrong
 from taccl.runtime.report import Execution, WrongChunk, was_moving
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable

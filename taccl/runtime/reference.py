@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.collectives import ROOTED, make
+from taccl.problem.collectives import ROOTED, make
 from taccl.program.layout import layouts_of
 from taccl.runtime.buffers import Data, unwritten
 from taccl.runtime.report import WrongChunk
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
     from taccl.runtime.buffers import Buffers
     from taccl.runtime.job import RunJob
 

@@ -6,10 +6,10 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from taccl._internal.names import in_runs, listed
+from taccl._internal.units import format_count, format_size, format_us, gb_per_s
 from taccl.errors import ExecutionError, VerificationError
-from taccl.names import in_runs, listed
 from taccl.program.program import StepAddress  # noqa: TC001  pydantic looks it up
-from taccl.units import format_count, format_size, format_us, gb_per_s
 
 
 @dataclass(frozen=True, slots=True)

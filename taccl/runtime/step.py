@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
 from taccl.formats.native import dump_schedule, load_schedule
 from taccl.runtime.launch import launched
 from taccl.runtime.rank_execution import gathered, patiently
@@ -27,7 +27,7 @@ from taccl.workload.step import Step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.arguments import Natural, Seconds
+    from taccl._internal.arguments import Natural, Seconds
     from taccl.runtime.worker import Watchdog
     from taccl.workload.workload import Workload
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from taccl.arguments import checked
-from taccl.costs import hold_columns
-from taccl.names import shown as as_shown
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown as as_shown
+from taccl.problem.costs import hold_columns
 from taccl.schedule.precedence import check_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count
-    from taccl.problem import Problem
+    from taccl._internal.arguments import Count
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 By = Literal["link", "resource", "rank"]

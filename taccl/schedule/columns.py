@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from taccl._internal.names import first_of
 from taccl.errors import InputError
-from taccl.names import first_of
 
 if TYPE_CHECKING:
     from taccl.schedule.schedule import Schedule

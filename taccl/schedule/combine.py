@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from taccl.caching import cached
-from taccl.collective import Chunk, Collective
+from taccl._internal.caching import cached
 from taccl.errors import InputError
-from taccl.problem import Problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 

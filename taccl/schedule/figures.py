@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from taccl.units import format_rates, format_us, gb_per_s
+from taccl._internal.units import format_rates, format_us, gb_per_s
 
 
 class Figures:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from taccl.address_space import require_address_space
-from taccl.problem import Problem
+from taccl._internal.address_space import require_address_space
+from taccl.problem.problem import Problem
 from taccl.schedule.precedence import Precedence
 from taccl.schedule.schedule import Schedule
 

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl.costs import hold_columns
 from taccl.errors import InputError
-from taccl.problem import Costs, Problem
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Costs, Problem
 from taccl.schedule.schedule import Schedule, make_schedule
 
 #: Causes of a wait; a nonnegative cause is the index of a resource.

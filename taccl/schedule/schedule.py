@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl.arguments import Natural, checked
+from taccl._internal.arguments import Natural, checked
+from taccl._internal.names import first_of, numbers_table, shown
+from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
-from taccl.names import first_of, numbers_table, shown
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.columns import (
     Column,
     Kept,
@@ -30,7 +31,6 @@ from taccl.schedule.columns import (
     narrow,
 )
 from taccl.schedule.figures import Figures
-from taccl.units import format_count, format_size
 
 _BLOCK = 1 << 18
 #: Rows per block in the digest of a bare schedule, which depends on it.
@@ -281,7 +281,7 @@ class Schedule(Figures):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: figures and the first transfers."""
-        from taccl.html import card, facts, table
+        from taccl._internal.html import card, facts, table
 
         problem = self.problem
         figures = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from taccl.costs import hold_columns
+from taccl.problem.costs import hold_columns
 from taccl.schedule.precedence import Arrival, all_bits, check_indices, make_up
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
     Ints = NDArray[np.int64]
 

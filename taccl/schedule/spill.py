@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.reading import parse_json, read_text
+from taccl._internal.units import format_size
 from taccl.errors import FormatError, InputError
-from taccl.problem import Problem
-from taccl.reading import parse_json, read_text
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule, bare_digest
-from taccl.units import format_size
 
 _FORMAT, _VERSION = "taccl-spilled-schedule", 1
 #: {column: name of its file}; the first three are always there.

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from itertools import chain, permutations, product
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked
-from taccl.clauses import CLAUSES
-from taccl.collectives import ROOTED, make
+from taccl._internal.arguments import checked
+from taccl._internal.names import matching
+from taccl._internal.units import exact
 from taccl.errors import SketchError
-from taccl.names import matching
-from taccl.problem import Clauses, Problem, SwitchPolicy, make_problem
+from taccl.problem.clauses import CLAUSES
+from taccl.problem.collectives import ROOTED, make
+from taccl.problem.problem import Clauses, Problem, SwitchPolicy, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.symmetry import check_clauses, check_topology, narrow, offset_permutation
 from taccl.topology.parts import check_ranks, links_among
-from taccl.units import exact
 
 if TYPE_CHECKING:
-    from taccl.arguments import Count, Natural, Size
-    from taccl.collective import Collective
+    from taccl._internal.arguments import Count, Natural, Size
+    from taccl.problem.collective import Collective
     from taccl.sketch.sketch import Sketch
     from taccl.topology.topology import Topology
 

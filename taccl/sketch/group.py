@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.caching import cached
-from taccl.deadline import NEVER, Deadline
+from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.graph_algorithms import smallest_of_orbits
 from taccl.errors import SketchError
-from taccl.graph_algorithms import smallest_of_orbits
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.sketch.symmetry import (
     block_shifts,
     chunk_permutation,

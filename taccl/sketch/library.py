@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.names import did_you_mean
+from taccl._internal.reading import parse, read_text, reads
 from taccl.errors import SketchError
-from taccl.names import did_you_mean
-from taccl.reading import parse, read_text, reads
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch

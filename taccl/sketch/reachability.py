@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.caching import cached
-from taccl.costs import link_ends, wide_links
+from taccl._internal.caching import cached
+from taccl._internal.graph_algorithms import strong_components
 from taccl.errors import SketchError, TopologyError
-from taccl.graph_algorithms import strong_components
-from taccl.problem import Clauses
+from taccl.problem.costs import link_ends, wide_links
+from taccl.problem.problem import Clauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Set
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from taccl.errors import InputError
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 

@@ -22,13 +22,13 @@ from pydantic import (
     model_validator,
 )
 
-from taccl.arguments import Count, checked
+from taccl._internal.arguments import Count, checked
+from taccl._internal.reading import parse_json, parse_toml, toml_document, toml_text
+from taccl._internal.units import exact, parse_size
+from taccl._internal.validation import Index, Positive, Table, validated
 from taccl.errors import SketchError, TopologyError
-from taccl.reading import parse_json, parse_toml, toml_document, toml_text
 from taccl.sketch.apply import apply as apply_sketch
 from taccl.topology.topology import Topology
-from taccl.units import exact, parse_size
-from taccl.validation import Index, Positive, Table, validated
 
 
 def _kept(check: Callable[[Any], Any]) -> BeforeValidator:
@@ -297,7 +297,7 @@ class Sketch(Table):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: a row for each field that differs from its default."""
-        from taccl.html import card, facts
+        from taccl._internal.html import card, facts
 
         content = self.to_dict()
         title, text = content.pop("name", "") or "sketch", content.pop("description", "")

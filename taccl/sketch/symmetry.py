@@ -14,11 +14,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.caching import cached
-from taccl.costs import hold_columns, link_ends
+from taccl._internal.caching import cached
+from taccl._internal.graph_algorithms import smallest_of_orbits
 from taccl.errors import SketchError
-from taccl.graph_algorithms import smallest_of_orbits
-from taccl.problem import Clauses, Problem
+from taccl.problem.costs import hold_columns, link_ends
+from taccl.problem.problem import Clauses, Problem
 from taccl.topology.topology import Hold, Link, Topology
 
 Permutation = tuple[int, ...]

@@ -25,19 +25,19 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from taccl.collectives import make
+from taccl._internal.reading import parse_json, read_text, reads
+from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.errors import SketchError, TopologyError
-from taccl.reading import parse_json, read_text, reads
+from taccl.problem.collectives import make
 from taccl.sketch.library import load_sketch
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import SHAPES
 from taccl.topology.parts import check_num_links, check_ranks, hold_ends
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB, exact, parse_size
 
 if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.problem import Problem
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
     from taccl.sketch.sketch import Sketch
     from taccl.sketch.upstream_files import UpstreamTopologyFile
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, StrictBool, model_validator
 
+from taccl._internal.units import exact
+from taccl._internal.validation import Index, Positive, Table, validated
 from taccl.errors import SketchError, TopologyError
 from taccl.sketch.sketch import Connections, LocalRanks, PerLocalRank, Sketch
-from taccl.units import exact
-from taccl.validation import Index, Positive, Table, validated
 
 Cost = Annotated[Any, BeforeValidator(lambda value: exact(_number(value)))]
 OptionalCost = Annotated[Any, BeforeValidator(lambda value: None if value is None else exact(_number(value)))]

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from taccl.address_space import mapped_bytes
+from taccl._internal.address_space import mapped_bytes
 
 #: Messages of native libraries and Python when an allocation fails.
 MEMORY_WORDS = ("bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "Out of memory")

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from taccl._internal.names import did_you_mean
 from taccl.errors import InputError
-from taccl.names import did_you_mean
 from taccl.solvers.worker import Outcome, run_task
 
 PULP_PREFIX = "pulp:"

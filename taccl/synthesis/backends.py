@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
-from taccl.html import table as html_table
-from taccl.names import table
+from taccl._internal.html import table as html_table
+from taccl._internal.names import table
 from taccl.solvers.registry import SolverInfo, solver_infos
 
 OWN_BACKENDS = ("auto", "greedy", "dimension-balanced")

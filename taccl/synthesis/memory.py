@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.address_space import free_space_bytes
-from taccl.caching import cached
-from taccl.costs import hold_columns, link_ends
+from taccl._internal.address_space import free_space_bytes
+from taccl._internal.caching import cached
+from taccl._internal.graph_algorithms import shortest_paths
+from taccl._internal.units import format_size
 from taccl.errors import InputError
-from taccl.graph_algorithms import shortest_paths
-from taccl.problem import Problem
+from taccl.problem.costs import hold_columns, link_ends
+from taccl.problem.problem import Problem
 from taccl.schedule.combine import reduction_half, spreading_half
-from taccl.synthesis.heuristic.chunk_masks import has_chunk_masks
-from taccl.units import format_size
+from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
 
 if TYPE_CHECKING:  # running programs needs to know what is free, and no search
     from taccl.synthesis.search import Options
@@ -279,7 +279,7 @@ def _mean_hops(problem: Problem) -> float:
 def _has_implicit(problem: Problem) -> bool:
     """True if an implicit schedule of the problem certainly exists."""
     from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
-    from taccl.synthesis.symmetric.hamiltonian import has_hamiltonian_ring
+    from taccl.synthesis.symmetry.hamiltonian import has_hamiltonian_ring
     from taccl.topology.named import as_named
 
     if problem.collective.name not in IMPLICIT_COLLECTIVES:

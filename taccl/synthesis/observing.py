@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from taccl.deadline import Cancellation
+from taccl._internal.deadline import Cancellation
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate

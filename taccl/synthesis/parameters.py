@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from taccl.arguments import checked
+from taccl._internal.arguments import checked
+from taccl._internal.names import did_you_mean
+from taccl._internal.reading import parse_toml, read_text, reads
 from taccl.errors import InputError
-from taccl.names import did_you_mean
-from taccl.reading import parse_toml, read_text, reads
 
 
 class _Group:

@@ -12,27 +12,27 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from taccl._internal.arguments import Megabytes, Natural, Seconds, checked
+from taccl._internal.deadline import Deadline
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Megabytes, Natural, Seconds, checked
-from taccl.deadline import Deadline
 from taccl.errors import InputError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.exchange import exchanged
-from taccl.synthesis.heuristic.improvement import (
+from taccl.synthesis.improve.improvement import (
     Improvement,
     compile_improvement,
     improve_schedule,
     suits_improvement,
 )
-from taccl.synthesis.heuristic.limits import Limits
-from taccl.synthesis.heuristic.routes import Tree, bare_trees, read_trees
-from taccl.synthesis.isomorphic import matched
+from taccl.synthesis.improve.routes import Tree, bare_trees, read_trees
+from taccl.synthesis.kernels.limits import Limits
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
 from taccl.synthesis.synthesize import synthesize
-from taccl.units import format_count, format_us
+from taccl.synthesis.transforms.exchange import exchanged
+from taccl.synthesis.transforms.isomorphic import matched
 
 _RESERVE_SHARE = 0.3  # of the time, kept for the schedule itself and for verifying it
 _LEAST_SENDS = 400_000  # that ruin and recreate times in its turns however little time there is

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from taccl import html
+from taccl._internal import html
+from taccl._internal.names import note_lines, table
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.every_cut import (
@@ -17,9 +19,7 @@ from taccl.analysis.certificates.every_cut import (
     standing,
 )
 from taccl.errors import NumericsWarning, warn
-from taccl.names import note_lines, table
 from taccl.schedule.schedule import Schedule
-from taccl.units import format_count, format_us
 
 if TYPE_CHECKING:
     import pandas as pd

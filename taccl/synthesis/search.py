@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.units import format_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound
 from taccl.analysis.certificates.every_cut import bound_of_every_cut, stronger
 from taccl.analysis.verification.verify import verify
-from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import FallbackWarning, warn
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import MANY, Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.synthesis.backends import package_versions
-from taccl.synthesis.greedy import ListSchedule, expand
 from taccl.synthesis.observing import Observer
-from taccl.synthesis.paper.quotient import Quotient, take_quotient
-from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
+from taccl.synthesis.proposers.greedy import ListSchedule, expand
 from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.suggesting.proposals import SketchProposal
-from taccl.units import format_size
+from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.synthesis.symmetry.timing_group import timing_group
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,8 +2,8 @@
 
 It chooses the search, has it run, and returns the best schedule, verified, with its bound. The searches are
 
-- the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `taccl.synthesis.stages`;
-- the **compiled search**, where there are more hops than models reach: `taccl.synthesis.large_search`;
+- the **portfolio** (``"auto"``), or the list scheduler or one solver alone: `proposers.stages`;
+- the **compiled search**, where there are more hops than models reach: `proposers.large_search`;
 - either of them under the best sketches that are suggested: `taccl.synthesis.suggesting.sketched_search`.
 """
 
@@ -18,25 +18,31 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from taccl._internal.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
+from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Count, Megabytes, Natural, Seconds, checked, known_word
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
-from taccl.cpu_share import busy_factor
-from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError, TopologyError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.listing import released
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable, is_possible, rooted_anew
 from taccl.solvers.registry import require_known
 from taccl.solvers.worker import warm_up
-from taccl.synthesis import stages
 from taccl.synthesis.backends import OWN_BACKENDS
-from taccl.synthesis.balanced import BALANCED, cut_balanced, search_balanced
-from taccl.synthesis.competing import (
+from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.improve.improvement import is_quick, suits_improvement
+from taccl.synthesis.memory import check_memory
+from taccl.synthesis.observing import Observer, SearchState
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers.balanced import BALANCED, cut_balanced, search_balanced
+from taccl.synthesis.proposers.competing import (
     competing_s,
     for_baselines_s,
     is_small,
@@ -48,26 +54,20 @@ from taccl.synthesis.competing import (
     reserve_s,
     share_baselines,
 )
-from taccl.synthesis.exchange import exchange_s, offer_exchanged
-from taccl.synthesis.explaining.explain import explain
-from taccl.synthesis.fused import offer_fused
-from taccl.synthesis.halves import may_keep_apart, search_apart, search_halves
-from taccl.synthesis.heuristic.improvement import is_quick, suits_improvement
-from taccl.synthesis.large import effort, suits, why_not
-from taccl.synthesis.large_search import compile_telling, search_large
-from taccl.synthesis.memory import check_memory
-from taccl.synthesis.observing import Observer, SearchState
-from taccl.synthesis.paper.timing_group import timing_group
-from taccl.synthesis.parameters import DEFAULTS, SearchParameters
-from taccl.synthesis.proposers import Step, offer_registered, take_steps
+from taccl.synthesis.proposers.large import effort, suits, why_not
+from taccl.synthesis.proposers.large_search import compile_telling, search_large
 from taccl.synthesis.result import Result, Stage, TraceEntry
 from taccl.synthesis.search import Options, Search, bound_within
+from taccl.synthesis.steps import Step, offer_registered, take_steps
 from taccl.synthesis.suggesting.chunks import choose_with_sketches, cut
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import check_proposal, is_unguided, search_guided
 from taccl.synthesis.suggesting.suggest import quick_schedule
-from taccl.synthesis.switches import InNetworkUse, by_switches, over_links
-from taccl.units import format_count, format_us
+from taccl.synthesis.symmetry.timing_group import timing_group
+from taccl.synthesis.transforms.exchange import exchange_s, offer_exchanged
+from taccl.synthesis.transforms.fused import offer_fused
+from taccl.synthesis.transforms.halves import may_keep_apart, search_apart, search_halves
+from taccl.synthesis.transforms.switches import InNetworkUse, by_switches, over_links
 
 #: More hops for each second of the time limit go to the compiled search, unless they are few.
 _HOPS_PER_S = 50_000

@@ -6,15 +6,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.units import exact, format_count
 from taccl.errors import AssumptionWarning, InputError, TopologyError, warn
 from taccl.topology.topology import WORDS, AlphaMeaning, Hold, Link, Resource, Side, Switch, Topology
-from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.in_network import InNetwork
 
 _NOTHING = Fraction(0)  # one for all, as costs that links share are read once

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.address_space import require_address_space
+from taccl._internal.address_space import require_address_space
 
 #: Clusters are told apart where they are farther from each other than within by this factor; our choice.
 _APART = 1.2

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import Count, Number, checked_as
+from taccl._internal.arguments import Count, Number, checked_as
 from taccl.errors import TopologyError
 from taccl.topology.named import BANDWIDTH_GB_PER_S, NamedFabric, fabric
 from taccl.topology.products import ALPHA_US, read_dimensions

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from taccl.arguments import known_name, quoted
+from taccl._internal.arguments import known_name, quoted
+from taccl._internal.units import exact
+from taccl._internal.validation import Cost, Index, Positive, Table
 from taccl.errors import TopologyError
 from taccl.topology.in_network import PROFILES, InNetwork
 from taccl.topology.parts import OVERHEAD_US, beta_of_bandwidth
-from taccl.units import exact
-from taccl.validation import Cost, Index, Positive, Table
 
 
 def _positive(value: object) -> Fraction:

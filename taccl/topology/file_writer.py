@@ -7,8 +7,8 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from taccl._internal.reading import toml_text
 from taccl.errors import ExportError, LossyConversionWarning, warn
-from taccl.reading import toml_text
 from taccl.topology.parts import links_among
 from taccl.topology.topology import plain_fields
 

@@ -12,8 +12,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.reading import parse, read_text, reads
 from taccl.errors import TopologyError
-from taccl.reading import parse, read_text, reads
 from taccl.topology import registry
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import SHAPES
@@ -52,8 +52,8 @@ def load_topology(path: str | PathLike[str]) -> Topology:
     `TopologyError` if a field is unknown, missing or wrong, or a rank or link does not exist; file and field
     are named.
     """
+    from taccl._internal.validation import validated
     from taccl.topology import file_schema as schema
-    from taccl.validation import validated
 
     path = Path(path)
     where = str(path)

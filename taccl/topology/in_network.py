@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as, known_word
+from taccl._internal.arguments import checked_as, known_word
 from taccl.errors import TopologyError
 from taccl.topology.parts import exact_cost
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.arguments import Count, Number
+    from taccl._internal.arguments import Count, Number
 
 #: Data types that switches reduce; with int32, numbers are sent in fixed point.
 DTYPES = ("int32", "float16", "bfloat16", "float32", "float64")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import PROFILES as SWITCHES
@@ -30,7 +30,7 @@ from taccl.topology.topology import AlphaMeaning, Topology
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from taccl.arguments import Count, Number
+    from taccl._internal.arguments import Count, Number
 
 _NDV2 = {
     2: ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7)),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from taccl.arguments import quoted
+from taccl._internal.arguments import quoted
+from taccl._internal.names import did_you_mean, matching, shown
 from taccl.errors import TopologyError
-from taccl.names import did_you_mean, matching, shown
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import add_crossbar, check_count, check_num_links, exact_cost, rates_of_axes
 from taccl.topology.products import ALPHA_US, Dimension, Kind, add_dimensions, name_of, read_dimensions
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.topology import Topology
 
 MAX_NAMED_RANKS = 2**26

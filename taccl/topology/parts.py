@@ -7,14 +7,14 @@ from fractions import Fraction
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.arguments import quoted, whole_number
+from taccl._internal.arguments import quoted, whole_number
+from taccl._internal.units import exact
 from taccl.errors import InputError, TopologyError
-from taccl.units import exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.builder import TopologyBuilder
     from taccl.topology.in_network import InNetwork
     from taccl.topology.topology import Link, Side

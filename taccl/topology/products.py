@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from taccl.arguments import quoted
+from taccl._internal.arguments import quoted
+from taccl._internal.names import did_you_mean, matching
+from taccl._internal.units import parse_time_us
 from taccl.errors import InputError, TopologyError
-from taccl.names import did_you_mean, matching
 from taccl.topology.parts import LinkCost, add_crossbar, check_count, exact_cost
-from taccl.units import parse_time_us
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.builder import TopologyBuilder
     from taccl.topology.named import NamedFabric
     from taccl.topology.topology import Topology

@@ -9,11 +9,11 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
+from taccl._internal.reading import parse, read_text, reads
+from taccl._internal.units import format_count, format_size
+from taccl._internal.validation import Cost, Positive, Table, validated
 from taccl.errors import TopologyError
-from taccl.reading import parse, read_text, reads
 from taccl.topology.profile import Constant, Profile, ProtocolCosts
-from taccl.units import format_count, format_size
-from taccl.validation import Cost, Positive, Table, validated
 
 ProtocolName = Literal["simple", "ll", "ll128"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.in_network import InNetwork
@@ -24,7 +24,7 @@ from taccl.topology.parts import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.arguments import Count, Number
+    from taccl._internal.arguments import Count, Number
     from taccl.topology.topology import Topology
 
 

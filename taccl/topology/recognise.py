@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked_as
-from taccl.caching import cached
+from taccl._internal.arguments import checked_as
+from taccl._internal.caching import cached
 from taccl.errors import TopologyError
 from taccl.topology.products import Dimension, Dimensions
 

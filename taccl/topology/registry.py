@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.names import did_you_mean, matching
 from taccl.errors import TopologyError
-from taccl.names import did_you_mean, matching
 from taccl.topology import fabrics, machines
 from taccl.topology.named import EXAMPLES, parse_named, read_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from taccl.arguments import Count
+    from taccl._internal.arguments import Count
     from taccl.topology.topology import Topology
 
 _MACHINES: Mapping[str, Callable[..., Topology]] = {

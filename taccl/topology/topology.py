@@ -15,14 +15,14 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from taccl.arguments import checked_as, known_index
-from taccl.caching import TURNED, cached
+from taccl._internal.arguments import checked_as, known_index
+from taccl._internal.caching import TURNED, cached
+from taccl._internal.names import shown
+from taccl._internal.units import exact, format_count
 from taccl.errors import FormatError, TopologyError
-from taccl.names import shown
 from taccl.topology import transform
 from taccl.topology.checks import check_topology
 from taccl.topology.in_network import InNetwork
-from taccl.units import exact, format_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -338,7 +338,7 @@ class Topology:
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the figures, and the links by cost."""
-        from taccl.html import card, facts, table
+        from taccl._internal.html import card, facts, table
 
         figures = [
             ("ranks", f"{self.num_ranks} in {format_count(self.num_nodes, 'node')}"),

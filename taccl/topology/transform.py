@@ -7,14 +7,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import TopologyError
 from taccl.topology.parts import check_ranks, exact_cost, links_among
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from taccl.arguments import Number
+    from taccl._internal.arguments import Number
     from taccl.topology.topology import Link, Topology
 
 

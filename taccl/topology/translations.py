@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from taccl.address_space import require_address_space
+from taccl._internal.address_space import require_address_space
 from taccl.errors import TopologyError
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.topology import OTHER_SIDE, Side

@@ -6,10 +6,10 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from taccl.arguments import checked_as
-from taccl.deadline import Deadline
+from taccl._internal.arguments import checked_as
+from taccl._internal.deadline import Deadline
+from taccl._internal.units import format_count, format_us
 from taccl.errors import WorkloadError
-from taccl.units import format_count, format_us
 from taccl.workload.exchange import MOST_CHUNKS, parts_of
 from taccl.workload.operations import POINTWISE
 from taccl.workload.schedule import schedule_workload
@@ -18,7 +18,7 @@ from taccl.workload.transform import fuse, overlap, reorder, slice_state, split
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from taccl.arguments import Count, Seconds
+    from taccl._internal.arguments import Count, Seconds
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates
     from taccl.workload.step import Step

@@ -21,16 +21,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taccl._internal.caching import cached
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.readings import late_part
-from taccl.caching import cached
 from taccl.sketch.group import find_symmetries
 from taccl.workload.exchange import parts_of, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
     from taccl.workload.operations import Operation
     from taccl.workload.workload import Workload

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.units import exact
 from taccl.errors import WorkloadError
-from taccl.units import exact
 from taccl.workload.meaning import places_read
 from taccl.workload.operations import DTYPE_BYTES
 

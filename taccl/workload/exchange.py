@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl import collectives
+from taccl._internal.caching import cached
 from taccl.baselines import baseline
-from taccl.caching import cached
-from taccl.clauses import Clauses
-from taccl.problem import make_problem
+from taccl.problem import collectives
+from taccl.problem.clauses import Clauses
+from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.synthesis.parameters import DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from taccl.collective import Collective
-    from taccl.problem import Problem
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
     from taccl.workload.workload import Workload
 

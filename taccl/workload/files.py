@@ -9,11 +9,11 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.reading import parse, read_text, reads, toml_document
+from taccl._internal.validation import Index, Positive, Table, validated
 from taccl.errors import WorkloadError
 from taccl.formats.files import write_whole
-from taccl.reading import parse, read_text, reads, toml_document
-from taccl.validation import Index, Positive, Table, validated
 from taccl.workload.operations import Operation, Tensor
 from taccl.workload.workload import Overlap, Workload
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.formats.astra.chakra import Computed, dump_chakra
 from taccl.formats.files import write_all

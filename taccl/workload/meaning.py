@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.operations import operand_axes
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Natural
+    from taccl._internal.arguments import Natural
     from taccl.workload.operations import Operation, Tensor
     from taccl.workload.workload import Workload
 

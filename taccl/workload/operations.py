@@ -19,13 +19,13 @@ from zlib import crc32
 
 import numpy as np
 
-from taccl.arguments import checked_as, known_word
+from taccl._internal.arguments import checked_as, known_word
 from taccl.errors import WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.arguments import Count, Natural
+    from taccl._internal.arguments import Count, Natural
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 UNARY = ("relu", "gelu", "tanh", "square", "sqrt", "scale", "offset", "dropout")

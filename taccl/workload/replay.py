@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
 from taccl.errors import WorkloadError
 from taccl.workload.exchange import parts_by_chunk
 from taccl.workload.meaning import Piece, RankTiles, dtype_of, given_parts, places, sent_from, taken
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Natural
+    from taccl._internal.arguments import Natural
     from taccl.schedule.schedule import Transfer
     from taccl.workload.meaning import Places
     from taccl.workload.step import Step

@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from taccl._internal.units import format_count, format_us
 from taccl.analysis.verification.verify import verify
-from taccl.units import format_count, format_us
 from taccl.workload.bound import StepBound
 from taccl.workload.costs import tile_costs
 from taccl.workload.exchange import parts_of, problem_of
@@ -17,7 +17,7 @@ from taccl.workload.exchange import parts_of, problem_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
     from taccl.workload.costs import Rates

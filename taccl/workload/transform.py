@@ -11,16 +11,16 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
-from taccl.names import did_you_mean
 from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, refuse_first
 from taccl.workload.workload import Overlap, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from taccl.arguments import Count, Natural
+    from taccl._internal.arguments import Count, Natural
 
 
 @checked_as(WorkloadError)

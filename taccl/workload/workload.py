@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taccl.arguments import checked_as, known_word, quoted
+from taccl._internal.arguments import checked_as, known_word, quoted
+from taccl._internal.names import did_you_mean
 from taccl.errors import WorkloadError
-from taccl.names import did_you_mean
 from taccl.workload.operations import POINTWISE, Operation, Tensor, infer, operand_axes, refuse_first
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.arguments import Count, Natural
+    from taccl._internal.arguments import Count, Natural
 
 
 @dataclass(frozen=True, slots=True)

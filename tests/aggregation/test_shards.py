@@ -12,8 +12,8 @@ from taccl import make_problem, synthesize
 from taccl.aggregation import MODELS, choose_servers, layer_bytes, place_shards
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import servers
-from taccl.collectives import exchange
 from taccl.errors import InputError
+from taccl.problem.collectives import exchange
 from taccl.topologies import TopologyBuilder, rack
 
 

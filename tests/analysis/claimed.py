@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.witness import Claim
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def claimed(problem: Problem, found: Iterable[Claim]) -> list[Certificate]:

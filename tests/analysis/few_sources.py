@@ -11,7 +11,7 @@ from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def few_start(seed: int, *, combining: bool) -> Problem:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import random
 
     from taccl.analysis.certificates.witness import Witness
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def made_up(problem: Problem, rng: random.Random) -> Witness:

@@ -11,9 +11,9 @@ import taccl
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import one_shot
-from taccl.collective import Chunk, Collective
 from taccl.errors import InputError, SketchError, TopologyError
-from taccl.problem import make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.sketch.reachability import check_reachable
@@ -196,7 +196,7 @@ def larger(rng):
     collective = taccl.collectives.make(name, num_ranks)
     return make_problem(
         builder.build(), collective, chunk_bytes=MB,
-        clauses=taccl.problem.Clauses(direct_crossing=rng.random() < 0.3),
+        clauses=taccl.problem.problem.Clauses(direct_crossing=rng.random() < 0.3),
     )  # fmt: skip
 
 

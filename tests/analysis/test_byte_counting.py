@@ -35,7 +35,7 @@ from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import joined
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def certificates(problem: Problem) -> list[Certificate]:
@@ -113,7 +113,9 @@ def test_data_that_enters_a_node_last_has_no_time_to_spread() -> None:
     Sends between nodes take 3 us and 4 us a MB. 1 MB must come to both ranks, 2 us apart.
     """
     topology = joined([0, 1, 1], alpha=2, beta=4, far=3, shared=True)
-    problem = taccl.make_problem(topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.Clauses())
+    problem = taccl.make_problem(
+        topology, "broadcast", size_bytes="1MB", clauses=taccl.problem.problem.Clauses()
+    )
     node = next(each for each in certificates(problem) if each.witness.ranks == {1, 2})
     # 3 us of latency and 4 of bytes, half of which pass for both ranks until 2 us before the end:
     # x + (x - 2) = 2 MB of pairs, at 4 us a MB, with x = T - 3.

@@ -20,9 +20,9 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cost_of_sketch import prices
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
-from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.sketch.library import load_sketch
 from taccl.synthesis.synthesize import synthesize

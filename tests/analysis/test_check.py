@@ -40,7 +40,7 @@ from tests.synthesis.small_problems import (
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
     from taccl.analysis.certificates.witness import Witness
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 KINDS = (
     "latency",

@@ -20,7 +20,7 @@ from tests.synthesis.small_problems import custom, full, problem_of, ring
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.cuts import CutDual
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 MB = 10**6

@@ -21,7 +21,7 @@ from tests.synthesis.brute_force import TooLarge, optimal_ticks
 from tests.synthesis.small_problems import joined, merged, problem_of
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def claims(problem: Problem) -> list[Fraction]:

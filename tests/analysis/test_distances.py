@@ -12,11 +12,11 @@ import pytest
 
 import taccl
 from taccl import collectives
+from taccl._internal.graph_algorithms import paths_from_nearest
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.finding.distances import Distances, shortest_times
 from taccl.analysis.verification.verify import verify
-from taccl.collective import Chunk, Collective, Derivation
-from taccl.graph_algorithms import paths_from_nearest
+from taccl.problem.collective import Chunk, Collective, Derivation
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.fuzzing import MANY
@@ -25,7 +25,7 @@ from tests.synthesis.small_problems import custom, problem_of, random_problem, r
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 MB = 10**6
 

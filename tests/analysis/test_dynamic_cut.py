@@ -16,7 +16,7 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dynamic_cut import DynamicCut, dynamic_cut_bounds
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.machines import dgx2, ndv2
 from tests.analysis.few_sources import few_start, least_ticks
@@ -24,7 +24,7 @@ from tests.fuzzing import fuzzed, thinned
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def claims(problem: Problem) -> list[Certificate]:

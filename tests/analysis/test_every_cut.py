@@ -60,7 +60,7 @@ def test_both_bounds_are_told_where_they_differ():
 def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():
     """16 KB of 16 ranks of a DGX-2, unmerged: 15 sends of 0.3 us and 15 KB of 8 us/MB enter each rank."""
     problem = taccl.make_problem(
-        taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=taccl.problem.Clauses()
+        taccl.topologies.dgx2(), "allgather", size_bytes=16_000, clauses=taccl.problem.problem.Clauses()
     )
     bound = taccl.lower_bound(problem)
     assert (bound.scope, bound.bound) == ("all chunkings", Fraction(462, 100))

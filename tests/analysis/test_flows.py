@@ -19,7 +19,7 @@ from tests.synthesis.small_problems import custom, full, problem_of, random_prob
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.flows import FlowDual
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 MB = 10**6

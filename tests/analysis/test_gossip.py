@@ -14,13 +14,13 @@ from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.gossip import Gossip, gossip
-from taccl.collective import Chunk, Collective
+from taccl.problem.collective import Chunk, Collective
 from tests.effort import brief_synthesis
 from tests.fuzzing import cases, some
 from tests.synthesis.small_problems import custom, problem_of, two_levels
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 

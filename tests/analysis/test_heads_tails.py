@@ -14,13 +14,13 @@ from taccl.analysis.certificates.counting import Border
 from taccl.analysis.certificates.finding.gates import FOREVER
 from taccl.analysis.certificates.finding.heads_tails import least_time
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, two_nodes
 
 if TYPE_CHECKING:
-    from taccl.collective import Collective
-    from taccl.problem import Problem
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 

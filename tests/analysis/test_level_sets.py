@@ -12,8 +12,8 @@ from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.level_sets import _Graph, _sides, level_cut
 from taccl.analysis.certificates.readings import as_spreading
-from taccl.collective import Chunk, Collective
-from taccl.problem import make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import make_problem
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.transform import relabel
 from tests.synthesis.small_problems import MB, custom, problem_of, random_problem, random_sum_problem

@@ -17,9 +17,9 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.machine import BorderJob
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES
-from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
 from taccl.synthesis.synthesize import synthesize
 from taccl.topology.builder import TopologyBuilder

@@ -23,7 +23,7 @@ from tests.synthesis.brute_force_apart import sums_by
 from tests.synthesis.small_problems import custom, joined, problem_of, two_levels
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def claims(problem: Problem) -> list[Fraction]:

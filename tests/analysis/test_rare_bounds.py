@@ -19,7 +19,7 @@ from tests.synthesis.small_problems import joined, merged, problem_of, two_level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def disseminated(seed: int) -> Problem:

@@ -12,7 +12,7 @@ from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.simulate import simulate
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError
-from taccl.problem import Clauses, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.profiles import find_profile

@@ -19,7 +19,7 @@ from tests.synthesis.small_problems import custom, problem_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 MB = 10**6
 

@@ -27,7 +27,7 @@ from tests.synthesis.small_problems import custom, full, problem_of, random_prob
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 MB = 10**6
 

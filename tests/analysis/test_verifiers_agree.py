@@ -20,14 +20,14 @@ from taccl.analysis.verification import columns as in_columns
 from taccl.analysis.verification import data
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import baseline
-from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, InputError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.implicit.pattern import Pattern
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.schedule.schedule import Schedule
-from taccl.synthesis.large import schedule_large
-from taccl.synthesis.symmetric.implicit import synthesize_implicit
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.topology.builder import TopologyBuilder
 from tests.analysis import valid_schedules as valid
 from tests.analysis.test_verify_mutations import RANDOM

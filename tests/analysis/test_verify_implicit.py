@@ -16,7 +16,7 @@ from taccl import topologies
 from taccl.analysis.verification.verify import verify
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.errors import InputError, VerificationError
-from taccl.synthesis.symmetric.implicit import synthesize_implicit
+from taccl.synthesis.symmetry.implicit import synthesize_implicit
 from taccl.topology.named import parse_named
 from taccl.topology.regular import CyclicProduct, PermutationGroup
 from taccl.topology.translations import ClassHold, translations_of_topology

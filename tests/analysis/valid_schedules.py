@@ -9,14 +9,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from taccl import collectives
-from taccl.problem import Clauses, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.schedule import make_schedule
 from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 MB = 10**6

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from taccl import collectives
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 #: Links on which a chunk of 1000 bytes takes 1 us of latency and 1 us of 1000 B / (1 GB/s): 2 us a hop.

@@ -14,7 +14,7 @@ from taccl.baselines.along import implicit_along, paces_of, schedule_along, tran
 from taccl.baselines.hierarchical import level_orders
 from taccl.baselines.passages import Pace, form_of, plan_along
 from taccl.errors import CollectiveError, InputError, TopologyError
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule.implicit.pattern import ticks_of
 from taccl.schedule.implicit.schedule import IMPLICIT_COLLECTIVES
 from taccl.topologies import dgx_h100, multidim, parse

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from taccl import collectives
+from taccl._internal.deadline import OutOfTime
 from taccl.analysis.verification.verify import verify
 from taccl.baselines import BASELINES, best
 from taccl.baselines.spread import cut_chunks, cut_while_it_pays
 from taccl.baselines.straight import least_one_shot_us
-from taccl.collectives import together
-from taccl.deadline import OutOfTime
 from taccl.errors import CollectiveError
-from taccl.problem import make_problem
+from taccl.problem.collectives import together
+from taccl.problem.problem import make_problem
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 

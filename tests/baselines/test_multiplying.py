@@ -14,7 +14,7 @@ from taccl.baselines import multiplying, one_shot, recursive
 from taccl.baselines.multiplying_plans import all_plans
 from taccl.baselines.multiplying_times import Grid, StepTimes
 from taccl.errors import CollectiveError
-from taccl.problem import Clauses, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.topology import fabrics
 from taccl.topology.builder import TopologyBuilder
 

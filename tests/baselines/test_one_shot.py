@@ -9,9 +9,9 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.baselines import one_shot, recursive
-from taccl.collective import Chunk, Collective
 from taccl.errors import CollectiveError, TopologyError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.topology.builder import TopologyBuilder
 
 US_PER_MB = 20

@@ -12,9 +12,9 @@ from taccl import lower, lower_bound, make_problem
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.servers import servers
-from taccl.collectives import allreduce, exchange, together
 from taccl.errors import CollectiveError
-from taccl.problem import Problem
+from taccl.problem.collectives import allreduce, exchange, together
+from taccl.problem.problem import Problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
 from taccl.topologies import rack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.file_kinds import _FIELDS, kinds_in
+from taccl._internal.file_kinds import _FIELDS, kinds_in
 from taccl.sketch.sketch import Sketch
 from taccl.topology.file_schema import FabricFile, LinksFile, MachineFile, NodeFile
 

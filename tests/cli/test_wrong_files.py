@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 import taccl
-from taccl.file_kinds import a
+from taccl._internal.file_kinds import a
 from taccl.formats.registry import write
 from taccl.workload import save_workload
 from tests.foreign import OURS

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.deadline import NEVER
+from taccl._internal.deadline import NEVER
 from taccl.errors import ExportError, InputError, NoSolutionError, SketchError
 from taccl.explore import plan as planning
 from taccl.formats.msccl.xml import load_msccl_xml

@@ -13,11 +13,11 @@ import pytest
 
 import taccl
 from taccl.baselines.ring import ring
-from taccl.collectives import allgather
 from taccl.errors import InputError
 from taccl.formats.files import write_whole
 from taccl.formats.registry import write
 from taccl.formats.table import FORMATS
+from taccl.problem.collectives import allgather
 from taccl.topology.registry import parse
 from tests.effort import brief_plan
 

@@ -17,7 +17,7 @@ from taccl.analysis.verification.verify import verify
 from taccl.errors import FormatError, InputError, NumericsWarning
 from taccl.formats.files import write_whole
 from taccl.formats.native import _file_digest, dump_schedule, load, load_schedule, read_document, save
-from taccl.problem import Clauses, SwitchPolicy, make_problem
+from taccl.problem.problem import Clauses, SwitchPolicy, make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.topology.builder import TopologyBuilder
 

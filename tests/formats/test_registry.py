@@ -23,7 +23,7 @@ from taccl.formats.registry import (
     write,
 )
 from taccl.formats.table import FORMATS, KINDS, WAYS, FileFormat
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from tests.effort import brief_synthesis, cpu_s
 from tests.foreign import OURS, foreign_files
 

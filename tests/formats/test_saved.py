@@ -12,7 +12,7 @@ import pytest
 import taccl
 from taccl.errors import AssumptionWarning, ExportError, FormatError, InputError
 from taccl.sketch.upstream import load_upstream_topology
-from taccl.synthesis.large import schedule_large
+from taccl.synthesis.proposers.large import schedule_large
 from taccl.topologies import TopologyBuilder
 from tests.effort import brief_synthesis
 from tests.foreign import OURS, foreign_files

@@ -9,7 +9,7 @@ import pytest
 
 import taccl
 from taccl import Probe, verify
-from taccl.deadline import NEVER
+from taccl._internal.deadline import NEVER
 from taccl.placement.case import Case
 from taccl.placement.kernel import TOO_LONG, timed
 from taccl.placement.placement import Placement

@@ -8,7 +8,7 @@ import pytest
 import taccl
 from taccl.errors import TopologyError
 from taccl.plot.dimensions import dimension_use
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.topologies import multidim, parse
 
 

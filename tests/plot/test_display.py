@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import taccl
-from taccl import html
+from taccl._internal import html
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=alert(1)>&\"'"
 

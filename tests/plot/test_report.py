@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import taccl
+from taccl._internal.units import format_us
 from taccl.errors import InputError
-from taccl.units import format_us
 from tests.effort import brief_synthesis
 from tests.plot.test_display import HOSTILE, Elements
 

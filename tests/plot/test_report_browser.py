@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 import taccl
-from taccl.units import format_us
+from taccl._internal.units import format_us
 from tests.plot.test_display import HOSTILE
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

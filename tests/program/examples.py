@@ -7,14 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.collectives import make
+from taccl.problem.collectives import make
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock
 from taccl.schedule.timing import exact_times
 from tests.effort import brief_synthesis
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.program.interpret import Interpretation
     from taccl.schedule.schedule import Schedule
 

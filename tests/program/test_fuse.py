@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl.collectives import COLLECTIVES, broadcast, reduce
+from taccl.problem.collectives import COLLECTIVES, broadcast, reduce
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from tests.program.examples import program_of, schedule_of, timed

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from taccl.collectives import custom
 from taccl.errors import VerificationError
+from taccl.problem.collectives import custom
 from taccl.program.interpret import interpret
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock
 from tests.program.examples import edited, kinds, program_of, with_steps

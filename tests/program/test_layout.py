@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from taccl.collective import Chunk, Collective, Derivation
-from taccl.collectives import allgather, allreduce, alltoall, gather, make, reduce_scatter, scan, scatter
+from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    gather,
+    make,
+    reduce_scatter,
+    scan,
+    scatter,
+)
 from taccl.program.layout import layout
 from taccl.program.program import Slot
 

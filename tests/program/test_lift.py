@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import taccl
-from taccl.collective import Chunk, Collective
-from taccl.collectives import COLLECTIVES, make
 from taccl.errors import InputError, VerificationError
 from taccl.formats.msccl.xml import load_msccl_xml
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import COLLECTIVES, make
 from taccl.program.lift import lift
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, Threadblock

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 import taccl
-from taccl.collective import Chunk, Collective, Derivation
-from taccl.collectives import COLLECTIVES, allgather, broadcast, reduce
-from taccl.collectives import custom as custom_collective
 from taccl.errors import InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, parse_msccl_xml
+from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.collectives import COLLECTIVES, allgather, broadcast, reduce
+from taccl.problem.collectives import custom as custom_collective
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Slot, Step

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from taccl.collectives import allgather
 from taccl.errors import InputError
+from taccl.problem.collectives import allgather
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress
 from tests.program.examples import program_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import taccl
+from taccl._internal.units import parse_size
 from taccl.formats.msccl import limits as msccl
 from taccl.formats.msccl.xml import dump_msccl_xml
 from taccl.formats.mscclpp.plan import build_mscclpp_plan
@@ -13,7 +14,6 @@ from taccl.program import replicate as limits
 from taccl.program.interpret import interpret
 from taccl.program.program import Slot
 from taccl.program.replicate import replicate
-from taccl.units import parse_size
 from tests.program.examples import program_of
 
 

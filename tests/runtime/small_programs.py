@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
-from taccl.collectives import make
+from taccl.problem.collectives import make
 
 if TYPE_CHECKING:
     from taccl.program.program import Program, Step

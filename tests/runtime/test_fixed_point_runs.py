@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import taccl
-from taccl.collectives import exchange
+from taccl.problem.collectives import exchange
 from taccl.runtime.buffers import Data
 from taccl.runtime.job import make_job
 from taccl.topologies import in_network, rack

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taccl.collectives import allgather, broadcast, custom, make, scatter
+from taccl.problem.collectives import allgather, broadcast, custom, make, scatter
 from taccl.runtime.buffers import Buffers
 from taccl.runtime.job import make_job
 from taccl.runtime.reference import counterpart, expected_output, find_wrong

@@ -6,7 +6,7 @@ import pytest
 
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
-from taccl.problem import Clauses, make_problem
+from taccl.problem.problem import Clauses, make_problem
 from taccl.schedule.combine import (
     concatenate,
     prune,

@@ -11,9 +11,9 @@ import pytest
 
 import taccl
 from taccl.baselines import one_shot
-from taccl.collective import Chunk, Collective
 from taccl.errors import InputError
-from taccl.problem import make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import make_problem
 from taccl.schedule.combine import contributions_apart, summed_at_destinations
 from taccl.schedule.precedence import Arrival, Precedence, make_up
 from taccl.schedule.schedule import make_schedule

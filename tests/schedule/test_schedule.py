@@ -10,7 +10,7 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import InputError
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule.schedule import Transfer, make_schedule
 from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of

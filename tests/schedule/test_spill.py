@@ -11,13 +11,13 @@ import pytest
 import taccl
 from taccl import collectives
 from taccl.errors import FormatError, InputError
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule import spill as spilling
 from taccl.schedule.combine import naming_contributions
 from taccl.schedule.schedule import Schedule
 from taccl.schedule.spill import check_folder, load_spilled, room_for, spill
 from taccl.schedule.summary import summarize
-from taccl.synthesis.large import schedule_large
+from taccl.synthesis.proposers.large import schedule_large
 from tests.analysis import valid_schedules as valid
 
 COLLECTIVES = ("allgather", "allreduce", "reduce-scatter", "alltoall")

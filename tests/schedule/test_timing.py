@@ -16,7 +16,7 @@ from taccl.topology.builder import TopologyBuilder
 from tests.synthesis.small_problems import custom, problem_of, random_problem
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from taccl import collectives
-from taccl.collective import Chunk, Collective
 from taccl.errors import SketchError, TopologyError
-from taccl.problem import Clauses, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, make_problem
 from taccl.sketch.library import load_sketch
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch

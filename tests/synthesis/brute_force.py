@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 NEVER = 10**6
 

@@ -16,7 +16,7 @@ from tests.synthesis.brute_force import TooLarge, _occupied, _Rules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 
 def sums_by(problem: Problem, ticks: int, *, max_states: int = 20_000) -> bool:

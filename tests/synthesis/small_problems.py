@@ -6,16 +6,16 @@ import random
 from typing import TYPE_CHECKING
 
 from taccl import collectives
-from taccl.collective import Chunk, Collective, Derivation, ProcessGroup
 from taccl.errors import InputError
-from taccl.problem import Clauses, make_problem
+from taccl.problem.collective import Chunk, Collective, Derivation, ProcessGroup
+from taccl.problem.problem import Clauses, make_problem
 from taccl.sketch.reachability import check_reachable
 from taccl.topology.builder import TopologyBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.topology.topology import Topology
 
 MB = 10**6

@@ -22,7 +22,7 @@ from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.synthesis.result import Result
 
 #: Asked about every problem; of the others that are there, one a problem, by turns.

@@ -9,13 +9,14 @@ import sys
 import pytest
 
 import taccl
-from taccl import address_space, collectives
-from taccl.collectives import together
+from taccl import collectives
+from taccl._internal import address_space
 from taccl.errors import InputError
-from taccl.problem import make_problem
+from taccl.problem.collectives import together
+from taccl.problem.problem import make_problem
 from taccl.synthesis import memory
-from taccl.synthesis.large import schedule_large
 from taccl.synthesis.memory import check_memory, free_memory_bytes, memory_need
+from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.search import Options
 from tests.foreign import OURS
 from tests.fuzzing import MANY
@@ -38,8 +39,8 @@ import threading
 import time
 import taccl
 from taccl.analysis.verification.verify import verify
-from taccl.problem import make_problem
-from taccl.synthesis.large import schedule_large
+from taccl.problem.problem import make_problem
+from taccl.synthesis.proposers.large import schedule_large
 from taccl.synthesis.memory import memory_need
 
 def memory_mb(name):
@@ -208,8 +209,8 @@ def test_refused_before_any_work(backend, monkeypatch):
     def fails(*_, **__):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("taccl.synthesis.large_search.schedule_large", fails)
-    monkeypatch.setattr("taccl.synthesis.large_search.lower_bound", fails)
+    monkeypatch.setattr("taccl.synthesis.proposers.large_search.schedule_large", fails)
+    monkeypatch.setattr("taccl.synthesis.proposers.large_search.lower_bound", fails)
     with pytest.raises(InputError, match="memory_limit_mb: allgather on mesh:32x32 would take"):
         taccl.synthesize(MESH, backend=backend, memory_limit_mb=10)
 

@@ -10,12 +10,12 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.collective import Chunk, Collective, Derivation
 from taccl.errors import ExportError, InputError, LossyConversionWarning
-from taccl.problem import Problem, make_problem
+from taccl.problem.collective import Chunk, Collective, Derivation
+from taccl.problem.problem import Problem, make_problem
 from taccl.program.interpret import interpret
 from taccl.schedule.schedule import make_schedule
-from taccl.synthesis.large import schedule_large
+from taccl.synthesis.proposers.large import schedule_large
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.topology import Topology
 from tests.analysis.valid_schedules import full

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import taccl
-from taccl.deadline import Cancellation
+from taccl._internal.deadline import Cancellation
 from taccl.synthesis.observing import Observer, SearchState
 from tests.effort import brief_synthesis
 

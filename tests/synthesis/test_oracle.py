@@ -11,10 +11,10 @@ from taccl import collectives
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
 from taccl.schedule.combine import reduction_half, reverse
-from taccl.synthesis.greedy import critical_priorities, expand, list_schedule
-from taccl.synthesis.paper import jobshop
-from taccl.synthesis.paper.quotient import take_quotient
-from taccl.synthesis.paper.timing_group import timing_group
+from taccl.synthesis.milp import jobshop
+from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
+from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.topology.builder import TopologyBuilder
 from tests.effort import AMPLE_S, brief_synthesis
 from tests.fuzzing import cases, some
@@ -34,7 +34,7 @@ from tests.synthesis.small_problems import (
 )
 
 if TYPE_CHECKING:
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

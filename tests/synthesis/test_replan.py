@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from taccl import baselines, collectives
 from taccl.analysis.verification.verify import verify
-from taccl.collectives import together
 from taccl.errors import InputError, TopologyError
-from taccl.problem import Clauses, Problem, make_problem
+from taccl.problem.collectives import together
+from taccl.problem.problem import Clauses, Problem, make_problem
 from taccl.schedule.timing import exact_times
-from taccl.synthesis.heuristic.improvement import Improvement, suits_improvement
-from taccl.synthesis.heuristic.routes import bare_trees, read_trees
+from taccl.synthesis.improve.improvement import Improvement, suits_improvement
+from taccl.synthesis.improve.routes import bare_trees, read_trees
 from taccl.synthesis.replan import Replan, replan
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.fabrics import fully_connected, ring
@@ -27,7 +27,7 @@ from tests.fuzzing import some
 from tests.synthesis.small_problems import random_problem
 
 if TYPE_CHECKING:
-    from taccl.collective import Collective
+    from taccl.problem.collective import Collective
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

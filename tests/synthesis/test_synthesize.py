@@ -22,19 +22,19 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.collective import Chunk, Collective
-from taccl.deadline import Deadline
+from taccl._internal.deadline import Deadline
 from taccl.errors import FallbackWarning, InputError, SolverUnavailableError, TopologyError
-from taccl.problem import Clauses, Problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Clauses, Problem
 from taccl.sketch.upstream import load_problem
 from taccl.solvers import solver as solver_module
 from taccl.solvers.process import WORKERS
-from taccl.synthesis import competing, solver_stages
 from taccl.synthesis import search as searching
 from taccl.synthesis import synthesize as synthesizing
-from taccl.synthesis.heuristic.improvement import compile_improvement
-from taccl.synthesis.paper import jobshop
+from taccl.synthesis.improve.improvement import compile_improvement
+from taccl.synthesis.milp import jobshop
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.proposers import competing, solver_stages
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.synthesize import choose
 from taccl.topology.builder import TopologyBuilder

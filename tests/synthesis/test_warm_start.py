@@ -6,8 +6,8 @@ import pytest
 
 import taccl
 from taccl import collectives
-from taccl.synthesis import solver_stages
-from taccl.synthesis.paper import routing
+from taccl.synthesis.milp import routing
+from taccl.synthesis.proposers import solver_stages
 from tests.synthesis.small_problems import problem_of, ring
 
 

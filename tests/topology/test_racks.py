@@ -8,8 +8,8 @@ from taccl import lower_bound, make_problem, verify
 from taccl.aggregation import place_shards
 from taccl.analysis.simulation.steady import initiation_interval
 from taccl.baselines import baseline, servers
-from taccl.collectives import allreduce, exchange, together
 from taccl.errors import CollectiveError, TopologyError
+from taccl.problem.collectives import allreduce, exchange, together
 from taccl.topologies import in_network, rack
 
 

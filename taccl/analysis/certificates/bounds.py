@@ -15,6 +15,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from taccl._internal.arguments import Duration, checked
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl.analysis.certificates.byte_counting import byte_counting_bounds
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.counting import counted, counting
@@ -31,9 +33,7 @@ from taccl.analysis.certificates.readings import as_spreading, late_part, mergin
 from taccl.analysis.certificates.single_machine import single_machine
 from taccl.analysis.certificates.spread_tail import spread_tail_bounds
 from taccl.analysis.certificates.witness import Claim, Late
-from taccl.arguments import Duration, checked
-from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.sketch.reachability import check_possible
 

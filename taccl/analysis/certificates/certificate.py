@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.units import format_count, format_rates, format_us, gb_per_s
 from taccl.analysis.certificates.check import is_proven
 from taccl.analysis.certificates.witness import Witness
-from taccl.arguments import checked
-from taccl.collectives import COLLECTIVES
-from taccl.names import shown
-from taccl.problem import Problem
-from taccl.units import format_count, format_rates, format_us, gb_per_s
+from taccl.problem.collectives import COLLECTIVES
+from taccl.problem.problem import Problem
 
 #: Scope of a bound for which data may be cut anywhere.
 ALL_CHUNKINGS = "all chunkings"
@@ -120,7 +120,7 @@ class Certificate:
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the bound, its limit, and its witness."""
-        from taccl.html import card, facts
+        from taccl._internal.html import card, facts
 
         granted = [(self.divisible, "data may be cut anywhere"), (self.in_network, "switches may reduce")]
         rows = [

@@ -13,7 +13,7 @@ from fractions import Fraction
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.readings import as_spreading, late_part, turned_round
 from taccl.analysis.certificates.witness import Late, Witness
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 
 def is_proven(

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from taccl._internal.arguments import Duration, checked
+from taccl._internal.deadline import Deadline
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.every_cut import stronger
-from taccl.arguments import Duration, checked
-from taccl.deadline import Deadline
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 
 

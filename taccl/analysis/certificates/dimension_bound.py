@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.units import BYTES_PER_MB, format_us
 from taccl.errors import CollectiveError, TopologyError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.solvers.linear_program import minimise
 from taccl.topology.products import Dimensions
 from taccl.topology.recognise import dimensions
-from taccl.units import BYTES_PER_MB, format_us
 
 #: Number of passes of the data along the dimensions.
 _PASSES = {"allgather": 1, "reduce-scatter": 1, "alltoall": 1, "allreduce": 2}

@@ -16,12 +16,12 @@ from operator import le
 
 import numpy as np
 
+from taccl._internal.units import format_count
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import GatePassage, passages_of, strongest
 from taccl.analysis.certificates.finding.gates import FOREVER, Gates, Ints, fastest, gates_of
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.witness import Claim, OfRanks
-from taccl.units import format_count
 
 #: Max ranks, and nodes, to examine, those with the most missing data first.
 _MOST_SETS = 8

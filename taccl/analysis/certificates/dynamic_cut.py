@@ -22,7 +22,7 @@ from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.passages import passages_of
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts, Ints, first_tick, gates_of
 from taccl.analysis.certificates.witness import Claim, Witness
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.finding.needed_sends import ChunkKind, NeededSends

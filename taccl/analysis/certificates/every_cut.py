@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.units import format_gap, format_us
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.deadline import NEVER, Deadline, OutOfTime
-from taccl.problem import Problem, make_problem
+from taccl.problem.problem import Problem, make_problem
 from taccl.sketch.symmetry import share_permutations
 from taccl.topology.transform import rescaled
-from taccl.units import format_gap, format_us
 
 #: Seconds for arguments beyond latency; and the multiple of them after which the search for a bound ends.
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0

@@ -20,14 +20,14 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.graph_algorithms import paths_from_nearest
 from taccl.analysis.certificates.evaluation.facts import Facts, shortest_ways
 from taccl.analysis.certificates.evaluation.prices import merged, pays, soonest
 from taccl.analysis.certificates.finding.distances import Arcs
 from taccl.analysis.certificates.finding.heads_tails import idle_at_most, least_time, proven_in_rounds
 from taccl.analysis.certificates.finding.volume import Volume
 from taccl.analysis.certificates.witness import Witness
-from taccl.graph_algorithms import paths_from_nearest
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.sketch.group import Symmetries
 from taccl.solvers.linear_program import minimise
 

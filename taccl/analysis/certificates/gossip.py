@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from taccl._internal.caching import cached
 from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.evaluation.jobs import fills
@@ -31,9 +32,8 @@ from taccl.analysis.certificates.finding.gates import (
     waking,
 )
 from taccl.analysis.certificates.witness import Claim, OfRanks
-from taccl.caching import cached
-from taccl.collective import Chunk
-from taccl.costs import link_ends
+from taccl.problem.collective import Chunk
+from taccl.problem.costs import link_ends
 from taccl.schedule.combine import reduction_half
 
 if TYPE_CHECKING:

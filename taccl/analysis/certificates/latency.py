@@ -12,7 +12,7 @@ import numpy as np
 from taccl.analysis.certificates.evaluation.facts import Facts
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.witness import Claim, Witness
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 #: Above this many ranks, only about `_FEW_CHUNKS` chunks are examined.
 _MOST_RANKS_TIMED = 2_048

@@ -19,11 +19,11 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.graph_algorithms import fiedler_vector, paths_from_nearest
 from taccl.analysis.certificates.cuts import CutDual, SetCharge
 from taccl.analysis.certificates.finding.distances import arcs_of
 from taccl.analysis.certificates.finding.heads_tails import least_time
 from taccl.analysis.certificates.finding.volume import Volume
-from taccl.graph_algorithms import fiedler_vector, paths_from_nearest
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

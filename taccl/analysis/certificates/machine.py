@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 #: Max states; above it, the queues of a machine merge into one, which only weakens the bound.
 _MAX_STATES = 20_000

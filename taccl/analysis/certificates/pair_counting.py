@@ -18,6 +18,7 @@ from itertools import chain, repeat
 
 import numpy as np
 
+from taccl._internal.units import format_count
 from taccl.analysis.certificates.evaluation.arrivals import fastest, reached
 from taccl.analysis.certificates.evaluation.facts import NEVER, Facts
 from taccl.analysis.certificates.evaluation.passages import passages, passages_of
@@ -34,7 +35,6 @@ from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.analysis.certificates.witness import Claim, OfRanks
 from taccl.schedule.combine import reduction_half
-from taccl.units import format_count
 
 #: Max ranks, and nodes, to examine.
 _MOST_SETS = 8

@@ -12,9 +12,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from taccl.collective import Chunk, Collective
-from taccl.costs import hold_columns
-from taccl.problem import Problem, make_problem
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.combine import reduction_half
 
 #: Max release dates to try: the first, the last, and the most promising of the others.

@@ -13,7 +13,7 @@ from taccl.analysis.certificates.evaluation.jobs import jobs as border_jobs
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.machine import BorderJob, machine_ticks
 from taccl.analysis.certificates.witness import Claim, Witness
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)

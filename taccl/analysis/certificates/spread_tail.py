@@ -21,6 +21,7 @@ from itertools import chain, islice, repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.units import part_of
 from taccl.analysis.certificates.evaluation.arrivals import (
     Fastest,
     fastest,
@@ -45,8 +46,7 @@ from taccl.analysis.certificates.finding.gates import (
 from taccl.analysis.certificates.finding.needed_sends import NeededSends
 from taccl.analysis.certificates.finding.volume import set_of_rank
 from taccl.analysis.certificates.witness import Claim, Witness
-from taccl.problem import Problem
-from taccl.units import part_of
+from taccl.problem.problem import Problem
 
 #: Numbers of last chunks to try: every number up to the first value, some up to the second.
 _EVERY, _MOST = 16, 256

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.graph_algorithms import shortest_paths
+from taccl._internal.units import format_us
 from taccl.analysis.certificates.finding.gates import first_tick
 from taccl.errors import TopologyError
-from taccl.graph_algorithms import shortest_paths
 from taccl.schedule.implicit.pattern import ClassTicks, ticks_of
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.topology.named import NamedFabric
 from taccl.topology.products import Dimension
 from taccl.topology.translations import Translations
-from taccl.units import format_us
 
 
 @dataclass(frozen=True, slots=True)

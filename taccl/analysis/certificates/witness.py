@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.evaluation.facts import Facts
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 #: Max ranks of a set to list, unless they are consecutive.
 _MOST_SHOWN = 12

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from taccl.arguments import known_word
+from taccl._internal.arguments import known_word
+from taccl._internal.units import parse_size
 from taccl.errors import InputError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.topology.machines import SHAPES
 from taccl.topology.profiles import profile_of
 from taccl.topology.registry import machine_names, parse
 from taccl.topology.topology import Hold, Topology
-from taccl.units import parse_size
 
 
 def assume(

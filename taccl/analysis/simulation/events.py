@@ -18,7 +18,7 @@ from taccl.schedule.precedence import CLAUSE, DATA, SUM, Precedence
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: Kinds of wait that can delay a send.

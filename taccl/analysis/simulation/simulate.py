@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arguments import Count, Natural, Size, checked
+from taccl._internal.names import first_of
 from taccl.analysis.simulation.assumptions import assume
 from taccl.analysis.simulation.events import JITTER_BITS, Events, EventTimes
 from taccl.analysis.simulation.simulation import Simulation
-from taccl.arguments import Count, Natural, Size, checked
 from taccl.errors import InputError
-from taccl.names import first_of
 from taccl.schedule.schedule import Schedule
 from taccl.topology.topology import Topology
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
+from taccl._internal.arguments import Natural, checked
+from taccl._internal.names import numbers_table
+from taccl._internal.units import format_count, format_size
 from taccl.analysis.simulation.events import JITTER_BITS, EventTimes, WaitedFor, spend
-from taccl.arguments import Natural, checked
 from taccl.errors import InputError
-from taccl.names import numbers_table
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.schedule import Schedule
-from taccl.units import format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Simulation(Figures):
 
     def _repr_html_(self) -> str:
         """HTML for notebooks: the assumptions, the finish, and the busiest resources."""
-        from taccl.html import card, facts, table
+        from taccl._internal.html import card, facts, table
 
         problem = self.problem
         figures = [

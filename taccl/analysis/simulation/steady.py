@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
+from taccl._internal.arguments import checked
+from taccl._internal.names import shown
+from taccl._internal.units import format_rates, gb_per_s
 from taccl.analysis.simulation.events import Events
 from taccl.analysis.simulation.simulation import TimedSend, sends_table
-from taccl.arguments import checked
 from taccl.errors import InputError
-from taccl.names import shown
 from taccl.schedule.schedule import Schedule
-from taccl.units import format_rates, gb_per_s
 
 
 @dataclass(frozen=True, eq=False, repr=False)

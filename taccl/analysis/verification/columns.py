@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.collective import RankSets
-from taccl.costs import cost_columns, link_ends, wide_links
 from taccl.errors import InputError
-from taccl.problem import Problem
+from taccl.problem.collective import RankSets
+from taccl.problem.costs import cost_columns, link_ends, wide_links
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 
 #: Transfers per block: the columns of a block stay in the processor's cache.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from taccl.analysis.verification.columns import Block, Columns
 from taccl.analysis.verification.findings import MOST_LISTED, Findings
 from taccl.analysis.verification.loops import NEVER, Held, Holds, fitted, list_holds, sweep
-from taccl.costs import hold_columns
+from taccl.problem.costs import hold_columns
 
 
 class Contention:

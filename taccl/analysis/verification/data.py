@@ -32,7 +32,7 @@ from taccl.analysis.verification.loops import (
 )
 
 if TYPE_CHECKING:
-    from taccl.collective import RankSets
+    from taccl.problem.collective import RankSets
 
 #: Max transfers replayed in Python once as many faults of a kind are known as are listed (about 3 s).
 _MOST_REPLAYED = 1 << 20

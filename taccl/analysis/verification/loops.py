@@ -43,7 +43,7 @@ def views(value: Any) -> Any:
 @cache
 def compiled_loop(loop: _Loop) -> _Loop:
     """The loop compiled by numba."""
-    from taccl.kernels import compiled
+    from taccl._internal.kernels import compiled
 
     return compiled(loop)
 

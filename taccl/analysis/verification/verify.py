@@ -36,6 +36,7 @@ from math import nan
 
 import numpy as np
 
+from taccl._internal.arguments import checked
 from taccl.analysis.verification.clauses import check_clauses, check_order
 from taccl.analysis.verification.columns import Columns
 from taccl.analysis.verification.contention import Contention
@@ -47,7 +48,6 @@ from taccl.analysis.verification.paths import check_paths
 from taccl.analysis.verification.sends import check_indices, check_merging, check_times
 from taccl.analysis.verification.verify_implicit import verify_implicit
 from taccl.analysis.verification.violation import Verification
-from taccl.arguments import checked
 from taccl.schedule.implicit.schedule import ImplicitSchedule
 from taccl.schedule.schedule import Schedule
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from taccl.clauses import CLAUSES
+from taccl._internal.names import listed, shown
+from taccl._internal.units import format_count
 from taccl.errors import VerificationError
-from taccl.names import listed, shown
-from taccl.units import format_count
+from taccl.problem.clauses import CLAUSES
 
 #: Every kind of violation that `verify` reports.
 KINDS = (

@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import taccl
+from taccl._internal.deadline import OutOfTime
+from taccl._internal.names import matching, table
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -17,13 +19,11 @@ from taccl.cli.options import (
     problem_from_options,
 )
 from taccl.cli.output import Answer, check_output, say, with_file
-from taccl.deadline import OutOfTime
 from taccl.errors import InputError
-from taccl.names import matching, table
 
 if TYPE_CHECKING:
-    from taccl.deadline import Deadline
-    from taccl.problem import Problem
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
 
 #: Share of the time limit for the schedule; the rest is for its verification and bounds.

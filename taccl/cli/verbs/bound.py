@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import taccl
+from taccl._internal.deadline import OutOfTime
+from taccl._internal.names import note_lines, table
+from taccl._internal.units import format_gap, format_us
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -20,13 +23,10 @@ from taccl.cli.options import (
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.programs import followed, following_values, program_in
 from taccl.cli.things import held_by
-from taccl.deadline import OutOfTime
-from taccl.names import note_lines, table
-from taccl.units import format_gap, format_us
 
 if TYPE_CHECKING:
     from taccl.analysis.certificates.certificate import Certificate
-    from taccl.problem import Problem
+    from taccl.problem.problem import Problem
 
 #: Share of the time limit for bounds with and without the sketch and whole chunks; the rest is for switches.
 _PRICES_SHARE = 0.75

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl._internal.names import shown
+from taccl._internal.units import format_count, format_size
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -25,8 +27,6 @@ from taccl.cli.options import (
 from taccl.cli.output import Answer, check_output, with_content
 from taccl.cli.text import figures_table
 from taccl.errors import InputError
-from taccl.names import shown
-from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import warnings
 
+from taccl._internal.names import shown, table
 from taccl.cli.options import add_options, option, reader
 from taccl.cli.output import Answer, picked
 from taccl.cli.things import topology_from_word
 from taccl.errors import ExportError, InputError, LossyConversionWarning, TacclWarning
-from taccl.names import shown, table
 
 
 def add(verb: argparse.ArgumentParser) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 import taccl
+from taccl._internal.names import note_lines, shown, table
+from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_output, option
 from taccl.cli.output import Answer, check_output, notes_shown, picked, with_content
-from taccl.names import note_lines, shown, table
-from taccl.units import format_count
 
 
 def add(verb: argparse.ArgumentParser) -> None:

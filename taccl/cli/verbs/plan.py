@@ -7,6 +7,8 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 import taccl
+from taccl._internal.deadline import leave, signals_to
+from taccl._internal.names import shown
 from taccl.cli.options import (
     LEAST_S,
     add_limit,
@@ -20,9 +22,7 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, picked, say
 from taccl.cli.things import names_topology, sketch_from_word
-from taccl.deadline import leave, signals_to
 from taccl.errors import InputError
-from taccl.names import shown
 
 if TYPE_CHECKING:
     from taccl.sketch.sketch import Sketch
@@ -65,9 +65,9 @@ def add(verb: ArgumentParser) -> None:
 
 def run(options: Namespace) -> Answer:
     """Find the best schedule for every size of a range, and write files that a runtime registers."""
+    from taccl._internal.reading import parse_json, read_text
     from taccl.explore.plan_files import check_folder
     from taccl.program.program import PROTOCOLS
-    from taccl.reading import parse_json, read_text
 
     if options.output is not None:
         check_folder(options.output, overwrite=options.overwrite)

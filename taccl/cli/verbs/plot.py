@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.names import shown
 from taccl.cli.options import add_options, add_output, add_schedule, option, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, check_output, notes_shown
 from taccl.cli.things import held_by, is_file, kind_of, names_topology, topology_from_word
 from taccl.errors import InputError
-from taccl.names import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

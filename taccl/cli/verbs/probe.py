@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_size, format_us
 from taccl.cli.options import add_options, add_output, option, positive, refuse
 from taccl.cli.output import Answer, check_output, is_first_rank, notes_shown, picked, with_content
 from taccl.errors import InputError
-from taccl.names import shown, table
-from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
     import taccl

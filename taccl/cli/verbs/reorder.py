@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl._internal.names import shown, table
 from taccl.cli.options import LEAST_S, add_limit, add_options, add_output, option, reader, refuse
 from taccl.cli.output import Answer, check_output, progress_shown, with_content
 from taccl.cli.things import format_in, is_file, topology_from_word
 from taccl.errors import InputError
 from taccl.formats.native import load as load_schedule
-from taccl.names import shown, table
 
 if TYPE_CHECKING:
     from taccl.topology.topology import Topology

@@ -6,9 +6,9 @@ import argparse
 import shlex
 
 import taccl
+from taccl._internal.names import shown
 from taccl.cli.options import LEAST_S, add_limit, add_output, add_schedule, option, schedule_in
 from taccl.cli.output import Answer, check_output, notes_shown, picked
-from taccl.names import shown
 
 
 def add(verb: argparse.ArgumentParser) -> None:

@@ -10,12 +10,12 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_count, format_size
 from taccl.cli.options import add_options, option, positive, seconds
 from taccl.cli.output import Answer, is_first_rank, notes_shown, picked
 from taccl.cli.things import topology_from_word
 from taccl.errors import InputError
-from taccl.names import shown, table
-from taccl.units import format_count, format_size
 
 if TYPE_CHECKING:
     from taccl.program.program import Program

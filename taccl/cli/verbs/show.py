@@ -6,15 +6,15 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl._internal.file_kinds import SHOWN, wrong_kind
+from taccl._internal.names import note_lines, shown, table
+from taccl._internal.reading import kinds_of
+from taccl._internal.units import format_count, format_gap, format_us
 from taccl.cli.options import add_options, option, reader, refuse
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import program_answer, program_in
 from taccl.cli.things import Kind, is_file, kind_of, topology_from_word
 from taccl.errors import InputError
-from taccl.file_kinds import SHOWN, wrong_kind
-from taccl.names import note_lines, shown, table
-from taccl.reading import kinds_of
-from taccl.units import format_count, format_gap, format_us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from taccl._internal.names import note_lines, shown
+from taccl._internal.units import format_count
 from taccl.cli.options import add_options, add_schedule, jitter, option, positive, refuse, schedule_in, sizes
 from taccl.cli.output import Answer, picked
 from taccl.cli.programs import followed, following_values, program_in
-from taccl.names import note_lines, shown
-from taccl.units import format_count
 
 if TYPE_CHECKING:
     from taccl.program.program import Program

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import taccl
+from taccl._internal.deadline import OutOfTime
+from taccl._internal.names import shown, table
+from taccl._internal.units import format_size, format_us
 from taccl.cli.options import (
     A_TOPOLOGY,
     LEAST_S,
@@ -25,14 +28,11 @@ from taccl.cli.options import (
 )
 from taccl.cli.output import Answer, picked, progress_shown
 from taccl.cli.things import sketch_from_word, topology_from_word
-from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
-from taccl.names import shown, table
-from taccl.units import format_size, format_us
 
 if TYPE_CHECKING:
-    from taccl.deadline import Deadline
-    from taccl.problem import Problem
+    from taccl._internal.deadline import Deadline
+    from taccl.problem.problem import Problem
     from taccl.schedule.schedule import Schedule
     from taccl.topology.topology import Topology
 

@@ -7,11 +7,11 @@ import os
 from dataclasses import asdict
 
 import taccl
+from taccl._internal.names import shown
+from taccl._internal.units import format_count, format_size, format_us
 from taccl.cli.options import add_schedule, schedule_in
 from taccl.cli.output import Answer, picked
 from taccl.errors import FormatError, InputError, VerificationError
-from taccl.names import shown
-from taccl.units import format_count, format_size, format_us
 
 
 def add(verb: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add(verb: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Answer:
     """Check a schedule against its problem; or run a program or a plan, and judge it."""
-    from taccl.reading import kinds_of
+    from taccl._internal.reading import kinds_of
 
     if "plan" in kinds_of(options.file):
         return _index(options.file, options)
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> Answer:
 
 def _index(file: str, options: argparse.Namespace) -> Answer:
     """Check every file that the index of a plan of ranges names."""
-    from taccl.reading import parse_json, read_text
+    from taccl._internal.reading import parse_json, read_text
 
     document = parse_json(read_text(file), source=file)
     try:
@@ -109,8 +109,8 @@ def _program(file: str) -> Answer:
 
 def _plan(file: str) -> Answer:
     """Run an MSCCL++ plan by the executor's rules, and say whether it can hang, race or end up wrong."""
+    from taccl._internal.reading import parse_json, read_text
     from taccl.formats.mscclpp.executor import verify_plan
-    from taccl.reading import parse_json, read_text
 
     plan = parse_json(read_text(file), source=file)
     fault = ""

@@ -24,10 +24,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from taccl._internal.names import first_of
 from taccl.analysis.simulation.events import Events
 from taccl.errors import ExportError, LossyConversionWarning, warn
-from taccl.names import first_of
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.precedence import DATA
 from taccl.schedule.schedule import Schedule
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from taccl.arguments import checked_as
+from taccl._internal.arguments import checked_as
+from taccl._internal.reading import read_text
+from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError, TopologyError
-from taccl.reading import read_text
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import check_count, check_num_links
 from taccl.topology.products import Dimension, Kind, add_dimensions
 from taccl.topology.topology import AlphaMeaning, Topology
-from taccl.validation import Cost, validated
 
 MAX_FILE_BYTES = 10**5
 _MAX_DIMENSIONS = 16

@@ -13,17 +13,17 @@ import os
 import re
 from collections.abc import Sequence
 
-from taccl.arguments import checked
-from taccl.collective import Collective
+from taccl._internal.arguments import checked
+from taccl._internal.reading import read_text
 from taccl.errors import FormatError
 from taccl.formats.msccl import limits
 from taccl.formats.program_kind import ProgramKind, collective_of
 from taccl.formats.runtimes import RUNTIMES, Runtime
 from taccl.formats.xml_elements import XmlElement, parse_xml
+from taccl.problem.collective import Collective
 from taccl.program.checks import check_ends, check_steps
 from taccl.program.program import OPERATIONS, PROTOCOLS, Program, RankProgram, Slot, Step, Threadblock
 from taccl.program.queues import NO_LIMIT
-from taccl.reading import read_text
 
 #: Types of steps.
 TYPES = {

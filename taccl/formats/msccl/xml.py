@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from itertools import accumulate
 
-from taccl.arguments import Bytes, Natural, checked
+from taccl._internal.arguments import Bytes, Natural, checked
 from taccl.errors import ExportError, LossyConversionWarning, warn
 from taccl.formats.msccl import limits
 from taccl.formats.msccl.limits import excesses

@@ -18,14 +18,14 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from taccl.collective import Collective
+from taccl._internal.units import format_count
 from taccl.errors import FormatError, TacclError, VerificationError
 from taccl.formats.program_kind import ProgramKind, collective_of
+from taccl.problem.collective import Collective
 from taccl.program.execution import Content, content_at_start, contents_of
 from taccl.program.layout import RankLayout, layout
 from taccl.program.program import Slot
 from taccl.program.races import Event, unordered
-from taccl.units import format_count
 
 #: Operations that can be run.
 OPERATIONS = (

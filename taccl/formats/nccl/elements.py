@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from taccl.arguments import quoted
+from taccl._internal.arguments import quoted
 from taccl.formats.nccl.pcie import Nic, PcieServer
 from taccl.formats.xml_elements import XmlElement
 from taccl.topology.parts import beta_of_bandwidth

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
 
-from taccl.arguments import quoted
+from taccl._internal.arguments import quoted
+from taccl._internal.names import first_of
 from taccl.errors import FormatError
-from taccl.names import first_of
 
 _MAX_DEVICES = 512
 #: Terminal colours, and bars of a Markdown table.

@@ -13,7 +13,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
-from taccl.arguments import Number, checked_as, quoted
+from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.reading import read_text
 from taccl.errors import FormatError, TopologyError
 from taccl.formats.nccl.matrix import NVLINK, ONE_CPU, ONE_SWITCH, SWITCHES, Matrix, read_matrix
 from taccl.formats.nccl.pcie import Nic, PcieServer
@@ -25,7 +26,6 @@ from taccl.formats.nccl.server import (
     build_servers,
     pairs_by_pcie,
 )
-from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, exact_cost
 from taccl.topology.topology import Topology
 

@@ -13,13 +13,13 @@ from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Literal
 
+from taccl._internal.units import format_count
 from taccl.errors import TopologyError
 from taccl.formats.nccl.nics import Nics
 from taccl.formats.nccl.pcie import PcieServer, WayStep, gb_per_s
 from taccl.topology.builder import TopologyBuilder
 from taccl.topology.parts import OVERHEAD_US, LinkCost, add_crossbar, check_count, check_num_links
 from taccl.topology.topology import Side, Topology
-from taccl.units import format_count
 
 Pair = tuple[int, int]
 

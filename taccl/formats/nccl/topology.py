@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from taccl.arguments import Number, checked_as, quoted
+from taccl._internal.arguments import Number, checked_as, quoted
+from taccl._internal.reading import read_text
 from taccl.errors import TopologyError
 from taccl.formats.nccl.elements import FABRICS, GPU_CLASSES, Given, Gpu, read_system, whole
 from taccl.formats.nccl.pcie import PcieServer
@@ -24,7 +25,6 @@ from taccl.formats.nccl.server import (
     build_servers,
 )
 from taccl.formats.xml_elements import XmlElement, parse_xml
-from taccl.reading import read_text
 from taccl.topology.parts import beta_of_bandwidth, check_count, exact_cost
 from taccl.topology.topology import Topology
 

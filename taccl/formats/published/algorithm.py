@@ -26,18 +26,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.arguments import checked
+from taccl._internal.reading import parse_json, read_text, reads
+from taccl._internal.units import BYTES_PER_MB, exact, parse_size
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.collective import collective_of
 from taccl.formats.published.fields import REMEDY, AlgorithmFile, algorithm_file
 from taccl.formats.published.topology import build_topology
-from taccl.problem import Problem, make_problem
-from taccl.reading import parse_json, read_text, reads
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule, make_schedule
 from taccl.schedule.timing import exact_times
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB, exact, parse_size
 
 _LIMIT_BYTES = 64 * 10**6
 _LAST_TICK = 2**61

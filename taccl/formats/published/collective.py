@@ -10,10 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from taccl.collective import Chunk, Collective
-from taccl.collectives import ROOTED, make
 from taccl.errors import FormatError
 from taccl.formats.published.fields import REMEDY, AlgorithmFile, ChunkFields
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import ROOTED, make
 
 _LONGEST_NAME = 200
 

@@ -25,17 +25,17 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.arguments import checked
+from taccl._internal.names import first_of
+from taccl._internal.reading import parse_json
+from taccl._internal.units import exact, format_count, format_size
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import checked
 from taccl.errors import ExportError, InputError, LossyConversionWarning, warn
 from taccl.formats.published.algorithm import read_algorithm, shift_of_second_half
 from taccl.formats.published.collective import KINDS
 from taccl.formats.published.topology import MACHINES
-from taccl.names import first_of
-from taccl.problem import Clauses, Problem
-from taccl.reading import parse_json
+from taccl.problem.problem import Clauses, Problem
 from taccl.schedule.schedule import Schedule
-from taccl.units import exact, format_count, format_size
 
 #: {our name of a collective: the tool's name}.
 _NAMES = {ours: theirs for theirs, (ours, _) in KINDS.items()}

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
-from taccl.arguments import quoted
+from taccl._internal.arguments import quoted
+from taccl._internal.validation import Cost, validated
 from taccl.errors import FormatError
-from taccl.validation import Cost, validated
 
 REMEDY = "write the file anew with the tool that made it"
 

@@ -12,12 +12,12 @@ from collections import Counter
 from fractions import Fraction
 from itertools import permutations
 
+from taccl._internal.units import BYTES_PER_MB, exact
 from taccl.errors import FormatError, InputError
 from taccl.formats.published.fields import REMEDY, AlgorithmFile
 from taccl.sketch.upstream import Edge, edges_across, edges_inside, planes_between, wired
 from taccl.topology.parts import check_num_links
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB, exact
 
 #: Name of a topology: kind of machine, name of the topology file, and often the number of ranks per node.
 _NAME = re.compile(r"^(NDv2|DGX2|HubAndSpoke|Custom)-(.+?)(?:-\(n=\d+\))?$")

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taccl.costs import MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US
+from taccl._internal.units import BYTES_PER_MB
 from taccl.errors import InputError, TopologyError
+from taccl.problem.costs import MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US
 from taccl.topology.translations import LinkClass
-from taccl.units import BYTES_PER_MB
 
 #: Max ticks of a send. Then any number of sends that fits into memory, in sequence, fits into 64 bits.
 _MAX_SEND_TICKS = 2**31
@@ -33,7 +33,7 @@ class ClassTicks(NamedTuple):
 def ticks_of(classes: tuple[LinkClass, ...], chunk_bytes: int) -> ClassTicks:
     """Costs in whole ticks: exact, or rounded up on a coarser grid if the exact one has too many ticks.
 
-    The grid is one of those that `taccl.costs.exact_costs` chooses from.
+    The grid is one of those that `taccl.problem.costs.exact_costs` chooses from.
     """
     scale = Fraction(chunk_bytes, BYTES_PER_MB)
     values = [(each.alpha_us, each.beta_us_per_mb * scale) for each in classes]

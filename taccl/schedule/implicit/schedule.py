@@ -19,11 +19,12 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.arguments import Bytes, Count, checked, known_word
-from taccl.collective import busbw_factor
-from taccl.collectives import make
+from taccl._internal.arguments import Bytes, Count, checked, known_word
+from taccl._internal.units import format_count, format_size
 from taccl.errors import InputError
-from taccl.problem import Problem, make_problem
+from taccl.problem.collective import busbw_factor
+from taccl.problem.collectives import make
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.figures import Figures
 from taccl.schedule.implicit.pattern import ClassTicks, Pattern, ticks_of
 from taccl.schedule.schedule import Schedule, make_schedule
@@ -31,7 +32,6 @@ from taccl.topology.named import NamedFabric
 from taccl.topology.parts import check_ranks
 from taccl.topology.topology import Topology
 from taccl.topology.translations import Translations
-from taccl.units import format_count, format_size
 
 #: Collectives that look the same from every rank.
 IMPLICIT_COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")

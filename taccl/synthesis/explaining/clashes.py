@@ -21,14 +21,14 @@ from typing import TypeAlias
 import numpy as np
 
 from taccl.errors import NoSolutionError, SolverUnavailableError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.sketch.reachability import Need, demands, hops_from, kind_of, reached
 from taccl.solvers.model import LinearModel, MilpModel
 from taccl.solvers.solver import Solution, solve
 from taccl.synthesis.explaining.loosening import CONNECTIONS, CROSSING, INSIDE, RELAYS, Barriers, Edit
-from taccl.synthesis.halves import split
-from taccl.synthesis.paper.quotient import take_quotient
-from taccl.synthesis.paper.routing import RoutingModel
+from taccl.synthesis.milp.routing import RoutingModel
+from taccl.synthesis.symmetry.quotient import take_quotient
+from taccl.synthesis.transforms.halves import split
 from taccl.topology.topology import Link
 
 #: Sets of edits, each of which leads a chunk on.

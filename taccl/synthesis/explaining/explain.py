@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from taccl._internal.arguments import Seconds, checked
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.names import first_of, in_runs
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.dimension_bound import DimensionBound, bound_along
-from taccl.arguments import Seconds, checked
-from taccl.clauses import BINDING, CLAUSES, Clauses
-from taccl.deadline import Deadline, OutOfTime
-from taccl.names import first_of, in_runs
-from taccl.problem import Problem
+from taccl.problem.clauses import BINDING, CLAUSES, Clauses
+from taccl.problem.problem import Problem
 from taccl.sketch.reachability import Need, reached, unmet
 from taccl.solvers.registry import require_known
 from taccl.synthesis.explaining.clashes import (

@@ -14,9 +14,9 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from taccl.caching import cached
-from taccl.clauses import CLAUSES, Clause, Transit
-from taccl.problem import Clauses, Problem
+from taccl._internal.caching import cached
+from taccl.problem.clauses import CLAUSES, Clause, Transit
+from taccl.problem.problem import Clauses, Problem
 from taccl.sketch.apply import carried
 
 CONNECTIONS, INSIDE, RELAYS = "internode.connections", "intranode.links", "internode.relays"

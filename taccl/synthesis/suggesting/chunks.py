@@ -13,22 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from taccl.arguments import Natural, Seconds, checked
-from taccl.costs import hold_columns
-from taccl.deadline import Deadline, OutOfTime
+from taccl._internal.arguments import Natural, Seconds, checked
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl._internal.units import format_count
 from taccl.errors import InfeasibleError, InputError, NoSolutionError, SketchError
-from taccl.problem import Problem, make_problem
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.reachability import check_reachable
-from taccl.synthesis.competing import baseline_us
-from taccl.synthesis.large import effort, suits
 from taccl.synthesis.observing import Observer
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.competing import baseline_us
+from taccl.synthesis.proposers.large import effort, suits
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.sketched_search import is_unguided
 from taccl.synthesis.suggesting.suggest import compiled_schedule, has_kernels, quick_schedule, suggest_for
-from taccl.units import format_count
 
 #: Seconds per hop for the first sketch; with less time none is suggested.
 _SUGGEST_S_PER_HOP = 1.5e-6

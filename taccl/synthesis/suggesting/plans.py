@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
-from taccl.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.units import BYTES_PER_MB
 from taccl.errors import TopologyError
 from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
 from taccl.topology.topology import Topology
-from taccl.units import BYTES_PER_MB
 
 #: Most links for which a shift is checked, for the time it takes.
 _MOST_LINKS = 200_000

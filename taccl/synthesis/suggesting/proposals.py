@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER, Deadline
+from taccl._internal.units import format_size, format_us
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.caching import cached
-from taccl.deadline import NEVER, Deadline
 from taccl.errors import SketchError
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.group import symmetry_group
 from taccl.sketch.sketch import Sketch
 from taccl.sketch.symmetry import check_clauses, chunk_permutation, link_permutation
-from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape
+from taccl.synthesis.symmetry.timing_group import timing_group
 from taccl.topology.topology import Topology
-from taccl.units import format_size, format_us
 
 #: For editors.
 _SCHEMA_LINE = "#:schema sketch.schema.json"

@@ -11,13 +11,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from taccl._internal.deadline import OutOfTime
 from taccl.analysis.certificates.certificate import Certificate
-from taccl.deadline import OutOfTime
 from taccl.errors import InputError, NoSolutionError
-from taccl.problem import Problem
-from taccl.synthesis.large import effort, suits
-from taccl.synthesis.large_search import have_compiled, offer_compiled, search_large
+from taccl.problem.problem import Problem
 from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.large import effort, suits
+from taccl.synthesis.proposers.large_search import have_compiled, offer_compiled, search_large
 from taccl.synthesis.search import Search
 from taccl.synthesis.suggesting.proposals import SketchProposal
 from taccl.synthesis.suggesting.suggest import suggest_for

@@ -13,30 +13,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 
+from taccl._internal.arguments import Count, Natural, Seconds, Size, checked
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.units import parse_size
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.verification.verify import verify
-from taccl.arguments import Count, Natural, Seconds, Size, checked
-from taccl.collective import Collective
-from taccl.collectives import make
-from taccl.deadline import NEVER, Deadline, OutOfTime
 from taccl.errors import InputError, SketchError
-from taccl.problem import Problem, make_problem
+from taccl.problem.collective import Collective
+from taccl.problem.collectives import make
+from taccl.problem.problem import Problem, make_problem
 from taccl.schedule.schedule import Schedule
 from taccl.sketch.apply import apply
 from taccl.sketch.reachability import check_reachable
 from taccl.sketch.sketch import Sketch
-from taccl.synthesis import stages
-from taccl.synthesis.balanced import balanced_schedule
-from taccl.synthesis.halves import search_halves
-from taccl.synthesis.large import are_kept, effort, schedule_large, suits
 from taccl.synthesis.observing import Observer
-from taccl.synthesis.paper.timing_group import timing_group
 from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers.balanced import balanced_schedule
+from taccl.synthesis.proposers.large import are_kept, effort, schedule_large, suits
 from taccl.synthesis.search import Options, Search
 from taccl.synthesis.suggesting.plans import InternodePlan, Shift, SketchShape, find_shape, relay_plans
 from taccl.synthesis.suggesting.proposals import SketchProposal, fitting_shifts, make_sketch
+from taccl.synthesis.symmetry.timing_group import timing_group
+from taccl.synthesis.transforms.halves import search_halves
 from taccl.topology.topology import Topology
-from taccl.units import parse_size
 
 #: Largest share of the time for bounds of proposals; seconds for the best one's bound, and for each other's.
 _BOUNDS_SHARE, _FIRST_BOUND_S, _BOUND_S = 0.3, 5.0, 2.0

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taccl.collectives import COLLECTIVES, allgather, allreduce
 from taccl.errors import ExportError, FormatError, InputError, LossyConversionWarning
 from taccl.formats.msccl.xml import dump_msccl_xml, load_msccl_xml, parse_msccl_xml
+from taccl.problem.collectives import COLLECTIVES, allgather, allreduce
 from taccl.program.interpret import interpret
 from taccl.program.lower import lower
 from taccl.program.program import Program, RankProgram, Slot, Step, StepAddress, Threadblock

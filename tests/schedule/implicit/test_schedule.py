@@ -11,11 +11,11 @@ import pytest
 from taccl import collectives
 from taccl.analysis.verification.verify import verify
 from taccl.errors import InputError, TopologyError
-from taccl.problem import make_problem
+from taccl.problem.problem import make_problem
 from taccl.schedule.implicit.pattern import Pattern, ticks_of
 from taccl.schedule.implicit.schedule import ImplicitSchedule
-from taccl.synthesis.symmetric.implicit import synthesize_implicit
-from taccl.synthesis.symmetric.translation import translate
+from taccl.synthesis.symmetry.implicit import synthesize_implicit
+from taccl.synthesis.symmetry.translation import translate
 from taccl.topology.fabrics import multidim
 from taccl.topology.named import parse_named
 from taccl.topology.translations import translations_of_fabric

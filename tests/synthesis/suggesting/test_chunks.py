@@ -8,10 +8,10 @@ from fractions import Fraction
 import pytest
 
 import taccl
-from taccl.collectives import COLLECTIVES
-from taccl.deadline import NEVER, Deadline
+from taccl._internal.deadline import NEVER, Deadline
 from taccl.errors import CollectiveError
-from taccl.problem import Clauses, make_problem
+from taccl.problem.collectives import COLLECTIVES
+from taccl.problem.problem import Clauses, make_problem
 from taccl.synthesis.parameters import DEFAULTS
 from taccl.synthesis.search import Options
 from taccl.synthesis.suggesting import chunks, suggest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import taccl
-from taccl.deadline import OutOfTime
+from taccl._internal.deadline import OutOfTime
 from taccl.errors import CollectiveError, InputError, TopologyError
 from taccl.synthesis.suggesting import suggest
 from taccl.topology.builder import TopologyBuilder

@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import zip_longest
 
-from taccl.problem import Problem
+from taccl.problem.problem import Problem
 
 #: Time that stands for never, in ticks.
 NEVER = 2**61

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.caching import cached
-from taccl.costs import link_ends, wide_links
-from taccl.graph_algorithms import paths_from_nearest, shortest_paths
-from taccl.problem import Problem
+from taccl._internal.caching import cached
+from taccl._internal.graph_algorithms import paths_from_nearest, shortest_paths
+from taccl.problem.costs import link_ends, wide_links
+from taccl.problem.problem import Problem
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 

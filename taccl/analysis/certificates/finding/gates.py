@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taccl.costs import hold_columns, link_ends
-from taccl.graph_algorithms import shortest_paths
-from taccl.problem import Problem
-from taccl.units import format_count
+from taccl._internal.graph_algorithms import shortest_paths
+from taccl._internal.units import format_count
+from taccl.problem.costs import hold_columns, link_ends
+from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     from collections import Counter

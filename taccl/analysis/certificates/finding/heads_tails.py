@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, Ints
-from taccl.costs import hold_columns
+from taccl.problem.costs import hold_columns
 
 Proof = TypeVar("Proof")
 

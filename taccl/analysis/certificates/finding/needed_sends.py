@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from taccl._internal.caching import cached
+from taccl._internal.deadline import NEVER
 from taccl.analysis.certificates.finding.distances import Distances
 from taccl.analysis.certificates.finding.gates import FOREVER, GateCosts
 from taccl.analysis.certificates.finding.volume import crossing_links
 from taccl.analysis.certificates.machine import BorderJob
 from taccl.analysis.certificates.readings import turned_round
-from taccl.caching import cached
-from taccl.costs import link_ends, wide_links
-from taccl.deadline import NEVER
+from taccl.problem.costs import link_ends, wide_links
 from taccl.sketch.group import find_symmetries
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from taccl.collective import Chunk
-    from taccl.problem import Problem
+    from taccl.problem.collective import Chunk
+    from taccl.problem.problem import Problem
     from taccl.sketch.group import Symmetries
 
 

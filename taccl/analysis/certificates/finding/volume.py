@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from taccl._internal.caching import cached
 from taccl.analysis.certificates.finding.distances import Arcs, Distances, arcs_of
 from taccl.analysis.certificates.finding.heads_tails import HeadsTails, heads_and_tails
-from taccl.caching import cached
-from taccl.collective import RankSets
-from taccl.costs import hold_columns, wide_links
-from taccl.problem import Problem
+from taccl.problem.collective import RankSets
+from taccl.problem.costs import hold_columns, wide_links
+from taccl.problem.problem import Problem
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

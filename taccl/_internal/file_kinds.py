@@ -1,0 +1,394 @@
+"""Kinds of files: how the content tells each, and the command or the other file that helps.
+
+Kinds are those of taccl itself, told by fields or a beginning, and outputs of other tools. A line that only
+one tool prints tells its output. `kinds_in` and `kinds_of_text` name kinds, `advice_on` gives the next step
+for one.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from textwrap import dedent
+from typing import Any, NamedTuple
+
+from taccl._internal.names import shown
+
+#: Fields at the top of JSON and TOML, with their values, or None for any: a kind has all of these fields ...
+MARKS: dict[str, dict[str, str | None]] = {
+    "schedule": {"format": "taccl-schedule"},
+    "plan": {"format": "taccl-plan"},
+    "probe": {"format": "taccl-probe"},
+    "saved topology": {"format": "taccl-topology"},
+    "problem": {"format": "taccl-problem"},
+    "algorithm of the published TACCL tool": {"sccl_type": "algorithm"},
+    "timeline": {"traceEvents": None},
+    "plan for MSCCL++": {"gpus": None, "inplace": None, "protocol": None},
+    "workload": {"num_ranks": None, "operations": None},
+    "placement": {"before_us": None, "after_us": None},
+    "upstream sketch": {"nnodes": None},
+    "upstream topology": {"gpus_per_node": None},
+    "profile": {"machine": None, "source": None, "constants": None},
+    "report of `taccl run --json`": dict.fromkeys(("collective", "size_bytes", "times", "num_ranks")),
+    "output of nvbandwidth in JSON": {"nvbandwidth": None},
+    "output of nccl-tests in JSON": {"results": None, "average_bus_bandwidth": None},
+    "output of iperf3 in JSON": {"start": None, "intervals": None, "end": None},
+    "answer of a verb with --json": {"finish_us": None, "digest": None},
+}
+#: ... or any of these.
+_FIELDS = {
+    "topology": {
+        "node", "nics", "link", "resource", "ranks_per_node", "rails", "network", "bandwidth_gb_per_s",
+        "fabric", "alpha_meaning", "alpha_us", "launch_us", "nvls", "assumed",
+    },
+    "sketch": {"$schema", "chunks", "internode", "intranode", "symmetry", "objective", "routing", "merging"},
+}  # fmt: skip
+
+#: Only the top of a text is looked at.
+_HEAD_CHARACTERS = 1 << 16
+#: Marks of quotes, and fences of code, of which the line breaks stay: messages count lines.
+_QUOTES = re.compile(r"^[^\S\n]*(>[^\S\n]?)+|^[^\S\n]*```.*$", re.MULTILINE)
+#: Text allowed before the first element of XML.
+_BEFORE_ELEMENT = r"\s*(<\?xml[^>]*>\s*)?(<!--(?:(?!-->)[\s\S])*-->\s*)*"
+#: A cell that is a number; and rows with a cell before one, whose cells these marks separate.
+_NUMBER = r"\"?(?:[-+]?\.?\d[\d.eE+-]*|nan|inf)\"?"
+#: Three rows of numbers between blanks or bars, each with at most a name before them.
+_SPACED_ROWS = (
+    rf"(^[|\t ]*(?:\w[\w.:-]*[|\t ]+)?{_NUMBER}(?:[|\t ]+(?:{_NUMBER}|[-xX]|N/A)){{1,}}[|\t ]*$\n?){{3,}}"
+)
+_COMMA_ROW, _OTHER_ROW = (
+    rf"(?=[^=\[{{<\n]*$)[^{mark}\n]*(?:[{mark}][^{mark}\n]*)*?[{mark}]"
+    rf" {{0,20}}{_NUMBER} {{0,20}}(?=[{mark}]|$)"
+    for mark in (",", r";\t")
+)
+#: The head of a table of times, and of what `taccl compare` writes.
+_TIMES_HEAD = r"[#|\t \"]*((message|msg|buffer) )?(size|bytes)\b.*\b(time|latency|\w*bw)\b"
+_COMPARISON_HEAD = r"[\w,]*\bbackend,[\w,]*\bfinish_us,"
+#: Such a row below comments and at most a head; or a matrix of CUDA's sample.
+_MATRIX_ROWS = (
+    rf"(?i)\A(#.*\n|[^\S\n]*\n)*(?!{_TIMES_HEAD}|{_COMPARISON_HEAD})((?=.*,)[^=\[{{<\n]*\n)?{_COMMA_ROW}"
+    r"|P2P=(Enabled|Disabled).*Matrix"
+)
+#: Remedies: what to do, or to give instead.
+_SHOW = "`taccl show {file}` reads it"
+_FIT = "`taccl fit {file} --topology MACHINE` reads it, with the name of the machine"
+_FIT_TABLE = "`taccl fit {file} --topology MACHINE --collective NAME` reads it, if its header names the units"
+_WRITTEN = "taccl writes it and does not read it; give the schedule or the program that it was made of"
+_NCCL_DUMP = "the topology is in the file that NCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_RCCL_DUMP = "the topology is in the file that RCCL writes with NCCL_TOPO_DUMP_FILE=topo.xml"
+_SERVER = (
+    "for the topology of a server give what `nvidia-smi topo -m` prints, or the file that NCCL writes with "
+    "NCCL_TOPO_DUMP_FILE=topo.xml"
+)
+_MATRIX = (
+    "save its matrix of GPUs as CSV, with GB/s in the first cell, or give what p2pBandwidthLatencyTest prints"
+)
+_HOSTS = "for the network between hosts give a matrix of pairs as CSV, or what `taccl probe` measures"
+_TIMES = "for measured times give a log of nccl-tests, rccl-tests, perftest or OSU micro-benchmarks"
+_SLOTS = (
+    "for `taccl reorder FILE --hosts` give the hosts in their present order, each a line name or name:slots"
+)
+_RATE = "the rate of a NIC is given as a number, e.g. nic_gb_per_s=50"
+_FILE = "write a topology file with [node], [nics] and [network]"
+
+
+class _Text(NamedTuple):
+    """A kind of text: its name, a pattern found in the first lines, and what to do with such a file."""
+
+    name: str
+    tells: str
+    advice: str
+
+
+def _no(remedy: str) -> str:
+    """The advice on a file that is not read."""
+    return f"taccl does not read it; {remedy}"
+
+
+_OF_TEXT = _no("save the text of the log or of the matrix that it shows")
+
+#: Kinds that fields tell.
+_ADVICE = {
+    "schedule": _SHOW,
+    "plan": "`taccl verify {file}` checks the files that it lists",
+    "probe": _SHOW,
+    "saved topology": _SHOW,
+    "problem": "taccl.load reads it in Python; commands take a sketch or a topology",
+    "algorithm of the published TACCL tool": "`taccl verify {file}` reads it",
+    "timeline": f"{_WRITTEN}; ui.perfetto.dev shows a timeline",
+    "plan for MSCCL++": "`taccl verify {file}` runs it; else give the program that it was made of",
+    "workload": "`taccl run {file} --topology NAME` reads it",
+    "placement": "taccl writes it and does not read it; its hosts, in its order, are what launchers need",
+    "upstream sketch": _SHOW,
+    "upstream topology": _SHOW,
+    "profile": "`taccl show MACHINE --profile {file}` reads it, with the machine that it names",
+    "report of `taccl run --json`": _FIT,
+    "output of nvbandwidth in JSON": _no("give what it prints without --format json or --json"),
+    "output of nccl-tests in JSON": _no("give the table that it prints beside that file"),
+    "output of iperf3 in JSON": _no(_HOSTS),
+    "answer of a verb with --json": "it has figures and no sends; write the schedule itself with -o",
+    "topology": _SHOW,
+    "sketch": _SHOW,
+}
+#: The first that matches names a text.
+_TEXTS = (
+    # Kinds of taccl itself, and those that it reads.
+    _Text("program", rf"\A{_BEFORE_ELEMENT}<algo\b", _SHOW),
+    _Text("table of transfers", r"\Atransfer,chunk,", _WRITTEN),
+    _Text("comparison", rf"\A{_COMPARISON_HEAD}", "pandas reads it, and taccl does not"),
+    _Text("NCCL topology", rf"\A{_BEFORE_ELEMENT}<(system|cpu|pci)\b", _SHOW),
+    _Text("ASTRA-sim network", r"^npus_count\s*:", _SHOW),
+    _Text("file of logs by pair", r"^#\s*pair:?\s+\S+\s+\S+\s*$", _SHOW),
+    _Text(
+        "log of nccl-tests or rccl-tests",
+        r"#\s+nThread\s+\d+\s+nGpus|\bsize\s+count\s+type\b"
+        r"|(^|[\s:>])\d+\s+\d+\s+(u?int\d+|float\d*|half|bfloat16|double|fp8\w*)\s+([a-z]+\s+)?[-\d.]+\s",
+        _FIT,
+    ),
+    _Text(
+        "log of Intel MPI Benchmarks",
+        r"Intel ?\(R\) MPI Benchmarks|^#\s*Benchmarking\s+\w|#bytes #repetitions",
+        _no(_TIMES),
+    ),
+    _Text("log of mscclpp-test", r"\bsize\s+count\s+time(\s+\S+){3}\s+time\b|\bkernel num: \d", _FIT_TABLE),
+    _Text(
+        "log of perftest (ib_write_bw and its kind)",
+        r"^[ \t]*(RDMA_\w+|Send|Write\w*|Atomic\w*|Raw_\w+)\s.*\b(BW|Latency)\b.*Test\s*$"
+        r"|\bBW (peak|average)\[|\bt_typical\[usec\]",
+        _FIT,
+    ),
+    _Text("log of OSU micro-benchmarks", r"^#\s*OSU\s", _FIT),
+    _Text(
+        "log of DeepSpeed's communication benchmark or of all_reduce_bench.py",
+        r"^-* ?Performance of \w+ on \d+ devices|^The average bandwidth of \w+|^\|\s*payload\s*\|",
+        _no(_TIMES),
+    ),
+    _Text(
+        "table of measured times",
+        rf"(?i)\A(.*\n){{0,9}}{_TIMES_HEAD}",
+        _FIT_TABLE,
+    ),
+    _Text(
+        "output of `nvidia-smi topo -m`",
+        r"^(?=.*\bGPU0\b).*\bCPU Affinity|^(?=.*\bGPU0[ \t]+X\s).*\b(NV\d+|PIX|PXB|PHB|NODE|SYS)\b",
+        "`taccl show {file}` reads it, if it is whole: its header, and a row for every device",
+    ),
+    _Text(
+        "table for NCCL's example tuner plugin",
+        r"^#\s*coll\w*,\s*min_?bytes|^(broadcast|reduce|all_?gather|reduce_?scatter|all_?reduce),\d+,\d+,\w+,",
+        _no("`taccl reorder HOSTS --nccl-tuner FILE` writes such a table; give the hosts or the machine"),
+    ),
+    _Text("rank file of Open MPI", r"^rank\s+\d+\s*=\s*\S", _no(_SLOTS)),
+    _Text(
+        "host file",
+        r"^[\w.-]+[ \t]+(max[_-])?slots\s*=\s*\d+|\A([\w.-]+:\d+[ \t]*(\n|\Z))+\Z",
+        "`taccl reorder FILE --hosts {file}` reads it, beside the FILE of a probe",
+    ),
+    _Text(
+        "table of a benchmark, whose first column is not the size",
+        r"(?i)\A(#.*\n)*(?=[^\n]*,)(?=[^\n]*\b(size|bytes)\b)[^\n]*\b(time|alg_?bw|bus_?bw|latency)\b",
+        _no("save its columns of sizes and times as CSV, with the head `size (B),time (us)`"),
+    ),
+    _Text("profile of Nsight Systems", r"\bTotal Time \(ns\)", _no(_TIMES)),
+    _Text("matrix of pairs", _MATRIX_ROWS, _SHOW),
+    # Benchmarks.
+    _Text(
+        "log of iperf, netperf, qperf or ucx_perftest",
+        r"^\[\s*ID\]\s+Interval\s+Transfer|^(Client c|C)onnecting to |^\[ *\d+\] +local \S+ port "
+        r"|^MIGRATED \w+ STREAM|^(tcp|udp|rc|uc|ud)_\w+:\s*$"
+        r"|^\|\s*Stage\s*\|",
+        _no(_HOSTS),
+    ),
+    _Text("log of PARAM or of gloo's benchmark", r"\bCOMMS-RES\b|^[ \t]*elements\s+min \(us\)", _no(_TIMES)),
+    _Text("matrix of nvbandwidth", r"^memcpy \w+ GPU\(row\) (->|<-) GPU\(column\) bandwidth", _SHOW),
+    _Text(
+        "output of nvbandwidth", r"^nvbandwidth Version|^memcpy (CE|SM) .*\bbandwidth \(GB/s\)", _no(_MATRIX)
+    ),
+    _Text("output of bandwidthTest", r"\[CUDA Bandwidth Test\]", _no(_SERVER)),
+    _Text(
+        "output of rocm_bandwidth_test or TransferBench",
+        r"RocmBandwidthTest|^[ \t]*TransferBench\b|peak bandwidth GB/s",
+        _no(_MATRIX),
+    ),
+    _Text(
+        "output of p2pBandwidthLatencyTest, cut short",
+        r"P2P \(Peer-to-Peer\) GPU Bandwidth Latency Test|^P2P Connectivity Matrix",
+        "save it whole, with its matrix `P2P=Enabled Bandwidth`",
+    ),
+    # Servers.
+    _Text(
+        "graph dump of NCCL (NCCL_GRAPH_DUMP_FILE)",
+        rf"\A{_BEFORE_ELEMENT}<graphs\b",
+        _no(f"it has the rings and trees that NCCL chose; {_NCCL_DUMP}"),
+    ),
+    _Text(
+        "debug log of NCCL (NCCL_DEBUG=INFO)",
+        r"\b(NCCL|RCCL|MSCCLPP) (INFO|WARN|TRACE)\b",
+        _no(f"{_NCCL_DUMP}; {_TIMES}"),
+    ),
+    _Text(
+        "topology of hwloc (lstopo)",
+        r"<!DOCTYPE topology\b|^[ \t]*<topology\b|^(│ )?Machine (\(\d+\w+|L#0)",
+        _no(_SERVER),
+    ),
+    _Text(
+        "output of `nvidia-smi topo -p2p`",
+        r"^(?=.*\bGPU0[ \t]+X\s).*\b(OK|CNS|GNS|TNS|DR|NS)\b",
+        _no(f"it says which GPUs may copy to each other, without rates; {_SERVER}"),
+    ),
+    _Text("output of `nvidia-smi nvlink`", r"^[ \t]*Link \d+: ([\d.]+ GB/s|Remote|<inactive>)", _no(_SERVER)),
+    _Text(
+        "output of nvidia-smi",
+        r"\bNVIDIA-SMI\s+\d|^=+NVSMI LOG=+|^GPU \d+: .*\(UUID: |\bpci\.bus_id\b",
+        _no(_SERVER),
+    ),
+    _Text(
+        "output of `amd-smi topology`",
+        r"^[ \t]*(ACCESS|WEIGHT|HOPS|LINK TYPE|LINK METRIC|NUMA BW|CACHE COHERENCY) TABLE:"
+        r"|^AMDSMI_\w+ \|.*version|\Agpu,bdf,"
+        r"|\A(?=\s*[{\[])(?=[\s\S]*\"bdf\":)(?=[\s\S]*\"link_type\":)",
+        _no(_RCCL_DUMP),
+    ),
+    _Text(
+        "output of `rocm-smi --showtopo`",
+        r"\b(Weight|Hops|Link Type) between two GPUs|^GPU\[\d+\]\s*: \(Topology\)|\"\(Topology\) "
+        r"|^GPU\d+[ \t]+(\S+[ \t]+)*?(XGMI|PCIE)\b",
+        _no(_RCCL_DUMP),
+    ),
+    _Text("output of rocm-smi", r"ROCm System Management Interface|=\s*ROCm SMI\b", _no(_RCCL_DUMP)),
+    _Text(
+        "output of dcgmi, xpu-smi, npu-smi or hl-smi",
+        r"\|\s*Topology Information|\bGPU \d+/\d+\s+GPU \d+/\d+|\bNPU0\s+NPU1\b|\b(npu|hl)-smi\b",
+        _no(f"{_FILE}; {_SERVER}"),
+    ),
+    _Text("output of rocminfo", r"^ROCk module|^HSA System Attributes", _no(_RCCL_DUMP)),
+    _Text(
+        "output of lspci",
+        r"^([0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] (\"|3D |[A-Z]|[0-9a-f]{4}: )"
+        r"|^[ \t]*Lnk(Cap|Sta)2?:\s|^-(\+-)?\[[0-9a-f]{4}:[0-9a-f]{2}(-\w+)?\]-",
+        _no(_SERVER),
+    ),
+    _Text("output of ucx_info", r"^# (UCT version|Library version|UCP context)\b", _no(_HOSTS)),
+    _Text("output of lscpu or numactl", r"^Architecture:\s+\w|^available: \d+ nodes \(", _no(_SERVER)),
+    # Networks.
+    _Text(
+        "output of ibnetdiscover",
+        r"^#\s*Topology file: generated on|^(Switch|Ca|Rt)\s+\d+\s+\"[SHR]-[0-9a-f]+\"|^vendid=0x",
+        _no(_HOSTS),
+    ),
+    _Text(
+        "output of ibstat, iblinkinfo or ibv_devinfo",
+        r"^\w+ port \d+ ==> \w+ \(|^link \w+/\d+ state "
+        r"|^CA '[\w:]+'|^Infiniband device '|^hca_id:\s|^CA: .*:$|^Switch: 0x[0-9a-f]+ ",
+        _no(f"{_RATE}; {_HOSTS}"),
+    ),
+    _Text(
+        "output of ethtool, ip or ifconfig",
+        r"^Settings for \S+:|^\d+: \S+: <[A-Z_,]+> mtu |^\w+: flags=\d+<",
+        _no(f"{_RATE}; {_HOSTS}"),
+    ),
+    _Text(
+        "topology.conf or topology.yaml of Slurm",
+        r"(?i)^[ \t]*((SwitchName|BlockName)\s*=|- (switch|block|topology): )",
+        _no(f"{_FILE}; {_HOSTS}"),
+    ),
+    _Text(
+        "map of processes by mpirun",
+        r"^[ \t]*=+\s+(ALLOCATED NODES|JOB MAP)\s+=+|\b[Rr]ank \d+ (is )?(bound to|not bound)",
+        _no(_SLOTS),
+    ),
+    _Text("output of sinfo or scontrol", r"^PARTITION\s+AVAIL|^NodeName=\S|^NODELIST\b", _no(_HOSTS)),
+    # Last, as much else has such lines.
+    _Text(
+        "matrix without commas",
+        rf"(?i)\A(#.*\n)*((?=.*[;\t]).*\n)?{_OTHER_ROW}|{_SPACED_ROWS}",
+        "taccl reads a matrix as CSV: put commas between its cells, and points into its numbers",
+    ),
+    _Text(
+        "graph (GraphML, GML or DOT)",
+        rf"\A{_BEFORE_ELEMENT}<graphml\b|\A\s*(strict )?(di)?graph\b[^\n\[{{]*[\[{{]",
+        _no("read it with networkx, and give the graph to taccl.topologies.from_networkx"),
+    ),
+    _Text(
+        "script",
+        r"\A#!|^(import|from) \w[\w.]*( import .*)?$|^#include\b",
+        _no("give the file that it writes, or the log that it prints"),
+    ),
+    _Text(
+        "web page or picture",
+        rf"(?i)\A{_BEFORE_ELEMENT}<(!doctype (html|svg)|html|svg)\b",
+        _OF_TEXT,
+    ),
+)
+#: {kind of a file that is no text: how it begins}.
+_BINARY = {
+    "archive": (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ\0", b"(\xb5/\xfd", b"7z\xbc\xaf"),
+    "PDF": (b"%PDF-",),
+    "picture": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
+    "database or profile": (b"SQLite format 3", b"\x89HDF", b"PAR1"),
+}
+_ADVICE |= dict.fromkeys(_BINARY, _OF_TEXT) | {"archive": "unpack it, and give the file inside"}
+_ADVICE |= {each.name: each.advice for each in _TEXTS}
+#: Kinds that `taccl fit` reads, and those that `taccl show` reads.
+LOGS = tuple(name for name, advice in _ADVICE.items() if advice in (_FIT, _FIT_TABLE))
+SHOWN = tuple(name for name, advice in _ADVICE.items() if advice.startswith("`taccl show {file}`"))
+
+
+def tells(kind: str) -> str:
+    """The pattern that tells a kind of text, for searches over lines."""
+    return next(each.tells for each in _TEXTS if each.name == kind)
+
+
+def kinds_in(data: dict[str, Any]) -> list[str]:
+    """Kinds that the fields at the top of a file tell; empty where they tell none."""
+    all_of = [
+        kind for kind, way in MARKS.items() if all(k in data and v in (None, data[k]) for k, v in way.items())
+    ]
+    is_topology = "schema" in data and "constants" in data
+    any_of = [kind for kind, fields in _FIELDS.items() if fields & data.keys()]
+    return all_of + ["topology"] * is_topology + any_of
+
+
+def unquoted(text: str) -> str:
+    """The text without marks of quotes, fences of code and the indentation of all lines, as in mails.
+
+    Lines end as on Unix, and keep their numbers.
+    """
+    return dedent(_QUOTES.sub("", text.replace("\r\n", "\n")))
+
+
+def kinds_of_text(text: str) -> list[str]:
+    """The kind of a text that is neither JSON nor TOML, as a list of one; empty where its lines tell none.
+
+    If none does, the indentation of single lines does not count: a quotation may be indented in other text.
+    """
+    head = unquoted(text[:_HEAD_CHARACTERS])
+    for lines in (head, re.sub(r"(?m)^[ \t]+", "", head)):
+        for each in _TEXTS:
+            if re.search(each.tells, lines, re.MULTILINE):
+                return [each.name]
+    return []
+
+
+def kind_of_bytes(data: bytes) -> str:
+    """The kind of a file that is no text, by how it begins; empty where that tells none."""
+    return next((kind for kind, begins in _BINARY.items() if data.startswith(begins)), "")
+
+
+def a(kind: str) -> str:
+    """A kind with its article."""
+    if kind.startswith(("output of", "answer of")):
+        return f"the {kind}"
+    return f"a{'n' * (kind[0].lower() in 'aeiou' or kind.startswith('NCCL'))} {kind}"
+
+
+def wrong_kind(kind: str, file: str, wanted: str = "") -> str:
+    """The sentence on a file of a kind that is not wanted here: what it is, what was expected, what to do."""
+    expected = f"; expected {wanted}" if wanted else ""
+    return f"found {a(kind)}{expected}; {advice_on(kind, file)}"
+
+
+def advice_on(kind: str, file: str) -> str:
+    """Next step for a file of a kind, as a sentence."""
+    advice = _ADVICE.get(kind, "check the path")
+    return advice.replace("{file}", shlex.quote(shown(file, 200)))

@@ -1,0 +1,147 @@
+"""Shortest paths, components, flows and spectra of directed graphs, given as arrays of arcs, by SciPy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from taccl._internal.address_space import require_address_space
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+#: Nodes up to which eigenvectors are found from a full matrix (20 ms), more by ARPACK.
+_MOST_OF_MATRIX = 200
+#: Least ratio of starts times arcs to the cube of the number of nodes for which the algorithm of Floyd and
+#: Warshall is faster than a search from each start.
+_DENSE_SHARE = 0.05
+#: Length added to each arc, as SciPy drops arcs of length 0; far below 1 / number of nodes.
+_STEP = 2.0**-20
+
+
+def shortest_paths(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: ArrayLike) -> Floats:
+    """(num_starts, num_nodes) lengths of shortest paths from each start; inf where there is none.
+
+    - `length`, (num_arcs,) or one for all: Whole numbers of at least 0.
+    """
+    require_address_space()
+    from scipy.sparse.csgraph import dijkstra, floyd_warshall
+
+    graph, starts = _shortest_arcs(num_nodes, src, dst, length), np.atleast_1d(starts)
+    if len(starts) * graph.nnz > _DENSE_SHARE * num_nodes**3:
+        return _without_steps(floyd_warshall(graph)[starts])
+    return _without_steps(dijkstra(graph, indices=starts))
+
+
+def paths_from_nearest(
+    num_nodes: int, src: Ints, dst: Ints, length: ArrayLike, starts: Collection[int]
+) -> Floats:
+    """(num_nodes,) lengths of shortest paths from the nearest start, as `shortest_paths` has them."""
+    require_address_space()
+    from scipy.sparse.csgraph import dijkstra
+
+    graph = _shortest_arcs(num_nodes, src, dst, length)
+    return _without_steps(dijkstra(graph, indices=[*starts], min_only=True))
+
+
+def _shortest_arcs(num_nodes: int, src: Ints, dst: Ints, length: ArrayLike) -> Any:
+    """Sparse array of the shortest of parallel arcs."""
+    from scipy.sparse import csr_array
+
+    took = np.broadcast_to(np.asarray(length, dtype=np.float64), len(src))
+    order = np.lexsort((took, dst, src))
+    code = src[order] * num_nodes + dst[order]
+    chosen = order[np.concatenate(([True], code[1:] != code[:-1]))] if len(order) else order
+    return csr_array((took[chosen] + _STEP, (src[chosen], dst[chosen])), shape=(num_nodes, num_nodes))
+
+
+def _without_steps(found: Floats) -> Floats:
+    whole: Floats = np.floor(found)
+    return whole
+
+
+def strong_components(num_nodes: int, src: Ints, dst: Ints) -> Ints:
+    """(num_nodes,) number of each node's strongly connected component."""
+    require_address_space()
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = csr_array((np.ones(len(src), np.int8), (src, dst)), shape=(num_nodes, num_nodes))
+    found: Ints = connected_components(graph, connection="strong")[1].astype(np.int64)
+    return found
+
+
+def smallest_of_orbits(permutations: Sequence[ArrayLike], size: int) -> Ints:
+    """For every index, the smallest index in its orbit under the group that permutations generate."""
+    require_address_space()
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    index = np.arange(size)
+    if not len(permutations):
+        return index
+    images = np.concatenate([np.asarray(each, dtype=np.int64) for each in permutations])
+    arcs = np.tile(index, len(permutations)), images
+    graph = csr_array((np.ones(len(images), np.int8), arcs), shape=(size, size))
+    number, orbit = connected_components(graph, directed=False)
+    smallest = np.full(number, size)
+    np.minimum.at(smallest, orbit, index)
+    found: Ints = smallest[orbit]
+    return found
+
+
+def fiedler_vector(num_nodes: int, src: Ints, dst: Ints, weight: Floats) -> Floats | None:
+    """(num_nodes,) eigenvector of the Laplacian for its second least eigenvalue; None if it is not found.
+
+    Among several, the one nearest to a fixed vector. Arcs count both ways.
+    """
+    fixed = np.cos(np.arange(num_nodes))
+    if num_nodes > _MOST_OF_MATRIX:
+        return _by_arpack(num_nodes, src, dst, weight, fixed)
+    joined = np.zeros((num_nodes, num_nodes))
+    np.add.at(joined, (src, dst), weight)
+    joined += joined.T
+    values, vectors = np.linalg.eigh(np.diag(joined.sum(axis=1)) - joined)
+    span = vectors[:, np.isclose(values, values[1], rtol=1e-9, atol=1e-9 * values[-1])]
+    found = span @ (fixed @ span)
+    length = float(np.linalg.norm(found))
+    return found / length if length > 0 else None
+
+
+def _by_arpack(num_nodes: int, src: Ints, dst: Ints, weight: Floats, fixed: Floats) -> Floats | None:
+    require_address_space()
+    from scipy.sparse import coo_array, diags_array
+    from scipy.sparse.linalg import ArpackError, eigsh
+
+    joined = coo_array((weight, (src, dst)), shape=(num_nodes, num_nodes)).tocsr()
+    joined = joined + joined.T
+    degree = joined.sum(axis=1)
+    laplacian = (diags_array(degree) - joined).tocsc()
+    try:
+        values, vectors = eigsh(laplacian, k=2, sigma=-1e-3 * float(degree.mean()), v0=fixed)
+    except (ArpackError, RuntimeError):
+        return None
+    found: Floats = vectors[:, int(np.argmax(values))]
+    return found
+
+
+def maximum_flow(
+    num_nodes: int, src: Ints, dst: Ints, width: Ints, source: int, sink: int
+) -> tuple[int, Ints]:
+    """Value of a maximum flow, and the nodes that its residual graph reaches from the source.
+
+    - `width`, (num_arcs,): Capacities, below 2**31 in total; those of parallel arcs are added.
+    """
+    require_address_space()
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    shape = (num_nodes, num_nodes)
+    graph = coo_array((width.astype(np.int32), (src, dst)), shape=shape).tocsr()
+    flow = maximum_flow(graph, source, sink)
+    has_room = (graph - flow.flow > 0).astype(np.int8)
+    behind = breadth_first_order(has_room, source, return_predecessors=False)
+    return int(flow.flow_value), behind.astype(np.int64)

@@ -1,0 +1,171 @@
+"""Cache of compiled kernels on disk, as numba keeps it, with private folders and tolerance of damage.
+
+This module imports numba. `taccl._internal.kernels` imports it at the first call of a kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import caching
+
+from taccl._internal.address_space import require_free_space
+from taccl.errors import CacheWarning, warn
+
+
+@cache
+def _warn(what: str) -> None:
+    """Warn once in this process, however many kernels it concerns."""
+    advice = "name a folder that can be written in NUMBA_CACHE_DIR"
+    warn(f"{what}; {advice}", CacheWarning)
+
+
+class _UserWideLocator(caching.UserWideCacheLocator):
+    """The user's cache folder; without a home, numba would make a folder ``~`` in the current one."""
+
+    def ensure_cache_path(self) -> None:
+        if not os.path.isabs(self.get_cache_path()):
+            raise FileNotFoundError
+        super().ensure_cache_path()
+
+
+class _TemporaryLocator(caching.InTreeCacheLocator):
+    """A private folder of this user among the temporary files."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        super().__init__(py_func, py_file)
+        user = os.geteuid() if hasattr(os, "geteuid") else "user"
+        self._folder = os.path.join(tempfile.gettempdir(), f"taccl-kernels-{user}")
+        self._cache_path = os.path.join(self._folder, self.get_suitable_cache_subpath(py_file))
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _TemporaryLocator | None:
+        try:
+            locator: _TemporaryLocator | None = super().from_function(py_func, py_file)
+        except OSError:  # no folder for temporary files at all
+            return None
+        if locator is not None:
+            others = "as neither the folder of taccl nor the user's cache folder can be written"
+            _warn(f"compiled functions are kept in {locator._folder}, {others}")
+        return locator
+
+    def ensure_cache_path(self) -> None:
+        """Raise `OSError` unless the folder is private to this user: its content will be executed."""
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        found = os.lstat(self._folder)
+        if hasattr(os, "geteuid") and (
+            not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077
+        ):
+            raise PermissionError(f"{self._folder} is not this user's own")
+        super().ensure_cache_path()
+
+
+class _Impl(caching.CompileResultCacheImpl):
+    _locator_classes = [
+        _UserWideLocator if locator is caching.UserWideCacheLocator else locator
+        for locator in caching.CompileResultCacheImpl._locator_classes
+    ] + [_TemporaryLocator]
+
+
+class _Files(caching.IndexDataCacheFile):
+    """Files that say what they hold.
+
+    Two concurrent writers, or one that is killed between two files, can leave a wrong file in numba's index.
+    An index begins with its `version`, which `taccl._internal.kernels.is_compiled` reads without numba.
+    """
+
+    def __init__(self, folder: str, name: str, stamp: object, version: object) -> None:
+        super().__init__(folder, name, stamp)
+        self._version = version
+
+    def flush(self) -> None:
+        """Remove the index: one without entries is none."""
+        Path(self._index_path).unlink(missing_ok=True)
+
+    def save(self, key: object, data: object) -> None:
+        super().save(key, (self._source_stamp, key, data))
+
+    def load(self, key: object) -> object:
+        found = super().load(key)
+        return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
+
+
+class _FunctionCache(caching.FunctionCache):
+    _impl_class = _Impl
+
+    def __init__(self, py_func: Callable[..., Any], stamp: object) -> None:
+        super().__init__(py_func)
+        files = self._cache_file
+        self._cache_file = _Files(
+            files._cache_path,
+            self._impl.filename_base,
+            (files._source_stamp, stamp),
+            (numba.__version__, stamp),
+        )
+
+
+class KernelCache(caching.NullCache):
+    """Cache of one kernel, opened at its first call; faults of the cache never end a run.
+
+    - `stamp`: State of the sources that are compiled, such as their times and sizes.
+    """
+
+    def __init__(self, function: Callable[..., Any], stamp: Callable[[Callable[..., Any]], object]) -> None:
+        self._function, self._stamp = function, stamp
+
+    @cached_property
+    def _kept(self) -> Any:
+        try:
+            return _FunctionCache(self._function, self._stamp(self._function))
+        except (OSError, RuntimeError):  # nowhere to keep it, or a source that is gone
+            _warn("compiled functions are kept nowhere, and every process compiles them anew")
+            return caching.NullCache()
+
+    @property
+    def cache_path(self) -> Any:
+        """The folder of the cache."""
+        return self._kept.cache_path
+
+    @property
+    def is_filled(self) -> bool:
+        """True if the cache has any version of the present source."""
+        try:
+            return bool(self._kept._cache_file._load_index())
+        except Exception:  # nothing is kept, or what is cannot be read
+            return False
+
+    def load_overload(self, sig: object, target_context: object) -> object:
+        """The code for a signature; None if it is not kept, or damaged, and is to be compiled."""
+        require_free_space()
+        try:
+            return self._kept.load_overload(sig, target_context)
+        except Exception:  # whatever pickle and LLVM make of a damaged file
+            self.flush()
+            return None
+
+    def save_overload(self, sig: object, data: object) -> None:
+        """Keep the code for a signature."""
+        with self._without():
+            self._kept.save_overload(sig, data)
+
+    def flush(self) -> None:
+        """Forget the code for all signatures."""
+        with self._without():
+            self._kept.flush()
+
+    @contextmanager
+    def _without(self) -> Iterator[None]:
+        """Keep nothing from now on if a file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self._kept = caching.NullCache()
+            _warn(f"compiled functions cannot be kept ({error.strerror})")

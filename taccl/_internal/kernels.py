@@ -1,0 +1,156 @@
+"""Kernels: functions that numba compiles at their first call, and loads from a cache afterwards.
+
+numba is imported at the first call of any kernel: its import takes 0.2 s of CPU.
+
+The cache is where numba would keep it: in ``NUMBA_CACHE_DIR``, beside the source, or in the user's cache
+folder. If none of these is writable, it is in a private folder among the temporary files. Without any of
+them, kernels are compiled in every run, as are those that cannot be read or written.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache, partial, update_wrapper
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from taccl._internal.address_space import LLVM_BYTES, require_address_space
+
+require_address_space(LLVM_BYTES)  # LLVM ends the process where it gets no memory
+
+_Function = TypeVar("_Function", bound="Callable[..., Any]")
+
+#: Kernels are prepared one at a time; preparing one may import numba.
+_PREPARING = threading.RLock()
+
+
+@overload
+def compiled(function: _Function) -> _Function: ...
+@overload
+def compiled(*, allocates: bool) -> Callable[[_Function], _Function]: ...
+def compiled(function: _Function | None = None, *, allocates: bool = False) -> Any:
+    """The function compiled, to run beside other threads.
+
+    References to arrays are counted only where it `allocates` arrays or lists: the rest takes half the time.
+    """
+    return _lazily(function, allocates)
+
+
+@overload
+def inner(function: _Function) -> _Function: ...
+@overload
+def inner(*, allocates: bool) -> Callable[[_Function], _Function]: ...
+def inner(function: _Function | None = None, *, allocates: bool = False) -> Any:
+    """The function compiled, for kernels to call: Python cannot.
+
+    The Python wrapper of a function with many arrays takes as long to compile as the function.
+    """
+    return _lazily(function, allocates, no_cpython_wrapper=True)
+
+
+def _lazily(function: _Function | None, allocates: bool, **options: Any) -> Any:
+    if function is None:
+        return partial(_lazily, allocates=allocates, **options)
+    # Kernels are never handed to C, so they need no C wrapper.
+    options |= {"nogil": True, "no_cfunc_wrapper": True} | ({} if allocates else {"_nrt": False})
+    return _Kernel(function, options)
+
+
+def is_compiled(kernel: Any) -> bool:
+    """True if a kernel is compiled, here or in an earlier run that kept it, so that it loads quickly."""
+    return not isinstance(kernel, _Kernel) or kernel.is_compiled
+
+
+def source_stamp(function: Callable[..., Any]) -> tuple[tuple[float, int], ...]:
+    """Times and sizes of the files beside a kernel's source, as its callees there are compiled into it."""
+    beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
+    return tuple((each.st_mtime, each.st_size) for each in map(Path.stat, beside))
+
+
+class _Kernel:
+    """Stand-in for numba's dispatcher of a function, which it makes when it is first needed.
+
+    Compiled code that calls the kernel is handed that dispatcher. The kernel is pickled by its name.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        update_wrapper(self, function)
+        self._function, self._options = function, options
+
+    def __call__(self, *args: Any) -> Any:
+        return self._dispatcher(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dispatcher":
+            return self._prepare()
+        if name.startswith("__"):  # Python and its libraries ask for hooks that numba's dispatchers lack
+            raise AttributeError(name)
+        return getattr(self._dispatcher, name)
+
+    def __reduce__(self) -> str:
+        return str(self._function.__qualname__)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if code exists, here or in the cache; imports numba only if that is not beside the source."""
+        folder = Path(self._function.__code__.co_filename).parent / "__pycache__"
+        is_beside = not os.environ.get("NUMBA_CACHE_DIR") and os.access(folder, os.W_OK)
+        if is_beside and "_dispatcher" not in self.__dict__:
+            return os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or _is_kept(self._function, folder)
+        return bool(getattr(self._dispatcher, "signatures", True)) or self._dispatcher._cache.is_filled
+
+    def _prepare(self) -> Any:
+        """Make the dispatcher, once for all threads."""
+        with _PREPARING:
+            found = self.__dict__.get("_dispatcher")
+            if found is None:
+                found = self._dispatcher = _dispatcher(self._function, self._options)
+        return found
+
+
+def _is_kept(function: Callable[..., Any], folder: Path) -> bool:
+    """True if a folder has numba's index of a kernel for the present sources."""
+    module, line = function.__module__.rpartition(".")[2], function.__code__.co_firstlineno
+    python = f"py{sys.version_info[0]}{sys.version_info[1]}{getattr(sys, 'abiflags', '')}"
+    name = f"{module}.{function.__qualname__}-{line}.{python}.nbi".replace("<", "").replace(">", "")
+    try:
+        with open(folder / name, "rb") as file:
+            return bool(pickle.load(file) == (version("numba"), source_stamp(function)))
+    except Exception:  # nothing is kept, or what is cannot be read
+        return False
+
+
+def _dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Dispatcher of a function, with a cache of ours; the function itself under ``NUMBA_DISABLE_JIT=1``."""
+    import numba
+
+    from taccl._internal.kernel_cache import KernelCache
+
+    _teach_numba()
+    dispatcher: Any = numba.njit(**options)(function)
+    if dispatcher is not function:  # NUMBA_DISABLE_JIT=1
+        dispatcher._cache = KernelCache(function, source_stamp)
+        dispatcher.get_call_template = partial(_without_literals, dispatcher.get_call_template)
+    return dispatcher
+
+
+@cache
+def _teach_numba() -> None:
+    """Have numba take a kernel that compiled code names for its dispatcher."""
+    from numba.extending import typeof_impl
+
+    @typeof_impl.register(_Kernel)
+    def type_of(kernel: _Kernel, context: Any) -> Any:
+        return typeof_impl(kernel._dispatcher, context)
+
+
+def _without_literals(find: Callable[..., Any], args: Any, kws: Any) -> Any:
+    """Signature without literals: compiled for integers, not for 0 and once more for 1."""
+    from numba.core.types import unliteral
+
+    return find(tuple(map(unliteral, args)), {name: unliteral(kind) for name, kind in kws.items()})

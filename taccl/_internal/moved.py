@@ -1,0 +1,40 @@
+"""Modules at their earlier places, which go with the next release."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+#: {earlier name of a module: its name}.
+_MOVED = {
+    "taccl.clauses": "taccl.problem.clauses",
+    "taccl.collective": "taccl.problem.collective",
+    "taccl.collectives": "taccl.problem.collectives",
+    "taccl.costs": "taccl.problem.costs",
+    "taccl.units": "taccl._internal.units",
+}
+
+
+class _Finder:
+    """Finder of these modules, after those of Python; it warns."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, _Finder()) if name in _MOVED else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Have Python make an empty module."""
+
+    def exec_module(self, module: Any) -> None:
+        """Put the module at its place instead of the empty one."""
+        name = module.__name__
+        warnings.warn(f"{name} is {_MOVED[name]} now", DeprecationWarning, stacklevel=2)
+        sys.modules[name] = import_module(_MOVED[name])
+
+
+def install() -> None:
+    """Have Python find these modules."""
+    sys.meta_path.append(_Finder)

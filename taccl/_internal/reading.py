@@ -1,0 +1,279 @@
+"""Opening, decoding and parsing of every file from outside; a fault becomes one sentence.
+
+Files are ordinary ones of limited size, in UTF-8. A pipe or a device is refused before it makes anybody wait:
+what a file holds is told by its content first, so that most are read more than once. A file of another kind
+than was asked for is named as what it is (`reads`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from taccl._internal.file_kinds import a, kind_of_bytes, kinds_in, kinds_of_text, unquoted, wrong_kind
+from taccl._internal.names import shown
+from taccl._internal.units import format_size
+from taccl.errors import ExportError, FormatError, InputError
+
+#: A sketch is kilobytes; anything this large is some other file.
+MAX_FILE_BYTES = 16 * 10**6
+_PIECE_BYTES = 1 << 20
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+#: Tables within tables: files of ours have ten or fewer, and recursion in Python ends near a thousand.
+_MAX_DEPTH = 64
+#: Most entries of a nested table on one line; larger ones have a line for each.
+_FEW_ENTRIES = 4
+#: A table's head alone on a line, or a key and its value: a text without either was not meant to be TOML.
+_LIKE_TOML = re.compile(r"^\s*(\[\[?[^\]\n]*\]\]?[^\S\n]*(#.*)?$|[\w.\"'-]+\s*=)", re.MULTILINE)
+#: A key of many parts, for which `tomllib` needs time quadratic in their number.
+_LONG_KEY = re.compile(
+    rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){{{_MAX_DEPTH}}}"""
+)
+
+
+def read_text(path: str | os.PathLike[str], limit_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file, without a byte order mark."""
+    where = os.fspath(path)
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            data = _bytes_within(file.fileno(), file.read, limit_bytes, where)
+    except FormatError:
+        raise
+    except FileNotFoundError:
+        raise FormatError("there is no such file; check the path", where=where) from None
+    except IsADirectoryError:
+        raise FormatError("is a folder; give the path of a file", where=where) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or a lone surrogate, in the path
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(f"the file cannot be read ({reason}); give another path", where=where) from None
+    if kind := kind_of_bytes(data):
+        raise FormatError(wrong_kind(kind, where, "UTF-8 text"), where=where)
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise FormatError("found UTF-16 text; expected UTF-8; save it as UTF-8", where=where)
+    if b"\0" in data:
+        raise FormatError("found binary data; expected UTF-8 text; check the path", where=where)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"found bytes that are not UTF-8 text, at byte {error.start}; save the file as UTF-8", where=where
+        ) from None
+    if not text.strip():
+        raise FormatError("the file is empty; save it again, or check the path", where=where)
+    return text
+
+
+def parse(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The table in a TOML or JSON text; it is JSON if `source` ends in ``.json`` or it begins with ``{``."""
+    name = source.lower()
+    is_json = name.endswith(".json") or (not name.endswith(".toml") and text.lstrip().startswith("{"))
+    return (parse_json if is_json else parse_toml)(text, source=source, exact=exact)
+
+
+def parse_toml(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The tables of a TOML text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
+
+    def plain() -> dict[str, Any]:
+        if _LONG_KEY.search(text):
+            raise _too_deep(source)
+        try:
+            return tomllib.loads(text, parse_float=Decimal if exact else float)
+        except tomllib.TOMLDecodeError as error:
+            if not _LIKE_TOML.search(text):
+                begins = shown(repr(text.strip().partition("\n")[0].strip()), 60)
+                said = f"found text of no known kind, which begins {begins}; check the path, or give a file"
+                raise FormatError(f"{said} that the page on formats lists", where=source) from None
+            end = f"at line {text.count(chr(10)) + 1}, the end of the text"
+            reason = str(error).replace("at end of document", end)
+            said = f"found text that is not TOML: {reason}; correct that line"
+            raise FormatError(said, where=source) from None
+
+    tables: dict[str, Any] = _parsed(plain, source)
+    return tables
+
+
+def parse_json(text: str, *, source: str, exact: bool = False) -> dict[str, Any]:
+    """The object in a JSON text; with `exact`, numbers with a point or exponent come as `decimal.Decimal`."""
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            twice = shown(repr(Counter(key for key, _ in pairs).most_common(1)[0][0]), 60)
+            raise FormatError(f"found key {twice} twice in one object; remove one", where=source)
+        return table
+
+    def plain() -> Any:
+        try:
+            number = Decimal if exact else _finite
+            return json.loads(
+                text, object_pairs_hook=without_repeats, parse_float=number, parse_constant=_refuse_constant
+            )
+        except json.JSONDecodeError as error:
+            at = f"line {error.lineno}, column {error.colno}"
+            said = f"found text that is not JSON: {error.msg} (at {at}); correct that line"
+            raise FormatError(said, where=source) from None
+
+    data = _parsed(plain, source)
+    if not isinstance(data, dict):
+        raise FormatError(f"found a JSON {type(data).__name__}; expected an object with fields", where=source)
+    return data
+
+
+def kinds_of(path: str | os.PathLike[str]) -> list[str]:
+    """Kinds that the content of a file tells, be it TOML, JSON or other text; empty where it tells none."""
+    try:
+        text = read_text(path, 10 * MAX_FILE_BYTES)
+    except FormatError:
+        return []
+    try:
+        return kinds_in(parse(unquoted(text), source="")) or kinds_of_text(text)
+    except FormatError:
+        return kinds_of_text(text)
+
+
+def reads(*wanted: str) -> Callable[[Reader], Reader]:
+    """Decorator for a reader of a path: name the kind of a file that is of none of the kinds wanted."""
+
+    def decorate(read: Reader) -> Reader:
+        @wraps(read)
+        def told(*args: Any, **named: Any) -> Any:
+            try:
+                return read(*args, **named)
+            except InputError as error:
+                path = next(iter((*args, *named.values())), None)
+                if not isinstance(path, (str, os.PathLike)):
+                    raise
+                found = kinds_of(path)
+                if not found or set(found) & set(wanted):
+                    raise
+                where = os.fspath(path)
+                raise type(error)(wrong_kind(found[0], where, a(wanted[0])), where=where) from None
+
+        return cast("Reader", told)
+
+    return decorate
+
+
+def toml_text(value: Any) -> str:
+    """A string, a number, a truth value, or a list or a dict of such, as TOML writes it on one line.
+
+    Strings have JSON's escapes, and those of what would not be seen.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml_text(each)}' for key, each in value.items())} }}"
+    if not isinstance(value, str):
+        return str(value)
+    if any("\ud800" <= each <= "\udfff" for each in value):
+        raise ExportError(f"TOML holds whole characters, and {shown(repr(value), 60)} has half of one")
+    written = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in written)
+
+
+def toml_document(content: dict[str, Any]) -> str:
+    """Plain values as the text of a TOML file: tables come last, their longer ones apart."""
+    plain = {key: value for key, value in content.items() if not _is_table(value)}
+    lines = [f"{key} = {toml_text(value)}" for key, value in plain.items()]
+    for key, value in content.items():
+        if key in plain:
+            continue
+        for table in value if isinstance(value, list) else [value]:
+            lines += ["", f"[[{key}]]" if isinstance(value, list) else f"[{key}]"]
+            long = [n for n, each in table.items() if isinstance(each, dict) and len(each) > _FEW_ENTRIES]
+            lines += [f"{name} = {toml_text(each)}" for name, each in table.items() if name not in long]
+            for name in long:
+                lines += ["", f"[{key}.{name}]"]
+                lines += [f"{entry} = {toml_text(each)}" for entry, each in table[name].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (
+        isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    )
+
+
+def check_depth(data: object, *, where: str) -> None:
+    """Raise `FormatError` for plain values that recursion might not get to the end of."""
+    inside = [data]
+    for _ in range(_MAX_DEPTH):
+        inside = [
+            value
+            for each in inside
+            for value in (each.values() if isinstance(each, dict) else each)  # type: ignore[attr-defined]
+            if isinstance(value, (dict, list))
+        ]
+        if not inside:
+            return
+    raise _too_deep(where)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Opening a pipe without a writer would block.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _bytes_within(descriptor: int, read: Callable[[int], bytes], limit_bytes: int, where: str) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        said = "is no ordinary file but a pipe or a device; save what it gives in a file, and give that"
+        raise FormatError(said, where=where)
+    pieces: list[bytes] = []
+    num_bytes = 0
+    while num_bytes <= limit_bytes >= status.st_size and (piece := read(_PIECE_BYTES)):
+        num_bytes += len(piece)
+        pieces.append(piece)
+    if max(num_bytes, status.st_size) > limit_bytes:
+        raise FormatError(
+            f"the file is larger than {format_size(limit_bytes)}, the most that is read; "
+            "check that it is the file you meant",
+            where=where,
+        )
+    return b"".join(pieces)
+
+
+def _parsed(plain: Callable[[], Any], source: str) -> Any:
+    """Result of a parser; any fault of values inside becomes a `FormatError`."""
+    try:
+        data = plain()
+    except FormatError:
+        raise
+    except RecursionError:
+        raise _too_deep(source) from None
+    except MemoryError:
+        raise FormatError("found more than the memory holds; give a smaller file", where=source) from None
+    except (ArithmeticError, ValueError) as error:  # a number of 5000 digits
+        reason = str(error).partition(";")[0]
+        said = f"found a number that cannot be read ({reason}); correct it"
+        raise FormatError(said, where=source) from None
+    if isinstance(data, (dict, list)):
+        check_depth(data, where=source)
+    return data
+
+
+def _too_deep(where: str) -> FormatError:
+    return FormatError("found values nested too deeply; expected a few levels", where=where)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{shown(text, 60)} is larger than any number of 64 bits")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,121 @@
+"""Data from a file into a pydantic model; what does not fit becomes one sentence with file and field.
+
+With the fields that models of files share.
+"""
+
+from __future__ import annotations
+
+import typing
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from taccl._internal.arguments import quoted
+from taccl._internal.names import did_you_mean
+from taccl._internal.units import exact
+from taccl.errors import InputError, SketchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pydantic_core import ErrorDetails
+
+#: Tags of discriminated unions, which pydantic puts into an error's path, and what they stand for.
+UNION_TAGS = {"as-table": "a table", "as-word": "a word", "as-pairs": "a list of pairs"}
+#: Other parts of a path that are no fields: a key itself, and branches of unions of plain types.
+_NO_FIELDS = {*UNION_TAGS, "[key]", "int", "list[int]", "constrained-int", "list[constrained-int]"}
+
+Model = TypeVar("Model", bound=BaseModel)
+#: Whole numbers of at least 1, and of at least 0; and what stays exact.
+Positive = Annotated[int, Field(strict=True, ge=1)]
+Index = Annotated[int, Field(strict=True, ge=0)]
+Cost = Annotated[Fraction, BeforeValidator(exact)]
+
+
+class Table(BaseModel):
+    """A table of a file, with no fields but its own."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def validated(
+    model: type[Model],
+    data: object,
+    *,
+    source: str,
+    error: type[InputError] = SketchError,
+    rename: Mapping[str, str] | None = None,
+    remedy: str = "",
+) -> Model:
+    """An instance of `model`; an `error` names all fields that do not fit, or the first and a `remedy`.
+
+    - `source`: The file, for messages.
+    - `rename` (mapping): {field: its name in a file of another format}.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as failure:
+        faults = [_fault(model, each) for each in failure.errors(include_url=False)]
+    told = []
+    for path, sentence, advice in faults:
+        parent, bracket, rest = path.partition("[")
+        told.append(((rename or {}).get(parent, parent) + bracket + rest, f"{sentence}{remedy or advice}"))
+    path, sentence = told[0]
+    others = "".join(f"; also {field}: {text}" for field, text in told[1:])
+    if remedy and others:
+        others = f" (and {len(told) - 1} more such errors)"
+    raise error(sentence + others, where=": ".join(filter(None, (source, path))) or None)
+
+
+def _fault(model: type[BaseModel], error: ErrorDetails) -> tuple[str, str, str]:
+    """The path of the field at fault, a sentence about it, and what to do."""
+    loc = [part for part in error["loc"] if part not in _NO_FIELDS]
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    kind, value = error["type"], error["input"]
+    found = str(value).lower() if isinstance(value, bool) else quoted(value)
+    if kind == "missing":
+        return path, "found nothing; this field is required", "; add it"
+    if kind == "extra_forbidden":
+        known = _fields_at(model, loc[:-1])
+        advice = did_you_mean(str(loc[-1]), known) or "; remove it"
+        return path, f"found an unknown field; expected one of {', '.join(known)}", advice
+    context = error.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, ValueError):
+        return path, cause.message if isinstance(cause, InputError) else str(cause), ""
+    expected = error["msg"].removeprefix("Input should be ").removeprefix("Input should ")
+    expected = (expected[:1].lower() + expected[1:]).partition(", unable")[0]
+    if kind == "union_tag_invalid":
+        expected = " or ".join(UNION_TAGS[tag.strip("'")] for tag in context["expected_tags"].split(", "))
+    elif kind in ("tuple_type", "model_type"):
+        expected = "a list" if kind == "tuple_type" else "a table"
+    elif kind in ("too_short", "too_long"):
+        number = context.get("min_length", context.get("max_length"))
+        bound = (
+            "" if context.get("field_type") == "Tuple" else "at least " if kind == "too_short" else "at most "
+        )
+        expected = f"{bound}{number} item{'' if number == 1 else 's'}"
+    elif expected.startswith(("greater", "less")):
+        expected = f"a number {expected}"
+    return path, f"found {found}; expected {expected}", "; correct the value"
+
+
+def _fields_at(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
+    """Names of the fields that a file may have at a path."""
+    here: Any = model
+    for part in loc:
+        if isinstance(part, str) and isinstance(here, type) and issubclass(here, BaseModel):
+            by_name = {field.alias or name: field for name, field in here.model_fields.items()}
+            here = _model_in(by_name[part].annotation) if part in by_name else here
+    return [field.alias or name for name, field in here.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model named somewhere in an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_model_in(each) for each in typing.get_args(annotation))
+    return next((each for each in inner if each is not None), None)

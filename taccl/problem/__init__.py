@@ -1,0 +1,16 @@
+"""Problems: a topology, a collective, chunk sizes, and the clauses of a sketch."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """What was here when this was a module; for one release."""
+    found = None if name.startswith("_") else vars(import_module("taccl.problem.problem")).get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{name} is in taccl.problem.problem now", DeprecationWarning, stacklevel=2)
+    return found

@@ -1,0 +1,469 @@
+"""Definition of a collective: its chunks, their origins and destinations, and reductions.
+
+A chunk is the unit of data that moves whole. In a collective that does not combine, a chunk starts at its
+`origins` (any of them will do) and must reach its `destinations`. In a combining collective every origin
+holds its own contribution to the chunk, and every destination must end with the sum of all of them.
+
+A *process group* is some ranks of a larger topology: `Collective.among` puts a collective on them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from copy import copy
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.arguments import checked_as
+from taccl._internal.names import shown
+from taccl._internal.units import exact
+from taccl.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl._internal.arguments import Count
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk: where it starts, where it must end.
+
+    - `origins`: Ranks that hold it at the start; of a combining collective, ranks that contribute to it.
+    - `destinations`: Ranks that must hold it, or its full sum, at the end.
+    - `root`: Rank at which the synthesizer gathers the sum of a combining collective. A sum of one
+      contribution is whole where it starts: a collective roots it there, unless its root alone wants it.
+    """
+
+    origins: tuple[int, ...]
+    destinations: tuple[int, ...]
+    root: int | None = None
+
+    def is_met(self, *, is_sum: bool) -> bool:
+        """True if every destination has it, or its full sum, from the start."""
+        return not self.destinations or (
+            not (is_sum and len(self.origins) > 1) and set(self.destinations) <= set(self.origins)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Once `rank` holds chunk `source` it also holds chunk `chunk`, which adds its own contribution.
+
+    A chunk that is derived starts nowhere else.
+    """
+
+    source: int
+    rank: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """Ranks that do a collective of their own.
+
+    - `name`: Name of their collective, e.g. ``"allgather"``.
+    - `ranks`: Its members: the i-th is rank i of their collective.
+    - `num_chunks`: Number of their chunks. Groups have consecutive chunks, in order.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankSets:
+    """The different sets of ranks that chunks start at, or end at, and which of them is each chunk's.
+
+    - `of_chunk`, (num_chunks,) int32: The number of every chunk's set.
+    """
+
+    sets: tuple[tuple[int, ...], ...]
+    of_chunk: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, ranks_of_chunk: Sequence[tuple[int, ...]]) -> RankSets:
+        """The different sets among those of all chunks."""
+        # Many chunks share one tuple, of very many ranks perhaps: it is hashed once.
+        shared = dict(zip(map(id, ranks_of_chunk), ranks_of_chunk, strict=True))
+        number: dict[tuple[int, ...], int] = {}
+        number_of_id = {key: number.setdefault(ranks, len(number)) for key, ranks in shared.items()}
+        of_chunk = map(number_of_id.__getitem__, map(id, ranks_of_chunk))
+        return cls(tuple(number), np.fromiter(of_chunk, np.int32, len(ranks_of_chunk)))
+
+    def meeting(self, ranks: frozenset[int]) -> NDArray[np.bool_]:
+        """(num_chunks,) whether each chunk's set has one of some ranks."""
+        return np.array([not ranks.isdisjoint(each) for each in self.sets], bool)[self.of_chunk]
+
+    def among(self, chunks: range) -> Iterator[tuple[int, ...]]:
+        """The different sets of some consecutive chunks."""
+        return (self.sets[i] for i in np.unique(self.of_chunk[chunks.start : chunks.stop]).tolist())
+
+
+@checked_as(CollectiveError)
+@dataclass(frozen=True)
+class Collective:
+    """A named collective over `num_ranks` ranks.
+
+    Parameters
+    ----------
+    chunks : tuple of Chunk
+    combining : bool
+        Whether contributions are reduced on their way.
+    chunks_per_rank : int
+        How many pieces a rank's own part of the data is cut into.
+    derivations : tuple of Derivation
+        Chunks that a rank makes from one it received (scan: prefix r from prefix r - 1).
+    groups : tuple of ProcessGroup
+        Whose collectives it joins. None: one, of all ranks that start, root or need a chunk.
+    update_us_per_mb : Fraction, optional
+        Of a combining collective whose roots are servers: how long a root works on each MB of a whole sum,
+        once, before any of it is sent on. None: sums may be made, and sent on, anywhere.
+    chunks_open : bool
+        True if the number of chunks was left out. The collective then has one chunk per rank, and
+        `taccl.synthesize` chooses the number for a problem that gives a size. Equality ignores it.
+    """
+
+    name: str
+    num_ranks: int
+    chunks: tuple[Chunk, ...]
+    combining: bool = False
+    chunks_per_rank: int = 1
+    derivations: tuple[Derivation, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
+    update_us_per_mb: Fraction | None = None
+    chunks_open: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._read_chunks()
+        if self.update_us_per_mb is not None:
+            self._check_update()
+        for role, ends in (("origin", self.origin_sets), ("destination", self.destination_sets)):
+            for number, ranks in enumerate(ends.sets):
+                strange = [rank for rank in ranks if not 0 <= rank < self.num_ranks]
+                if not strange and len(set(ranks)) == len(ranks):
+                    continue
+                index = int(np.argmax(ends.of_chunk == number))
+                if strange:
+                    raise self._no_such(index, role, strange[0])
+                raise CollectiveError(f"chunk {index}: a rank is named twice as {role}", where=self.name)
+        for root in {chunk.root for chunk in self.chunks}:
+            if root is not None and not 0 <= root < self.num_ranks:
+                index = next(i for i, chunk in enumerate(self.chunks) if chunk.root == root)
+                raise self._no_such(index, "root", root)
+        for each in self.derivations:
+            known = 0 <= each.source < self.num_chunks and 0 <= each.chunk < self.num_chunks
+            if not known or not 0 <= each.rank < self.num_ranks:
+                raise CollectiveError(f"{each} names a chunk or rank that does not exist", where=self.name)
+            if origins := self.chunks[each.chunk].origins:
+                said = f"chunk {each.chunk} is derived, and starts at rank {origins[0]}; leave one out"
+                raise CollectiveError(said, where=self.name)
+        made = {each.chunk for each in self.derivations_in_turn}
+        if len(made) < len(self.derivations_in_turn):
+            raise CollectiveError("a chunk is derived twice; derive it once, at one rank", where=self.name)
+        if () in self.origin_sets.sets:
+            for index, chunk in enumerate(self.chunks):
+                if not chunk.origins and index not in made:
+                    said = f"chunk {index} starts nowhere, nor is it made of one that does; give it an origin"
+                    raise CollectiveError(said, where=self.name)
+        if self.sums_up:
+            self._check_roots()
+        if self.groups:
+            self._check_groups()
+
+    def _read_chunks(self) -> None:
+        """Make ranks of chunks whole numbers of Python's in tuples, where they are not yet."""
+        ends = {id(ranks): ranks for c in self.chunks for ranks in (c.origins, c.destinations)}.values()
+        plain = set(map(type, ends)) <= {tuple} and set(map(type, chain.from_iterable(ends))) <= {int}
+        if plain and {type(chunk.root) for chunk in self.chunks} <= {int, type(None)}:
+            return
+        read = tuple(_chunk(each.origins, each.destinations, each.root) for each in self.chunks)
+        object.__setattr__(self, "chunks", read)
+
+    def _check_update(self) -> None:
+        """Raise `CollectiveError` unless every chunk is a sum with a root, and its update takes 0 or more."""
+        update = Fraction(self.update_us_per_mb or 0)
+        object.__setattr__(self, "update_us_per_mb", update)
+        if not self.sums_up or any(chunk.root is None for chunk in self.chunks) or update < 0:
+            said = f"found an update of {update} us/MB; expected 0 or more, of sums that have a root"
+            raise CollectiveError(said, where=self.name)
+
+    def _check_roots(self) -> None:
+        """Root sums of one contribution where they start; raise `CollectiveError` if others have no root."""
+        if self.update_us_per_mb is None and any(map(_is_whole, self.chunks)):
+            chunks = tuple(replace(c, root=c.origins[0]) if _is_whole(c) else c for c in self.chunks)
+            object.__setattr__(self, "chunks", chunks)
+        for index, chunk in enumerate(self.chunks):
+            if chunk.root is None:
+                raise CollectiveError(f"chunk {index}: its sum has no root; name a rank", where=self.name)
+
+    def _no_such(self, index: int, role: str, rank: int) -> CollectiveError:
+        said = f"chunk {index}: {role} {rank} does not exist; there are ranks 0-{self.num_ranks - 1}"
+        return CollectiveError(said, where=self.name)
+
+    def _check_groups(self) -> None:
+        """Raise `CollectiveError` unless groups have known ranks, and each chunk is among one's."""
+        for index, group in enumerate(self.groups):
+            _check_members(group.ranks, self.num_ranks, where=f"{self.name}: group {index}")
+        counted = sum(group.num_chunks for group in self.groups)
+        if counted != self.num_chunks or min(group.num_chunks for group in self.groups) < 0:
+            found = f"found groups of {[group.num_chunks for group in self.groups]} chunks"
+            raise CollectiveError(f"{found}; expected {self.num_chunks} in all", where=self.name)
+        for index, (group, chunks) in enumerate(zip(self.groups, self.chunks_of_group, strict=True)):
+            strangers = self._ranks_of(chunks).difference(group.ranks)
+            if strangers:
+                named = f"chunks {chunks.start}-{chunks.stop - 1} concern ranks {sorted(strangers)}"
+                raise CollectiveError(f"{named}, which are not in group {index}", where=self.name)
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return len(self.chunks)
+
+    @property
+    def sums_up(self) -> bool:
+        """True if contributions are reduced on their way, rather than whole chunks copied."""
+        return self.combining and not self.derivations
+
+    @property
+    def stays_at_roots(self) -> bool:
+        """True if every sum is for its root alone, as in a reduce or a reduce-scatter."""
+        return all(chunk.destinations == (chunk.root,) for chunk in self.chunks)
+
+    @cached_property
+    def is_met(self) -> bool:
+        """True if every destination has its data from the start, so that no send is necessary."""
+        if not self.derivations:
+            return all(chunk.is_met(is_sum=self.combining) for chunk in self.chunks)
+        held = {(c, rank) for c, chunk in enumerate(self.chunks) for rank in chunk.origins}
+        for each in self.derivations_in_turn:
+            if (each.source, each.rank) in held:
+                held.add((each.chunk, each.rank))
+        return all((c, rank) in held for c, chunk in enumerate(self.chunks) for rank in chunk.destinations)
+
+    @cached_property
+    def derivations_in_turn(self) -> tuple[Derivation, ...]:
+        """The derivations, each behind that of its source; none of chunks that derive from one another."""
+        makes: dict[int, list[Derivation]] = defaultdict(list)
+        for each in self.derivations:
+            makes[each.source].append(each)
+        turn: list[Derivation] = []
+        there = [c for c, chunk in enumerate(self.chunks) if makes and chunk.origins]
+        for c in there:  # which grows
+            turn += makes[c]
+            there += [each.chunk for each in makes.pop(c)]
+        return tuple(turn)
+
+    @cached_property
+    def starts(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks at which each chunk starts, or is made from another."""
+        made = {each.chunk: (each.rank,) for each in self.derivations}
+        return tuple(chunk.origins or made[c] for c, chunk in enumerate(self.chunks))
+
+    @cached_property
+    def ends(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that each chunk must reach: its destinations, and ranks that derive other chunks from it."""
+        ends = [chunk.destinations for chunk in self.chunks]
+        for each in reversed(self.derivations_in_turn):
+            if ends[each.chunk] and each.rank not in ends[each.source]:
+                ends[each.source] += (each.rank,)
+        return tuple(ends)
+
+    @cached_property
+    def origin_sets(self) -> RankSets:
+        """Distinct sets of ranks at which chunks start."""
+        return RankSets.of([chunk.origins for chunk in self.chunks])
+
+    @cached_property
+    def destination_sets(self) -> RankSets:
+        """Distinct sets of ranks at which chunks must end."""
+        return RankSets.of([chunk.destinations for chunk in self.chunks])
+
+    def _ranks_of(self, chunks: range) -> set[int]:
+        """Ranks that start, root or need one of some consecutive chunks."""
+        roots = {chunk.root for chunk in self.chunks[chunks.start : chunks.stop] if chunk.root is not None}
+        return roots.union(*self.origin_sets.among(chunks), *self.destination_sets.among(chunks))
+
+    @cached_property
+    def process_groups(self) -> tuple[ProcessGroup, ...]:
+        """The groups; where none are named, one of all ranks that start, root or need a chunk."""
+        if self.groups or not self.chunks:
+            return self.groups
+        named = self._ranks_of(range(self.num_chunks)).union(d.rank for d in self.derivations)
+        return (ProcessGroup(self.name, tuple(sorted(named)), self.num_chunks),)
+
+    @cached_property
+    def chunks_of_group(self) -> tuple[range, ...]:
+        """The chunks of every process group."""
+        ends = tuple(accumulate((group.num_chunks for group in self.process_groups), initial=0))
+        return tuple(map(range, ends, ends[1:]))
+
+    @cached_property
+    def group_of_chunk(self) -> tuple[int, ...]:
+        """The process group of every chunk."""
+        return tuple(g for g, chunks in enumerate(self.chunks_of_group) for _ in chunks)
+
+    @cached_property
+    def size_chunks(self) -> int:
+        """Chunks in the larger of one rank's input and output buffer, as nccl-tests counts size."""
+        if self.derivations:
+            return self.chunks_per_rank
+        return self.most_at_a_rank(np.ones(self.num_chunks, np.int64))
+
+    def most_at_a_rank(self, weights: NDArray[Any]) -> int:
+        """The chunks that a rank has at the start, or at the end, by their weight: the most of all ranks."""
+        most = 0
+        for ends in (self.origin_sets, self.destination_sets):
+            of_set = np.zeros(len(ends.sets), weights.dtype)
+            np.add.at(of_set, ends.of_chunk, weights)
+            of_rank = np.zeros(self.num_ranks, weights.dtype)
+            for ranks, weight in zip(ends.sets, of_set, strict=True):
+                of_rank[list(ranks)] += weight
+            most = max(most, int(of_rank.max(initial=0)))
+        return most
+
+    @property
+    def busbw_factor(self) -> float:
+        """Bus bandwidth over algorithm bandwidth, as nccl-tests defines it."""
+        kinds = {(group.name, len(group.ranks)) for group in self.groups} or {(self.name, self.num_ranks)}
+        factors = {busbw_factor(name, num_ranks) for name, num_ranks in kinds}
+        return factors.pop() if len(factors) == 1 else 1.0
+
+    def with_chunks_open(self, is_open: bool) -> Collective:
+        """The same collective with its number of chunks left open, or fixed."""
+        if self.chunks_open == is_open:
+            return self
+        other = copy(self)  # which keeps what was worked out of its chunks
+        object.__setattr__(other, "chunks_open", is_open)
+        return other
+
+    @checked_as(CollectiveError)
+    def split(self, parts: Count) -> Collective:
+        """The same collective with every chunk cut into `parts`, which are neighbours in every buffer.
+
+        The number of chunks is fixed then.
+        """
+        if parts == 1:
+            return self.with_chunks_open(False)
+        # Chunk c becomes c * parts ..., so that parts are neighbours; each derives from its counterpart.
+        derivations = tuple(
+            Derivation(d.source * parts + p, d.rank, d.chunk * parts + p)
+            for d in self.derivations
+            for p in range(parts)
+        )
+        return replace(
+            self,
+            chunks=tuple(each for each in self.chunks for _ in range(parts)),
+            chunks_per_rank=self.chunks_per_rank * parts,
+            chunks_open=False,
+            derivations=derivations,
+            groups=tuple(replace(group, num_chunks=group.num_chunks * parts) for group in self.groups),
+        )
+
+    @checked_as(CollectiveError)
+    def among(self, ranks: Sequence[int], *, num_ranks: int) -> Collective:
+        """The same collective by a process group: some ranks of a larger topology.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The members; the i-th takes the part of rank i.
+        num_ranks : int
+            Ranks of the topology. Those that are no members may relay, unless the clause `relays` of the
+            problem says otherwise.
+
+        Raises
+        ------
+        CollectiveError
+            If a rank is named twice or does not exist, or there are not as many as the collective has.
+        """
+        where = f"{self.name}: ranks of the group"
+        members = tuple(ranks)
+        _check_members(members, num_ranks, where=where)
+        if len(members) != self.num_ranks:
+            said = f"found {len(members)} members; the collective is over {self.num_ranks} ranks"
+            raise CollectiveError(said, where=where)
+
+        def renamed(ranks: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(sorted(members[r] for r in ranks))
+
+        chunks = tuple(
+            Chunk(renamed(c.origins), renamed(c.destinations), None if c.root is None else members[c.root])
+            for c in self.chunks
+        )
+        groups = tuple(replace(g, ranks=tuple(members[r] for r in g.ranks)) for g in self.groups)
+        return replace(
+            self,
+            num_ranks=num_ranks,
+            chunks=chunks,
+            derivations=tuple(replace(d, rank=members[d.rank]) for d in self.derivations),
+            groups=groups or (ProcessGroup(self.name, members, self.num_chunks),),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The collective as plain values; groups, and an open number of chunks, only where there are any."""
+        chunks = [[list(c.origins), list(c.destinations), c.root] for c in self.chunks]
+        return self.outline() | {"chunks": chunks}
+
+    def outline(self) -> dict[str, Any]:
+        """The same without its chunks, which may be very many."""
+        groups = {"groups": [[g.name, list(g.ranks), g.num_chunks] for g in self.groups]}
+        named = {name: getattr(self, name) for name in ("name", "num_ranks", "combining", "chunks_per_rank")}
+        derivations = [[d.source, d.rank, d.chunk] for d in self.derivations]
+        update = {} if self.update_us_per_mb is None else {"update_us_per_mb": str(self.update_us_per_mb)}
+        is_open = {"chunks_open": True} if self.chunks_open else {}
+        return {**named, "derivations": derivations, **(groups if self.groups else {}), **update, **is_open}
+
+    @classmethod
+    @checked_as(CollectiveError)
+    def from_dict(cls, data: dict[str, Any]) -> Collective:
+        """The collective that `to_dict` wrote."""
+        return cls(
+            **{name: data[name] for name in ("name", "num_ranks", "combining", "chunks_per_rank")},
+            chunks=tuple(Chunk(tuple(o), tuple(d), root) for o, d, root in data["chunks"]),
+            derivations=tuple(Derivation(*each) for each in data["derivations"]),
+            groups=tuple(ProcessGroup(name, tuple(ranks), n) for name, ranks, n in data.get("groups", ())),
+            update_us_per_mb=exact(data["update_us_per_mb"]) if data.get("update_us_per_mb") else None,
+            chunks_open=data.get("chunks_open", False),
+        )
+
+    def __repr__(self) -> str:
+        return f"Collective({shown(repr(self.name), 100)}, {self.num_ranks} ranks, {self.num_chunks} chunks)"
+
+
+@checked_as(CollectiveError)
+def _chunk(origins: tuple[int, ...], destinations: tuple[int, ...], root: int | None) -> Chunk:
+    return Chunk(origins, destinations, root)
+
+
+def _is_whole(chunk: Chunk) -> bool:
+    """True if a sum is a single contribution, and not for its root alone."""
+    return len(chunk.origins) == 1 and chunk.destinations != (chunk.root,)
+
+
+def busbw_factor(name: str, num_ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth of a collective by name, as nccl-tests defines it."""
+    if name in ("allgather", "reduce-scatter", "alltoall", "gather", "scatter"):
+        return (num_ranks - 1) / num_ranks
+    return 2 * (num_ranks - 1) / num_ranks if name == "allreduce" else 1.0
+
+
+def _check_members(ranks: Sequence[int], num_ranks: int, *, where: str) -> None:
+    """Raise `CollectiveError` unless there are members, all known and each named once."""
+    if not ranks:
+        raise CollectiveError("found no members; expected at least one", where=where)
+    for rank in ranks:
+        if not 0 <= rank < num_ranks:
+            said = f"rank {rank} does not exist; there are ranks 0-{num_ranks - 1}"
+            raise CollectiveError(said, where=where)
+    if len(set(ranks)) < len(ranks):
+        twice = sorted({rank for rank in ranks if list(ranks).count(rank) > 1})
+        raise CollectiveError(f"ranks {twice} are named twice; name each member once", where=where)

@@ -1,0 +1,190 @@
+"""Costs: the exact times of sends as integer ticks, on a grid as fine as the topology's fractions need."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from taccl._internal.caching import TURNED, cached
+from taccl._internal.units import BYTES_PER_MB, format_size
+from taccl.errors import NumericsWarning, TopologyError, warn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from taccl.topology.topology import Topology
+
+T = TypeVar("T", bound=np.generic)
+#: How finely time may be cut for costs to be exact, and to what they are rounded otherwise, with a word.
+MAX_TICKS_PER_US, ROUNDED_TICKS_PER_US = 10**9, 10**6
+_MAX_FINISH_TICKS = 2**62
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Exact times as integer ticks.
+
+    A send of u units over link e takes ``link_alpha[e] + u * link_beta[e]`` ticks; chunk c has
+    ``chunk_units[c]`` units. Holds are indexed as `Topology.holds`. All arrays are int64.
+    """
+
+    ticks_per_us: int
+    link_alpha: NDArray[np.int64]
+    link_beta: NDArray[np.int64]
+    hold_alpha: NDArray[np.int64]
+    hold_beta: NDArray[np.int64]
+    chunk_units: NDArray[np.int64]
+
+    def duration(self, link: int, units: int) -> int:
+        """Ticks from the start to the end of a send of `units` over `link`."""
+        return int(self.link_alpha[link]) + units * int(self.link_beta[link])
+
+    def us(self, ticks: int) -> Fraction:
+        """Ticks as exact microseconds."""
+        return Fraction(int(ticks), self.ticks_per_us)
+
+
+@dataclass(frozen=True, slots=True)
+class HoldColumns:
+    """The holds of a topology as columns, and those of every link.
+
+    - `link`, `resource`: (num_holds,) int64.
+    - `receives`, (num_holds,) bool: Whether the resource is taken until the send ends, rather than from when
+      it starts.
+    """
+
+    link: NDArray[np.int64]
+    resource: NDArray[np.int64]
+    receives: NDArray[np.bool_]
+    _by_link: NDArray[np.int64]
+    _first: NDArray[np.int64]
+
+    def of_sends(self, link: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(send, hold) of every hold of sends over the links given, send by send."""
+        each = self._first[link + 1] - self._first[link]
+        send = np.repeat(np.arange(len(link)), each)
+        place = np.arange(len(send)) - np.repeat(np.cumsum(each) - each, each)
+        return send, self._by_link[self._first[link][send] + place]
+
+
+@cached
+def hold_columns(topology: Topology) -> HoldColumns:
+    """The holds of a topology as columns; made once for each."""
+    if (other := topology.cache.get(TURNED)) is not None:
+        same = hold_columns(other)
+        return replace(same, receives=_frozen(~same.receives))
+    holds = topology.holds
+    link = _read_only([hold.link for hold in holds])
+    receives = _frozen(np.fromiter((hold.side == "receive" for hold in holds), bool, len(holds)))
+    first = np.concatenate(([0], np.cumsum(np.bincount(link, minlength=len(topology.links)))))
+    resource = _read_only([hold.resource for hold in holds])
+    return HoldColumns(link, resource, receives, np.argsort(link, kind="stable"), first)
+
+
+@cached
+def link_ends(topology: Topology) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The source and the destination of every link, of several the first; made once for each topology."""
+    if (other := topology.cache.get(TURNED)) is not None:
+        src, dst = link_ends(other)
+        return dst, src
+    return _read_only([e.src for e in topology.links]), _read_only([e.dst for e in topology.links])
+
+
+@cached
+def wide_links(topology: Topology) -> tuple[int, ...]:
+    """The links of several sources or destinations, by index; found once for each topology."""
+    if (other := topology.cache.get(TURNED)) is not None:
+        return wide_links(other)
+    return tuple(e for e, link in enumerate(topology.links) if len(link.srcs) + len(link.dsts) > 2)
+
+
+def read_columns(topology: Topology) -> None:
+    """Read a topology's columns, which takes a while of very many links, before any time limit runs."""
+    link_ends(topology), wide_links(topology), hold_columns(topology), cost_columns(topology)
+
+
+@cached
+def cost_columns(topology: Topology) -> list[tuple[list[Fraction], NDArray[np.int64]]]:
+    """Alpha and beta of links, and of holds: the few values that there are, and which of them is each's."""
+    if (other := topology.cache.get(TURNED)) is not None:
+        return cost_columns(other)
+    columns = []
+    for things in (topology.links, topology.holds):
+        for name in ("alpha_us", "beta_us_per_mb"):
+            found = list(map(attrgetter(name), things))
+            which = list(map(id, found))
+            values = dict(zip(which, found, strict=True))  # by object, as many share one
+            number: dict[tuple[int, int], int] = {}
+            place = {key: number.setdefault(v.as_integer_ratio(), len(number)) for key, v in values.items()}
+            index = np.fromiter(map(place.__getitem__, which), np.int64, len(which))
+            columns.append(([Fraction(*ratio) for ratio in number], index))
+    return columns
+
+
+def exact_costs(topology: Topology, chunk_bytes: Sequence[int]) -> Costs:
+    """Every cost of a topology, and the size of every chunk, on one integer grid.
+
+    Costs that need more than a tick per femtosecond, or times of more than 64 bits, are rounded up to
+    picoseconds, with a `NumericsWarning`; times that need more than 64 bits even so raise `TopologyError`.
+    """
+    unit_bytes = math.gcd(*set(chunk_bytes)) if chunk_bytes else 1
+    scale = Fraction(unit_bytes, BYTES_PER_MB)
+    columns, by = cost_columns(topology), (Fraction(1), scale) * 2
+    us = [[value * each for value in values] for (values, _), each in zip(columns, by, strict=True)]
+    ticks_per_us = math.lcm(*{value.denominator for values in us for value in values})
+    units_of = {size: size // unit_bytes for size in set(chunk_bytes)}
+    units = [units_of[size] for size in chunk_bytes]
+
+    def on_grid(per_us: int) -> tuple[list[list[int]], int]:
+        """Every cost in ticks, rounded up; and what no schedule worth having lasts longer than."""
+        ticks = [[math.ceil(exact * per_us) for exact in values] for values in us]
+        dearest_alpha, dearest_beta = (max(values, default=0) for values in ticks[:2])
+        # Every chunk over a way of dear links, one after another.
+        return ticks, (dearest_alpha * len(units) + dearest_beta * sum(units)) * topology.num_ranks
+
+    ticks, longest = on_grid(ticks_per_us)
+    too_fine = ticks_per_us > MAX_TICKS_PER_US or longest > _MAX_FINISH_TICKS
+    if too_fine and ticks_per_us > ROUNDED_TICKS_PER_US:
+        ticks_per_us = ROUNDED_TICKS_PER_US
+        ticks, longest = on_grid(ticks_per_us)
+        _warn_of_rounding(topology)
+    if longest > _MAX_FINISH_TICKS:
+        raise TopologyError(
+            f"found costs and chunks of {format_size(max(chunk_bytes))} that need more than 64 bits "
+            f"at {ticks_per_us} ticks a microsecond; give smaller costs or chunks",
+            where=topology.name,
+        )
+    link_alpha, link_beta, hold_alpha, hold_beta = (
+        _read_only(np.array(values, np.int64)[index])
+        for (_, index), values in zip(columns, ticks, strict=True)
+    )
+    return Costs(ticks_per_us, link_alpha, link_beta, hold_alpha, hold_beta, _read_only(units))
+
+
+def _warn_of_rounding(topology: Topology) -> None:
+    """Warn that costs are not exact, once for each topology, whatever problems are made of it."""
+    if "rounding is told" in topology.cache:
+        return
+    topology.cache["rounding is told"] = True
+    text = (
+        f"{topology.name}: no grid in 64 bits, of at most {MAX_TICKS_PER_US} ticks a microsecond, holds all "
+        "costs of these chunks exactly; each was rounded up to a picosecond, which schedules, bounds and the "
+        "verifier share; costs or chunk sizes that are rounder have exact times"
+    )
+    warn(text, NumericsWarning)
+
+
+def _read_only(values: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    return _frozen(np.array(values, dtype=np.int64))
+
+
+def _frozen(array: NDArray[T]) -> NDArray[T]:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,480 @@
+"""The problem: a topology, a collective, chunk sizes, and the clauses that a sketch adds.
+
+`Problem` is everything a synthesizer may know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.arguments import checked_as, known_index
+from taccl._internal.caching import cached
+from taccl._internal.names import shown
+from taccl._internal.units import exact, format_count, format_size
+from taccl.errors import CollectiveError, InputError, SketchError
+from taccl.problem.clauses import Clauses, OpenLinks, SwitchPolicy
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.collectives import make
+from taccl.problem.costs import Costs, exact_costs, read_columns
+from taccl.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from taccl._internal.arguments import Bytes, Count, Natural
+
+__all__ = ["Clauses", "Costs", "Problem", "SwitchPolicy", "alltoallv_problem", "make_problem"]
+
+#: Characters of a name in a title.
+_TITLE = 100
+#: Chunks that are written at a time: each may name all ranks.
+_WRITTEN_AT_ONCE = 64
+
+
+@checked_as(CollectiveError)
+@dataclass(frozen=True)
+class Problem:
+    """A topology, a collective, chunk sizes and a sketch's clauses; see `make_problem`.
+
+    Parameters
+    ----------
+    chunk_bytes : tuple of int
+        Size of every chunk.
+    size_bytes : int, optional
+        The size that bandwidths are counted from: the larger of one rank's input and output buffer, as
+        nccl-tests counts it. None where the chunk size is not known (then GB/s are not either).
+    notes : tuple of str
+        What a person should know: padding, a symmetry that was narrowed.
+    chunks_open : bool
+        True if the number of chunks is open: the problem gives a size and has one chunk per rank,
+        `taccl.synthesize` chooses the number, and `taccl.lower_bound` holds for every number. The
+        problem's collective says the same. Equality ignores it; the digest does not.
+    release_us : tuple of (chunk, rank, microseconds)
+        When a rank first has what it starts with of a chunk, where that is not at 0: nothing of it leaves
+        before, and nothing is added to it.
+    due_us : tuple of (chunk, rank, microseconds)
+        By when a destination must have a chunk.
+    """
+
+    topology: Topology
+    collective: Collective
+    chunk_bytes: tuple[int, ...]
+    clauses: Clauses = Clauses()
+    size_bytes: int | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    chunks_open: bool = field(default=False, compare=False)
+    release_us: tuple[tuple[int, int, Fraction], ...] = ()
+    due_us: tuple[tuple[int, int, Fraction], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.collective.num_ranks != self.topology.num_ranks:
+            raise CollectiveError(
+                f"{self.collective.name} is over {self.collective.num_ranks} ranks, but topology "
+                f"{self.topology.name} has {self.topology.num_ranks}; make them equal",
+                where="collective",
+            )
+        object.__setattr__(self, "collective", self.collective.with_chunks_open(self.chunks_open))
+        read_columns(self.topology)
+        if len(self.chunk_bytes) != self.collective.num_chunks or min(self.chunk_bytes, default=1) <= 0:
+            raise CollectiveError(
+                f"found {len(self.chunk_bytes)} chunk sizes, smallest {min(self.chunk_bytes, default=0)}; "
+                f"expected {self.collective.num_chunks}, all positive",
+                where="chunk_bytes",
+            )
+        for name in ("release_us", "due_us"):
+            object.__setattr__(self, name, self._checked_moments(name))
+        clauses, ranks = self.clauses, self.topology.num_ranks
+        for name, noun, named in clauses.indices():
+            count = ranks if noun == "rank" else len(self.topology.links)
+            if named and (min(named) < 0 or max(named) >= count):
+                unknown = sorted(each for each in named if not 0 <= each < count)
+                said = f"{noun}s {unknown[:8]} do not exist; the topology has {noun}s 0-{count - 1}"
+                raise SketchError(said, where=f"clauses.{name}")
+        for ranks_to in clauses.symmetry:
+            if sorted(ranks_to) != list(range(ranks)):
+                raise SketchError(
+                    f"found ranks taken to {ranks_to[:16]}, which is no symmetry of {self.topology.name}; "
+                    f"name every rank 0-{ranks - 1} once",
+                    where="clauses.symmetry",
+                )
+
+    def _checked_moments(self, name: str) -> tuple[tuple[int, int, Fraction], ...]:
+        """Releases or due times, exact and in order; `CollectiveError` names one that cannot be."""
+        found: dict[tuple[int, int], Fraction] = {}
+        for chunk, rank, us in getattr(self, name):
+            where = f"{name}: chunk {chunk}, rank {rank}"
+            try:
+                chunk, moment = known_index(chunk, self.collective.num_chunks, "chunk"), exact(us)
+            except InputError as error:
+                raise CollectiveError(error.message, where=where) from None
+            ends = self.collective.chunks[chunk]
+            role = "origins" if name == "release_us" else "destinations"
+            if rank not in getattr(ends, role):
+                said = f"the rank is none of the chunk's {role}; name one of those"
+                raise CollectiveError(said, where=where)
+            if moment < 0 or (chunk, rank) in found:
+                said = "found it twice" if (chunk, rank) in found else f"found {float(moment):g} us"
+                raise CollectiveError(f"{said}; give one time of 0 or more", where=where)
+            found[chunk, rank] = moment
+        return tuple((chunk, rank, us) for (chunk, rank), us in sorted(found.items()))
+
+    @cached_property
+    def release_ticks(self) -> dict[tuple[int, int], int]:
+        """{(chunk, rank): release date in ticks}, where it is not 0."""
+        return {
+            (chunk, rank): ceil(us * self.costs.ticks_per_us) for chunk, rank, us in self.release_us if us
+        }
+
+    def without_moments(self) -> Problem:
+        """The problem without release dates and due dates."""
+        return replace(self, release_us=(), due_us=()) if self.release_us or self.due_us else self
+
+    @property
+    def in_its_chunks(self) -> Problem:
+        """The problem with its number of chunks fixed, as every schedule of it has them."""
+        return self._in_its_chunks if self.chunks_open else self
+
+    @cached_property
+    def _in_its_chunks(self) -> Problem:
+        return replace(self, chunks_open=False)
+
+    @cached_property
+    def costs(self) -> Costs:
+        """Exact times as integer ticks."""
+        return exact_costs(self.topology, self.chunk_bytes)
+
+    @cached_property
+    def cache(self) -> dict[str, Any]:
+        """Derived data about this problem, by name; not part of its value."""
+        return {}
+
+    @cached_property
+    def links_allowed(self) -> tuple[int, ...]:
+        """The links that the sketch leaves, by index."""
+        allowed = self.clauses.links_allowed
+        every = range(len(self.topology.links))
+        return tuple(every) if allowed is None else tuple(e for e in every if e in allowed)
+
+    @cached_property
+    def own_first(self) -> frozenset[int]:
+        """Links on which own chunks go first, without those whose sender never has own and other chunks."""
+        links = self.clauses.own_first
+        if not links or self.collective.combining:
+            return links
+        own = Counter(rank for chunk in self.collective.chunks for rank in chunk.origins)
+        both = {rank for rank, count in own.items() if count < self.collective.num_chunks}
+        return frozenset(e for e in links if not both.isdisjoint(self.topology.links[e].srcs))
+
+    @cached_property
+    def _ranks_of_group(self) -> tuple[frozenset[int], ...]:
+        """Ranks that may ever hold chunks of each process group: its members, and the relays."""
+        relays = self.clauses.relays or frozenset()
+        return tuple(relays.union(group.ranks) for group in self.collective.process_groups)
+
+    def holders(self, chunk: int) -> frozenset[int] | None:
+        """Ranks that may ever hold a chunk; None for all."""
+        chunk = known_index(chunk, self.collective.num_chunks, "chunk")
+        if self.clauses.relays is None:
+            return None
+        return self._ranks_of_group[self.collective.group_of_chunk[chunk]]
+
+    def may_carry(self, link: int, chunk: int, *, reducing: bool = False) -> bool:
+        """True if the clauses admit a chunk on a link, in the broadcast phase or in the reduce phase.
+
+        Parameters
+        ----------
+        link, chunk : int
+            By index.
+        reducing : bool
+            Whether the chunk is on its way into a sum.
+        """
+        link = known_index(link, len(self.topology.links), "link")
+        chunk = known_index(chunk, self.collective.num_chunks, "chunk")
+        return bool(self.open_links(chunk, reducing=reducing)[link])
+
+    def open_links(self, chunk: int, *, reducing: bool = False) -> NDArray[np.bool_]:
+        """(num_links,) which links `may_carry` a chunk; one array for chunks that the clauses treat alike."""
+        return self._open_links.of(chunk, reducing=reducing)
+
+    @cached_property
+    def _open_links(self) -> OpenLinks:
+        """Reachability over open links."""
+        return OpenLinks(self.topology, self.collective, self.clauses, self.links_allowed)
+
+    @cached
+    def digest(self) -> str:
+        """A hash of the problem's content, the same on every machine and wherever a sketch was read from."""
+        outline = self._outline()
+        del outline["clauses"]["where"]
+        collective = outline.pop("collective")
+        before = {name: outline.pop(name) for name in ("chunk_bytes", "clauses")}
+        # Chunks are written some at a time where their list belongs: all at once they may be gigabytes.
+        state = hashlib.sha256(f'{_compact(before)[:-1]},"collective":{{"chunks":['.encode())
+        for number, some in enumerate(_written(self.collective.chunks)):
+            state.update((("," if number else "") + some).encode())
+        state.update(f"],{_compact(collective)[1:]},{_compact(outline)[1:]}".encode())
+        return state.hexdigest()
+
+    def with_clauses(self, **changes: Any) -> Problem:
+        """The problem with some clauses replaced."""
+        return replace(self, clauses=replace(self.clauses, **changes))
+
+    def without_clauses(self, *fields: str) -> Problem:
+        """The problem but for some clauses, which ask for nothing then."""
+        return replace(self, clauses=self.clauses.without(*fields))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The problem as plain values."""
+        return self._outline() | {"collective": self.collective.to_dict()}
+
+    def _outline(self) -> dict[str, Any]:
+        """The same without the collective's chunks."""
+        uniform = len(set(self.chunk_bytes)) == 1
+        return {
+            "topology": self.topology.to_dict(),
+            "collective": self.collective.outline(),
+            "chunk_bytes": self.chunk_bytes[0] if uniform else list(self.chunk_bytes),
+            "size_bytes": self.size_bytes,
+            "clauses": self.clauses.to_dict(),
+            **{
+                name: [[chunk, rank, str(us)] for chunk, rank, us in getattr(self, name)]
+                for name in ("release_us", "due_us")
+                if getattr(self, name)
+            },
+        }
+
+    @classmethod
+    @checked_as(CollectiveError)
+    def from_dict(cls, data: dict[str, Any]) -> Problem:
+        """The problem that `to_dict` wrote."""
+        collective = Collective.from_dict(data["collective"])
+        sizes = data["chunk_bytes"]
+        return cls(
+            topology=Topology.from_dict(data["topology"]),
+            collective=collective,
+            chunk_bytes=(sizes,) * collective.num_chunks if isinstance(sizes, int) else tuple(sizes),
+            clauses=Clauses.from_dict(data["clauses"]),
+            size_bytes=data["size_bytes"],
+            chunks_open=collective.chunks_open,
+            **{name: tuple(map(tuple, data.get(name, ()))) for name in ("release_us", "due_us")},  # type: ignore[arg-type]
+        )
+
+    @property
+    def title(self) -> str:
+        """Its collective and its topology, for people to read."""
+        return f"{shown(self.collective.name, _TITLE)} on {shown(self.topology.name, _TITLE)}"
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Collective, size, topology and sketch, as (name, text)."""
+        collective, topology, clauses = self.collective, self.topology, self.clauses
+        sizes = sorted(set(self.chunk_bytes))
+        between = f" to {format_size(sizes[-1])}" if len(sizes) > 1 else ""
+        size = f" of {format_size(sizes[0])}{between}" if sizes else ""
+        merging = (
+            f"up to {clauses.max_merge} chunks in a send, on {format_count(len(clauses.merging), 'link')}"
+        )
+        return [
+            ("collective", collective.name + (", whose contributions are added up" * collective.combining)),
+            ("topology", topology.name),
+            ("ranks", f"{topology.num_ranks} in {format_count(topology.num_nodes, 'node')}"),
+            ("size", format_size(self.size_bytes) if self.size_bytes else "not known"),
+            ("chunks", f"{collective.num_chunks}{size}, {collective.chunks_per_rank} per rank"),
+            ("sketch", clauses.name or "none"),
+            ("links allowed", f"{len(self.links_allowed)} of {len(topology.links)}"),
+            ("merging", merging if clauses.max_merge > 1 else ""),
+        ]
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks."""
+        from taccl._internal.html import card, facts
+
+        return card(self.title, facts(self.facts()), notes=self.notes)
+
+    def __repr__(self) -> str:
+        size = format_size(self.size_bytes) if self.size_bytes else "size unknown"
+        sketch = f", sketch {shown(repr(self.clauses.name), _TITLE)}" if self.clauses.name else ""
+        return f"Problem({self.title}, {size}{sketch})"
+
+
+@checked_as(CollectiveError)
+def make_problem(
+    topology: Topology,
+    collective: Collective | str,
+    *,
+    chunk_bytes: Bytes | Sequence[Bytes] | None = None,
+    size_bytes: Bytes | None = None,
+    chunks_per_rank: Count | None = None,
+    root: Natural | None = None,
+    roots: Sequence[int] | None = None,
+    clauses: Clauses | None = None,
+    notes: Sequence[str] = (),
+) -> Problem:
+    """A problem from chunk sizes, or from a size as nccl-tests counts it.
+
+    Parameters
+    ----------
+    topology : Topology
+        What the data goes over.
+    collective : Collective or str
+        A name, or a `Collective`. Made without `chunks_per_rank`, either leaves the number of chunks open
+        where a size is given: `taccl.synthesize` then chooses it.
+    chunk_bytes : int or sequence of int, optional
+        Size of every chunk, or of each.
+    size_bytes : int, optional
+        The larger of one rank's input and output buffer; a size that does not divide into chunks is
+        padded, and the problem's notes say so. Exactly one of the two is given.
+    chunks_per_rank : int, optional
+        Chunks of each rank's own data; of a `Collective` only where that leaves the number open.
+    root, roots
+        Of a named collective, as `taccl.collectives.make` takes them.
+    clauses : Clauses, optional
+        Default: any link may carry anything; sends between nodes merge up to 6 chunks. Where sums are small,
+        any number of chunks travels together, over all links whose latency exceeds what all the data takes.
+
+    Raises
+    ------
+    CollectiveError
+        If neither or both sizes are given, they do not fit the collective, or the number of chunks is given
+        twice.
+    """
+    notes = list(notes)
+    if (chunk_bytes is None) == (size_bytes is None):
+        said = f"found {'neither' if size_bytes is None else 'both'}; give a size, or a chunk size"
+        raise CollectiveError(said, where="size_bytes, chunk_bytes")
+    if isinstance(collective, str):
+        named = {"chunks_per_rank": chunks_per_rank, "root": root, "roots": roots}
+        collective = make(collective, topology.num_ranks, **named)  # type: ignore[arg-type]
+    else:
+        collective = _as_given(collective, chunks_per_rank, root=root, roots=roots)
+    # Costs of an upstream topology are for one size of chunks.
+    chunks_open = collective.chunks_open and size_bytes is not None and topology.cost_model == "physical"
+    if size_bytes is not None:
+        count = collective.size_chunks or 1  # of a collective without chunks
+        each = -(-size_bytes // count)
+        if each * count != size_bytes:
+            padded = f"each is padded to {each} B"
+            notes.append(f"size {size_bytes} B does not divide into {count} chunks: {padded}")
+        sizes = (each,) * collective.num_chunks
+    elif isinstance(chunk_bytes, (int, np.integer)):
+        sizes = (int(chunk_bytes),) * collective.num_chunks
+        size_bytes = sizes[0] * collective.size_chunks if sizes else None
+    else:
+        sizes = tuple(int(b) for b in chunk_bytes or ())
+        size_bytes = _largest_buffer(collective, sizes) if len(sizes) == collective.num_chunks else None
+    if clauses is None:
+        clauses = _default_merging(topology, collective, sum(sizes))
+    return Problem(topology, collective, sizes, clauses, size_bytes, tuple(notes), chunks_open)
+
+
+def _as_given(collective: Collective, chunks_per_rank: int | None, **given: Any) -> Collective:
+    """The collective in as many chunks as asked; `CollectiveError` for what it says itself."""
+    if chunks_per_rank is not None and not collective.chunks_open:
+        given["chunks_per_rank"] = chunks_per_rank
+    told = [name for name, value in given.items() if value is not None]
+    if told:
+        said = "found one beside a collective that is made already; leave it out, or name the collective"
+        raise CollectiveError(said, where=told[0])
+    return collective if chunks_per_rank is None else collective.split(chunks_per_rank)
+
+
+def _default_merging(topology: Topology, collective: Collective, num_bytes: int) -> Clauses:
+    """Sends between nodes merge; where sums are small, also where latency exceeds what all data takes."""
+    merging = frozenset(topology.internode_links)
+    if not collective.sums_up:
+        return Clauses(max_merge=6, merging=merging)
+    # As pairs of numbers, since a fraction takes longer to hash than to multiply.
+    costs = [(e.alpha_us.as_integer_ratio(), e.beta_us_per_mb.as_integer_ratio()) for e in topology.links]
+    waits = {cost: Fraction(*cost[0]) * 10**6 > Fraction(*cost[1]) * num_bytes for cost in set(costs)}
+    slow = {e for e, cost in enumerate(costs) if waits[cost]}
+    return Clauses(max_merge=max(6, collective.num_chunks) if slow else 6, merging=merging | slow)
+
+
+@checked_as(CollectiveError)
+def alltoallv_problem(topology: Topology, sizes: ArrayLike, *, clauses: Clauses | None = None) -> Problem:
+    """An exchange in which every rank sends every other its own number of bytes.
+
+    Parameters
+    ----------
+    topology : Topology
+        What the data goes over.
+    sizes : (num_ranks, num_ranks) array_like of int
+        Bytes from the row's rank to the column's. What a rank keeps, and pairs of 0 bytes, are no chunks:
+        there may be none at all.
+    clauses : Clauses, optional
+        What a sketch asks for; by default nothing.
+
+    Raises
+    ------
+    CollectiveError
+        If the matrix is not square with a row for each rank, or holds something but whole numbers of bytes.
+    """
+    try:
+        table = np.asarray(sizes)
+    except ValueError:
+        raise CollectiveError("found rows that differ in length; expected a matrix", where="sizes") from None
+    if table.dtype.kind == "f" and (table == np.floor(table)).all() and (abs(table) < 2**62).all():
+        table = table.astype(np.int64)
+    num_ranks = topology.num_ranks
+    if table.shape != (num_ranks, num_ranks):
+        raise CollectiveError(
+            f"found a matrix of shape {table.shape}; expected {(num_ranks, num_ranks)}, a row and a column "
+            f"for each rank of {topology.name}",
+            where="sizes",
+        )
+    if table.dtype.kind not in "iu":
+        raise CollectiveError(f"found {table.dtype} numbers; expected whole numbers of bytes", where="sizes")
+    if (table < 0).any():
+        row, column = (int(i) for i in np.argwhere(table < 0)[0])
+        said = f"found {table[row, column]} bytes from rank {row} to {column}; expected 0 or more"
+        raise CollectiveError(said, where="sizes")
+    sources, targets = np.nonzero(table * ~np.eye(num_ranks, dtype=bool))
+    alone = [(rank,) for rank in range(num_ranks)]
+    chunks = (Chunk(alone[r], alone[c]) for r, c in zip(sources.tolist(), targets.tolist(), strict=True))
+    collective = Collective("alltoallv", num_ranks, tuple(chunks))
+    return make_problem(topology, collective, chunk_bytes=table[sources, targets].tolist(), clauses=clauses)
+
+
+def _largest_buffer(collective: Collective, sizes: Sequence[int]) -> int | None:
+    """Bytes of the larger of one rank's input and output buffer, over ranks; None where all are empty."""
+    if collective.derivations:  # rank r's output is what it makes; the rest only passes on
+        made: Counter[int] = Counter()
+        for each in collective.derivations:
+            made[each.rank] += sizes[each.chunk]
+        return max(made.values()) or None
+    exact = np.int64 if sum(sizes) < 2**63 else object
+    return collective.most_at_a_rank(np.array(sizes, exact)) or None
+
+
+def _written(chunks: Sequence[Chunk]) -> Iterator[str]:
+    """Chunks as JSON, some at a time, without the brackets around them all."""
+    shared: dict[int, str] = {}  # many chunks may share one tuple of ranks
+
+    def written(ranks: tuple[int, ...]) -> str:
+        if len(ranks) == 1:
+            return f"[{ranks[0]}]"
+        if id(ranks) not in shared:
+            shared[id(ranks)] = _compact(ranks)
+        return shared[id(ranks)]
+
+    for first in range(0, len(chunks), _WRITTEN_AT_ONCE):
+        yield ",".join(
+            f"[{written(chunk.origins)},{written(chunk.destinations)},"
+            f"{'null' if chunk.root is None else chunk.root}]"
+            for chunk in chunks[first : first + _WRITTEN_AT_ONCE]
+        )
+
+
+def _compact(values: object) -> str:
+    """Plain values as JSON, the same for the same values."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))

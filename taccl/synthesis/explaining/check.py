@@ -1,0 +1,377 @@
+"""Effect and cost of each clause of a sketch, for its author: `check_sketch`.
+
+Each clause is left out in turn. The change of the problem's clauses, symmetry and bound shows its effect and
+its least cost. Clauses that do not fit are set aside, so that the others are checked at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from taccl._internal.arguments import Seconds, Size, checked
+from taccl._internal.units import format_us
+from taccl.errors import SketchError
+from taccl.problem.clauses import CLAUSES
+from taccl.problem.collective import Collective
+from taccl.problem.collectives import make
+from taccl.problem.problem import Problem
+from taccl.sketch.apply import apply
+from taccl.sketch.group import Symmetries, symmetry_group
+from taccl.sketch.library import load_sketch
+from taccl.sketch.reachability import check_reachable, unmet
+from taccl.sketch.sketch import Internode, Intranode, Merging, Objective, Routing, Sketch
+from taccl.synthesis.explaining.explain import bound_by, bound_until, explain, price
+from taccl.synthesis.suggesting.plans import Shift, find_shifts
+from taccl.synthesis.suggesting.proposals import fitting_shifts
+from taccl.topology.topology import Topology
+
+#: Tables whose fields are clauses, and what they are without any, if they are there.
+_TABLES = {
+    "internode": Internode(crossing="any"), "intranode": Intranode(), "objective": Objective(),
+    "routing": Routing(), "merging": Merging(),
+}  # fmt: skip
+#: Chunks times links up to which it is asked, chunk by chunk, whether a clause keeps anything off a link.
+_MOST_ASKED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseReport:
+    """Effect of one clause.
+
+    Its verdict is ``"wrong"`` (it does not fit), ``"blocks"`` (no schedule exists because of it) or
+    ``"unused"`` (leaving it out changes nothing). Otherwise it is ``"binds"`` (schedules must obey it) or
+    ``"guides"`` (the search only).
+    """
+
+    clause: str  # its field, e.g. "internode.relays" or "symmetry[0]"
+    verdict: str
+    effect: str  # what it does, as a sentence
+    bound_us: float | None = None  # without it; None where there is none to compare
+    cost_us: float | None = None  # by how much the bound rises with it: what it costs at least
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SketchReport:
+    """Result of `check_sketch`.
+
+    Parameters
+    ----------
+    usable : bool
+        Whether the sketch fits as it is, and admits a schedule.
+    clauses : tuple of ClauseReport
+        In the order of the file.
+    bound_us, free_us, divisible_us : float, optional
+        The lower bound under the sketch, without any clause, and under the sketch for data that may be cut
+        at will. Faulty clauses are left out; None where no schedule exists, the last two also where time
+        was up first.
+    limits : str
+        What limits `bound_us`; of an infeasible sketch, who cannot get where.
+    conflict, change : tuple of str, str
+        Where no schedule exists, the clauses that clash, and the smallest change that makes one exist.
+    num_unreachable : int
+        Kinds of chunk (by where they start and must end) that cannot get to where they must.
+    hints : tuple of str
+        What may be added, such as symmetries that the topology and the clauses have.
+    """
+
+    name: str
+    usable: bool
+    clauses: tuple[ClauseReport, ...]
+    bound_us: float | None = None
+    free_us: float | None = None
+    divisible_us: float | None = None
+    limits: str = ""
+    conflict: tuple[str, ...] = ()
+    change: str = ""
+    num_unreachable: int = 0
+    hints: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        verdict = "can be used" if self.usable else "cannot be used as it is"
+        lines = [f"SketchReport: {self.name or 'the sketch'} {verdict}"]
+        if self.bound_us is not None and self.free_us is not None:
+            over = self.bound_us / self.free_us - 1 if self.free_us else 0.0
+            partly = "" if self.usable else " (of the clauses that fit)"
+            lines += [
+                f"  bound {format_us(self.bound_us)}{partly}, limited by {self.limits}",
+                f"  without any clause {format_us(self.free_us)}: the sketch costs {over:+.2%} at least",
+            ]
+        if self.bound_us is not None and self.divisible_us:
+            lines.append(
+                f"  divisible data {format_us(self.divisible_us)}: whole chunks cost "
+                f"{self.bound_us / self.divisible_us - 1:+.2%}"
+            )
+        if self.num_unreachable:
+            others = self.num_unreachable - 1
+            more = f" (and {others} kinds of chunk more)" if others else ""
+            lines.append(f"  no schedule: {self.limits}{more}")
+            lines += [f"    clashes: {clause}" for clause in self.conflict]
+            lines.append(f"    the smallest change: {self.change}")
+        width = max((len(each.clause) for each in self.clauses), default=0)
+        for each in self.clauses:
+            lines.append(f"  {each.clause:<{width}}  {each.verdict:<6}  {each.effect}")
+        return "\n".join(lines + [f"  hint: {hint}" for hint in self.hints])
+
+
+@checked
+def check_sketch(
+    sketch: Sketch | str | PathLike[str],
+    topology: Topology,
+    collective: str | Collective,
+    *,
+    chunk_size: Size | None = None,
+    size: Size | None = None,
+    time_limit_s: Seconds = 30.0,
+) -> SketchReport:
+    """Effect of each clause of a sketch on a topology, and its least cost.
+
+    Clauses that do not fit are a part of the report, not an error.
+
+    Parameters
+    ----------
+    sketch : Sketch, str or path
+        A sketch, or a shipped name or a file.
+    collective : str or Collective
+        A name, or a collective with an open number of chunks, is cut into the sketch's chunks per rank.
+    chunk_size, size : int or str, optional
+        As `Sketch.apply` takes them: the sketch's own chunk size unless one is given.
+    time_limit_s : float
+        After which clauses are no longer bounded.
+
+    Raises
+    ------
+    InputError
+        If the sketch's file, the collective or the sizes cannot be used, or the topology connects too little.
+    """
+    deadline = time.monotonic() + time_limit_s
+    guide = load_sketch(sketch) if isinstance(sketch, (str, PathLike)) else sketch
+    if isinstance(collective, str):
+        collective = make(collective, topology.num_ranks)
+    if collective.chunks_open:
+        collective = collective.split(guide.chunks.per_rank)
+    check = _Check(guide, topology, collective, {"chunk_size": chunk_size, "size": size})
+    problem, missed = check.problem, len(list(unmet(check.problem)))
+    if missed:
+        check_reachable(replace(problem, clauses=problem.clauses.only("merge")))
+        found = explain(problem, time_limit_s=time_limit_s)
+        return SketchReport(
+            guide.name,
+            usable=False,
+            clauses=check.reports(check.blocking),
+            limits=found.reason,
+            conflict=found.conflict,
+            change=found.change,
+            num_unreachable=missed,
+        )
+    bound = bound_until(problem, deadline)
+    return SketchReport(
+        name=guide.name,
+        usable=not check.wrong,
+        clauses=check.reports(lambda name: check.effect(name, bound.bound_us, deadline)),
+        bound_us=bound.bound_us,
+        free_us=bound_by(check.apply(*_clause_names(guide)), deadline),
+        divisible_us=bound_by(problem, deadline, divisible=True),
+        limits=bound.limits,
+        hints=check.hints(),
+    )
+
+
+class _Check:
+    """A sketch on a topology, with clauses left out.
+
+    Those that do not fit are left out from the start; `wrong` says of each what is wrong with it.
+    """
+
+    def __init__(
+        self, sketch: Sketch, topology: Topology, collective: Collective, sizes: Mapping[str, Any]
+    ) -> None:
+        self.sketch, self.topology, self.collective, self.sizes = sketch, topology, collective, sizes
+        self.wrong: dict[str, str] = {}
+        while True:
+            fitting, names = _without_clauses(sketch, self.wrong)
+            try:
+                self.problem = self.apply()
+                return
+            except SketchError as error:
+                name = next((n for n, field in names.items() if _names(fitting, field, error)), None)
+                if name is None:
+                    raise
+                self.wrong[name] = error.message + self._nearest(name)
+
+    def apply(self, *names: str) -> Problem:
+        """The problem without some clauses."""
+        sketch, _ = _without_clauses(self.sketch, {*self.wrong, *names})
+        return apply(sketch, self.topology, self.collective, reachable=False, **self.sizes)
+
+    def reports(self, report: Callable[[str], ClauseReport]) -> tuple[ClauseReport, ...]:
+        """Faults of clauses, and a report on each that fits."""
+        return tuple(
+            ClauseReport(name, "wrong", self.wrong[name]) if name in self.wrong else report(name)
+            for name in _clause_names(self.sketch)
+        )
+
+    def _nearest(self, name: str) -> str:
+        """The symmetry nearest to one that the topology lacks, as advice."""
+        if not name.startswith("symmetry["):
+            return ""
+        entry = self.sketch.symmetry[int(name[9:-1])]
+        known = [
+            Shift(shift.group, offset)
+            for shift in find_shifts(self.topology)
+            for offset in range(shift.offset, shift.group, shift.offset)
+        ]
+        if not known:
+            return " (no shift inside blocks of ranks is one)"
+        near = min(known, key=lambda s: (abs(s.group - entry.group), abs(s.offset - entry.offset), s))
+        return f"; the nearest symmetry that holds is offset {near.offset} in groups of {near.group}"
+
+    def blocking(self, name: str) -> ClauseReport:
+        """Effect of a clause on chunks that cannot reach their destinations."""
+        if any(unmet(self.apply(name))):
+            return ClauseReport(name, "binds", "without it some chunks still cannot get to where they must")
+        return ClauseReport(name, "blocks", "without it every chunk can get to where it must")
+
+    def effect(self, name: str, bound_us: float, deadline: float) -> ClauseReport:
+        """Effect of a clause in a sketch that admits a schedule."""
+        try:
+            without = self.apply(name)
+        except SketchError as error:  # others rest on it
+            return ClauseReport(name, "binds", f"without it another clause does not fit: {error.message}")
+        if name.startswith("symmetry"):
+            return self._symmetry(name, without)
+        if without.clauses.only() == self.problem.clauses.only():
+            return ClauseReport(name, "unused", "leaving it out changes nothing", bound_us, 0.0)
+        if _obeyed(without) == _obeyed(self.problem):
+            scopes = {each.scope for each in CLAUSES.values() if name.partition("[")[0] in each.said}
+            if scopes <= {"search"} or not without.clauses.same(self.problem.clauses, "search"):
+                return ClauseReport(
+                    name, "guides", "guides the search; no schedule must obey it", bound_us, 0.0
+                )
+            return ClauseReport(name, "unused", "what it forbids, others forbid already", bound_us, 0.0)
+        cost = price(bound_us, name, without, deadline)
+        if cost is None:
+            return ClauseReport(name, "binds", "not bounded: time was up")
+        if cost.difference_us <= 0:
+            return ClauseReport(name, "binds", "costs nothing that the bound shows", cost.bound_us, 0.0)
+        percent = f" ({cost.percent:.2f}%)" if cost.bound_us else ""
+        effect = (
+            f"costs at least {format_us(cost.difference_us)}{percent}; "
+            f"without it the bound is {format_us(cost.bound_us)}"
+        )
+        return ClauseReport(name, "binds", effect, cost.bound_us, cost.difference_us)
+
+    def _symmetry(self, name: str, without: Problem) -> ClauseReport:
+        """Effect of an entry of the symmetry: the reduction of the model."""
+        entry = self.sketch.symmetry[int(name[9:-1])]
+        said = f"offset {entry.offset} in groups of {entry.group} "
+        dropped = [note for note in self.problem.notes if said in note]
+        group, other = symmetry_group(self.problem), symmetry_group(without)
+        if group.order is not None and group.order == other.order:
+            return ClauseReport(name, "unused", dropped[0] if dropped else "the other symmetries contain it")
+        if group.order is None and _reduce_alike(group, other):
+            return ClauseReport(name, "unused", "the other symmetries reduce the model as much")
+        reduces = " further" if other.order is None else f": {group} symmetries instead of {other}"
+        effect = f"reduces the model{reduces}; no schedule must obey it"
+        return ClauseReport(name, "guides", "; ".join([*dropped, effect]))
+
+    def hints(self) -> tuple[str, ...]:
+        """Symmetries that the clauses and the collective have, and the sketch does not use."""
+        group = symmetry_group(self.problem)
+        plain = self.problem.with_clauses(symmetry=())
+
+        def adds(ranks: tuple[int, ...]) -> bool:
+            more = plain.with_clauses(symmetry=(*self.problem.clauses.symmetry, ranks))
+            return not (
+                group.has(ranks) or group.order is None and _reduce_alike(group, symmetry_group(more))
+            )
+
+        return tuple(
+            f"offset {shift.offset} in groups of {shift.group} is a symmetry too: add it as [[symmetry]] to "
+            "make the model smaller"
+            for shift in fitting_shifts(plain, find_shifts(self.topology))
+            if adds(shift.ranks(self.topology.num_ranks))
+        )
+
+
+def _clause_names(sketch: Sketch) -> tuple[str, ...]:
+    """The clauses that a sketch has, as ``"internode.relays"`` or ``"switch[0]"``, in order."""
+    names = []
+    if sketch.internode is not None:  # which says "direct" unless it says otherwise
+        given = {*sketch.internode.model_fields_set, "crossing"}
+        names += [f"internode.{field}" for field in Internode.model_fields if field in given]
+    names += [f"intranode.{field}" for field in sorted(sketch.intranode.model_fields_set)]
+    names += [f"switch[{i}]" for i in range(len(sketch.switch))]
+    names += [f"symmetry[{i}]" for i in range(len(sketch.symmetry))]
+    for table in ("objective", "routing", "merging"):
+        names += [f"{table}.{field}" for field in sorted(getattr(sketch, table).model_fields_set)]
+    return tuple(names)
+
+
+def _without_clauses(sketch: Sketch, names: Collection[str]) -> tuple[Sketch, dict[str, str]]:
+    """The sketch without some clauses; and of each that is left, its place in that sketch."""
+    places = {name: name for name in _clause_names(sketch) if name not in names}
+    changes: dict[str, Any] = {}
+    for table, plain in _TABLES.items():
+        fields = {name.partition(".")[2] for name in names if name.startswith(f"{table}.")}
+        if fields:
+            values = {field: getattr(plain, field) for field in fields}
+            changes[table] = getattr(sketch, table).model_copy(update=values)
+    for table in ("switch", "symmetry"):
+        entries = getattr(sketch, table)
+        left = [i for i in range(len(entries)) if f"{table}[{i}]" not in names]
+        changes[table] = tuple(entries[i] for i in left)
+        places.update({f"{table}[{i}]": f"{table}[{place}]" for place, i in enumerate(left)})
+    return sketch.model_copy(update=changes), places
+
+
+def _reduce_alike(one: Symmetries, other: Symmetries) -> bool:
+    """True if two groups have the same orbits of chunks over links."""
+    if not (np.array_equal(one.links, other.links) and np.array_equal(one.chunks, other.chunks)):
+        return False
+    different = np.unique(one.chunks).tolist()
+    return all(np.array_equal(one.fixing(c).links, other.fixing(c).links) for c in different)
+
+
+def _names(sketch: Sketch, field: str, error: SketchError) -> bool:
+    """True if an error is about a field of a sketch, or about something inside it."""
+    where, place = error.where or "", sketch.where(field)
+    return where == place or where.startswith((f"{place}.", f"{place}["))
+
+
+def _obeyed(problem: Problem) -> tuple[object, ...]:
+    """Constraints on schedules: the chunks of each link, their order, and the number at once."""
+    clauses, collective = problem.clauses, problem.collective
+    links = problem.links_allowed
+    merging = frozenset(clauses.merging) & frozenset(links) if clauses.max_merge > 1 else frozenset()
+    longest = problem.topology.num_ranks - 1  # of any path without a circle
+    longest = min(longest, clauses.path_limit or longest)
+    rest = clauses.max_merge if merging else 1, merging, longest, clauses.values("group")
+    across = [e for e in links if problem.topology.is_internode(e)]
+    if collective.num_chunks * len(across) > _MOST_ASKED:
+        return rest, links, clauses.values("chunk", "order")
+    both = (False, True) if collective.sums_up else (False,)
+    asked = [(c, reducing) for c in range(collective.num_chunks) for reducing in both]
+    opened = [problem.open_links(c, reducing=reducing) for c, reducing in asked]
+
+    def is_own(link: int, chunk: int, reducing: bool) -> bool:
+        data, ends = collective.chunks[chunk], problem.topology.links[link]
+        starts = data.origins if data.root is None else (data.root,)
+        return not set(starts).isdisjoint(ends.dsts if reducing else ends.srcs)
+
+    def has_others(link: int) -> bool:
+        passed = (each for each, is_open in zip(asked, opened, strict=True) if is_open[link])
+        return any(not is_own(link, *each) for each in passed)
+
+    # Own chunks go first only where there are others behind them.
+    ordered = frozenset(e for e in clauses.own_first.intersection(across) if has_others(e))
+    return rest, links, [is_open[across].tobytes() for is_open in opened], ordered

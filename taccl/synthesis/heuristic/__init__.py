@@ -1,1 +1,0 @@
-"""The compiled list schedulers: problems with more hops than a model or the quotient can hold."""

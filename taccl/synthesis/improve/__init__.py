@@ -1,0 +1,1 @@
+"""Better schedules from schedules."""

@@ -1,0 +1,335 @@
+"""Better schedules by ruin and recreate, over routes and order at once, for any problem.
+
+Sources: Schrimpf, Schneider, Stamm-Wilbrandt and Dueck, "Record breaking optimization results using the ruin
+and recreate principle", Journal of Computational Physics 159 (2000), for the loop; Christiaens and Vanden
+Berghe, "Slack induction by string removals for vehicle routing problems", Transportation Science 54 (2020),
+for taking out what lies next to one another; Dueck, "New optimization heuristics: the great deluge algorithm
+and the record-to-record travel", Journal of Computational Physics 104 (1993), for what is kept; Li and
+Willis, EJOR 56 (1992), for timing all forwards and backwards by turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.kernels import is_compiled
+from taccl.problem.collectives import make
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem, make_problem
+from taccl.schedule.combine import reduction_half, reverse
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.improve.routes import Tree, bare_trees, read_trees
+from taccl.synthesis.kernels.fabric import most_merged, starts
+from taccl.synthesis.kernels.improvement_kernel import improve
+from taccl.synthesis.kernels.improvement_state import Arcs, Calendar, Room, Rules, SearchState, Trees, Work
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.parameters import DEFAULTS, RuinParameters, SearchParameters
+from taccl.topology.fabrics import ring
+
+if TYPE_CHECKING:
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.kernels.fabric import Ints
+
+#: Chunks in a send that is made; holds of one resource, without which a schedule is not found; and sends that
+#: a turn takes out at most, about.
+_MOST_MERGED, _MOST_HOLDS, _MOST_RUINED = 16, 4_096, 40
+#: Backward and forward re-timings of a turn; one turn in so many has them.
+_PASSES, _EVERY = 1, 16
+#: How much worse, relatively, what is gone on from may get in the first turn.
+_THRESHOLD = 0.01
+#: Weights of lateness of sends and use of resources among schedules of equal finish, as parts of the finish.
+#: They are squared `_SHARPNESS` times, so that sends in its last tenth count most.
+_LATENESS, _ECONOMY, _SHARPNESS = 0.5, 0.1, 5
+#: Turns of the first run for each send, and turns times sends, at most.
+_TURNS_PER_SEND, _RUN_SENDS = 100, 10_000_000
+
+
+def suits_improvement(problem: Problem, *, most_routes: int = DEFAULTS.ruin.most_routes) -> bool:
+    """True if the loop supports all clauses of the problem, and the problem is small enough."""
+    collective, clauses = problem.collective, problem.clauses
+    routes = collective.num_chunks * problem.topology.num_ranks * (2 if collective.combining else 1)
+    return (
+        not collective.derivations
+        and not problem.own_first
+        and clauses.path_limit is None
+        and routes <= most_routes
+        and bool((problem.costs.link_alpha + problem.costs.link_beta > 0).all())
+    )
+
+
+def is_quick(limit_s: float, parameters: SearchParameters) -> bool:
+    """True if the kernels are compiled, or time suffices to compile them."""
+    choice = parameters.choice
+    return limit_s >= (choice.compiled_s if is_compiled(improve) else choice.compiling_s)
+
+
+class Improvement:
+    """A problem as arrays, and the best schedule of it so far.
+
+    - `problem`: One that `suits_improvement`.
+    - `trees`: Of all chunks, with the sends that they were read from; those that do not reach all their
+      targets yet are completed.
+    - `merges`: Whether a send may carry several chunks, where the problem allows it.
+    - `chunks`: Those whose routes may change; by default all.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        trees: Sequence[Tree],
+        limits: Limits = Limits(),
+        *,
+        merges: bool = True,
+        chunks: Collection[int] | None = None,
+    ) -> None:
+        self.problem, self.limits = problem, limits
+        self.trees = list(trees)
+        self.arcs = _arcs(problem, _MOST_MERGED if merges else 1)
+        self.demand = _demand(problem, self.trees, chunks)
+        num_trees = len(self.trees)
+        self.now, self.kept, self.best = (_state(self.arcs, num_trees, _MOST_HOLDS) for _ in range(3))
+        self._work = Work(self.arcs, self.demand, _room(self.arcs, num_trees, limits.seed))
+        self.counts = np.zeros(3, np.int64)
+        self._start()
+
+    def _start(self) -> None:
+        """Take over the sends that the trees were read from, to be timed again in the order of their starts.
+
+        Trees over links that they cannot grow along, from several sources to what they reach, lose them all.
+        """
+        now, arcs = self.now, self.arcs
+        send_of: dict[tuple[int, int, bool], int] = {}
+        size, spare = 0, list(range(len(now.carries)))[::-1]
+        for t, tree in enumerate(self.trees):
+            now.root[t] = next(iter(tree.origins)) if self.demand.partner[t] >= 0 else -1
+            kind = int(tree.reducing)
+            if any(arcs.tail[kind * arcs.num_links + e] < 0 for e in tree.link_to.values()):
+                continue
+            made: dict[int, int] = {}
+            for rank, e in tree.link_to.items():
+                if e not in made:
+                    transfer = tree.read_from[rank]
+                    # A send shared by the reduce phase and the broadcast phase is split.
+                    key = transfer.group, e, tree.reducing
+                    m = send_of.get(key, -1)
+                    if m < 0 or now.carries[m] == arcs.most_merged:
+                        m = send_of[key] = spare.pop()
+                        now.link[m], now.kind[m], now.carries[m] = e, kind, 0
+                        now.units[m], now.start[m] = 0, transfer.start_ticks
+                        now.order[size] = m
+                        size += 1
+                    now.member[m, now.carries[m]] = t
+                    now.carries[m] += 1
+                    now.units[m] += self.demand.units[t]
+                    made[e] = m
+                now.way[t, rank], now.send[t, rank] = e, made[e]
+        for state in (now, self.kept, self.best):
+            state.spare[: len(spare)] = spare
+        used = now.order[:size]
+        now.size[:] = size, len(spare), 0, used.max(initial=-1) + 1
+        for m in used.tolist():
+            rows = slice(arcs.hold_of[now.link[m]], arcs.hold_of[now.link[m] + 1])
+            now.load[arcs.resource[rows]] += arcs.hold_alpha[rows] + now.units[m] * arcs.hold_beta[rows]
+
+    def run(self, *, turns: int) -> int:
+        """Complete the trees and improve; the finish of the best in ticks, -1 where there is none."""
+        rules = Rules(
+            self.limits.target_ticks, turns, _PASSES, _EVERY, _THRESHOLD, _MOST_RUINED,
+            _LATENESS, _ECONOMY, _SHARPNESS,
+        )  # fmt: skip
+        states, signal = (self.now, self.kept, self.best), np.zeros(1, np.int64)
+        with self.limits.deadline.stopping(signal):
+            return int(improve(self._work, states, rules, self.counts, signal))
+
+    def schedule(self, producer: str = "improvement") -> Schedule:
+        """The best schedule."""
+        best = self.best
+        used = best.order[: best.size[0]]
+        row, place = np.nonzero(np.arange(self.arcs.most_merged) < best.carries[used][:, None])
+        send = used[row]
+        chunk = np.array([tree.chunk for tree in self.trees], np.int64)[best.member[send, place]]
+        return exact_times(
+            self.problem, chunk=chunk, link=best.link[send], starts=best.start[send], group=send,
+            reduce=best.kind[send] == 1, producer=producer,
+        )  # fmt: skip
+
+
+def improve_schedule(
+    schedule: Schedule,
+    limits: Limits = Limits(),
+    *,
+    turns: int | None = None,
+    merges: bool = True,
+    chunks: Collection[int] | None = None,
+) -> tuple[Schedule, str]:
+    """A schedule that finishes no later, and what was done for it.
+
+    Reductions are improved as what they are with time turned round, which spreads: trees are then inserted
+    as early as may be, not up to a finish that is still to become earlier.
+
+    - `schedule`: Of a problem that `suits_improvement`.
+    - `turns`: At most. Each run has twice the turns of the one before it, and goes on from the best; so many
+      in a row that found nothing better are the last.
+    - `merges`, `chunks`: As in `Improvement`.
+    """
+    problem = schedule.problem
+    if problem.collective.stays_at_roots and schedule.reduce.any():
+        turned = reverse(schedule, reduction_half(problem))
+        turned, done = improve_schedule(turned, limits, turns=turns, merges=merges, chunks=chunks)
+        return min(schedule, reverse(turned, problem), key=lambda each: each.finish_ticks), done
+    began, ruin, until = time.monotonic(), limits.parameters.ruin, limits.until or limits.deadline
+    trees, left = read_trees(schedule), 1 << 40 if turns is None else turns
+    best, length, made, better, idle = schedule, first_turns(len(schedule), ruin), 0, 0, 0
+    while idle < ruin.idle_runs and left > 0:
+        if made and (best.finish_ticks <= limits.target_ticks or until.has_passed):
+            break
+        search = Improvement(schedule.problem, trees, limits, merges=merges, chunks=chunks)
+        if not made:  # to write the schedule takes about as long as to read it
+            until = until.later(-2 * (time.monotonic() - began))
+        search.limits = replace(limits, deadline=until)
+        finish = search.run(turns=min(length, left))
+        if finish < 0:
+            return schedule, "not every chunk has a way along a tree"
+        made, better = made + int(search.counts[0]), better + int(search.counts[2])
+        left, length, idle = left - length, 2 * length, idle + 1
+        limits = replace(limits, seed=limits.seed + 1_000_003)
+        if finish < best.finish_ticks:
+            best, idle = search.schedule(), 0
+            trees = read_trees(best)
+    told = f"{made} turns, {better} better, from {schedule.finish_us:.4g} us"
+    return best, told if better or best is schedule else f"{told} by other starts along the same trees"
+
+
+def first_turns(num_sends: int, ruin: RuinParameters) -> int:
+    """Turns of the first run over a schedule of `num_sends` sends."""
+    return max(1, min(ruin.run_turns, _TURNS_PER_SEND * num_sends, _RUN_SENDS // max(1, num_sends)))
+
+
+@cache
+def compile_improvement() -> None:
+    """Have the kernels compiled, if they are not: once, as what is compiled is kept on disk."""
+    pair = make_problem(ring(2), make("allgather", 2), chunk_bytes=1)
+    search = Improvement(pair, bare_trees(pair))
+    search.run(turns=1)
+
+
+def _arcs(problem: Problem, most: int) -> Arcs:
+    topology, costs = problem.topology, problem.costs
+    links, num_links, n = topology.links, len(topology.links), topology.num_ranks
+    tail = np.full(2 * num_links, -1)
+    heads: list[tuple[int, ...]] = [()] * (2 * num_links)
+    for e in problem.links_allowed:
+        ends = links[e]
+        if len(ends.srcs) == 1:
+            tail[e], heads[e] = ends.srcs[0], ends.dsts
+        if len(ends.dsts) == 1:
+            tail[num_links + e], heads[num_links + e] = ends.dsts[0], ends.srcs
+    arc = np.flatnonzero(tail >= 0)
+    leaving = arc // num_links * n + tail[arc]
+    head = np.array([r for each in heads for r in each], np.int64)
+    arc_of_head = np.repeat(np.arange(2 * num_links), [len(each) for each in heads])
+    entering = arc_of_head // num_links * n + head
+    hold_of, hold = _holds(problem)
+    # Where no resource is held for the latency, what is sent together only ends later.
+    merged = np.minimum(most_merged(problem, 0.0), most)
+    columns = hold_columns(topology)
+    resource = np.unique(columns.resource[hold], return_inverse=True)[1]
+    return Arcs(
+        n, num_links, np.array(costs.link_alpha), np.array(costs.link_beta), merged > 1,
+        int(merged.max(initial=1)),
+        hold_of, resource, costs.hold_alpha[hold], costs.hold_beta[hold], columns.receives[hold],
+        tail, starts(arc_of_head, 2 * num_links), head,
+        starts(leaving, 2 * n), arc[np.argsort(leaving, kind="stable")],
+        starts(entering, 2 * n), arc_of_head[np.argsort(entering, kind="stable")],
+    )  # fmt: skip
+
+
+def _holds(problem: Problem) -> tuple[Ints, Ints]:
+    """Holds by link, without those of resources of one link alone that another of its holds implies."""
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    alpha, beta, late = costs.hold_alpha.tolist(), costs.hold_beta.tolist(), columns.receives.tolist()
+    is_alone = (np.bincount(columns.resource, minlength=1)[columns.resource] == 1).tolist()
+    kept: list[list[int]] = [[] for _ in problem.topology.links]
+    for h in sorted(range(len(late)), key=lambda h: (is_alone[h], -alpha[h], -beta[h], -h)):
+        mine = kept[columns.link[h]]
+        implied = (late[g] == late[h] and alpha[g] >= alpha[h] and beta[g] >= beta[h] for g in mine)
+        if not (is_alone[h] and any(implied)):
+            mine.append(h)
+    hold_of = np.cumsum([0, *map(len, kept)])
+    return hold_of, np.array([h for mine in kept for h in sorted(mine)], np.int64)
+
+
+def _demand(problem: Problem, trees: Sequence[Tree], free: Collection[int] | None) -> Trees:
+    n, chunks = problem.topology.num_ranks, problem.collective.chunks
+    count = len(trees)
+    kind = np.array([tree.reducing for tree in trees], np.int64)
+    # The two trees of a chunk that is reduced are next to one another.
+    partner = np.arange(count) ^ 1 if problem.collective.combining else np.full(count, -1)
+    is_origin, is_target = np.zeros((count, n), bool), np.zeros((count, n), bool)
+    for t, tree in enumerate(trees):
+        is_origin[t, list(tree.origins)] = True
+        is_target[t, list(tree.targets)] = True
+        if partner[t] >= 0:
+            data = chunks[tree.chunk]
+            is_target[t, list(data.origins if tree.reducing else data.destinations)] = True
+    rows = [problem.open_links(tree.chunk, reducing=tree.reducing) for tree in trees]
+    opened = np.array(rows, bool).reshape(count, len(problem.topology.links))
+    is_open, open_class = np.unique(opened, axis=0, return_inverse=True)
+    clauses = problem.clauses
+    bound = clauses.carries_from or clauses.carries_to or clauses.direct_crossing
+    return Trees(
+        problem.costs.chunk_units[[tree.chunk for tree in trees]].astype(np.int64),
+        kind, partner, is_origin, is_target, open_class, is_open,
+        np.array([free is None or tree.chunk in free for tree in trees], bool), not bound,
+    )  # fmt: skip
+
+
+def _state(arcs: Arcs, num_trees: int, most_holds: int) -> SearchState:
+    num_sends = num_trees * arcs.num_ranks
+    held = np.bincount(arcs.resource, minlength=1)
+    row_of = np.concatenate(([0], np.cumsum(np.minimum(held * num_trees, most_holds))))
+    none, num_resources = np.full((num_trees, arcs.num_ranks), -1), len(held)
+    by_send = ("link", "kind", "carries", "units", "start", "end", "order", "spare")
+    return SearchState(
+        root=np.full(num_trees, -1),
+        way=none,
+        send=none.copy(),
+        **{name: np.zeros(num_sends, np.int64) for name in by_send},
+        member=np.zeros((num_sends, arcs.most_merged), np.int64),
+        size=np.zeros(4, np.int64),
+        load=np.zeros(num_resources, np.int64),
+        calendar=Calendar(row_of, np.zeros(num_resources, np.int64), *np.zeros((3, row_of[-1]), np.int64)),
+    )
+
+
+def _room(arcs: Arcs, num_trees: int, seed: int) -> Room:
+    n, num_sends, heap = arcs.num_ranks, num_trees * arcs.num_ranks, 16 * arcs.num_ranks + 4 * len(arcs.out)
+    start = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return Room(
+        ready=np.zeros((num_trees, n), np.int64),
+        when=np.zeros(n, np.int64),
+        cost=np.zeros(n),
+        paid=np.zeros(n),
+        came=np.zeros(n, np.int64),
+        is_in=np.zeros(n, bool),
+        path=np.zeros(n + 1, np.int64),
+        heap_cost=np.zeros(heap),
+        heap_rank=np.zeros(heap, np.int64),
+        price=np.zeros(int(arcs.resource.max(initial=0)) + 1),
+        key=np.zeros(num_sends, np.int64),
+        sorted=np.zeros(num_sends, np.int64),
+        following=np.zeros(num_sends, np.int64),
+        first=np.full(len(arcs.tail), -1),
+        ruined=np.zeros(num_trees, np.int64),
+        is_ruined=np.zeros(num_trees, bool),
+        queue=np.zeros(n + 2, np.int64),
+        chain=np.zeros(num_sends + 1, np.int64),
+        reach=np.zeros(3, np.int64),
+        random=start | np.uint64(1),
+    )

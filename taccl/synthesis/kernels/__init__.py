@@ -1,0 +1,1 @@
+"""Compiled loops of the search, and the arrays that they work on."""

@@ -1,0 +1,214 @@
+"""Common part of event-driven kernels: a binary heap, and sends that hold their resources until an event.
+
+Time advances from event to event: a chunk arrives, a link becomes free, or a group of links is examined
+because a resource that they share is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.kernels import inner
+from taccl.schedule.spill import room_for
+from taccl.synthesis.kernels.limits import Limits, Sends, counting
+
+if TYPE_CHECKING:
+    from taccl.synthesis.kernels.fabric import Fabric, Floats, Int32s, Ints
+
+#: Values that a kernel returns for a finish when it found none.
+STUCK, OVER_LIMIT, STOPPED, HEAP_FULL = -1, -2, -3, -4
+
+#: Places in `Timeline.scalar`; the last one counts what is to be looked at now.
+SIGNAL, NUM_SENT, FINISH, NUM_EVENTS, NUM_ACTIVE = range(5)
+
+
+class Timeline(NamedTuple):
+    """Sends, in order of start, and what happens next; all of it is used up."""
+
+    sent_chunk: NDArray[np.uint16]  # one word or two in a row: kernels are compiled for both widths at once
+    sent_link: Int32s  # by index of the topology
+    sent_start: Int32s  # ticks, also in words
+    link_free: Ints  # when, by slot
+    resource_free: Ints
+    event_time: Ints  # a heap
+    event_what: Ints  # a group of slots, num_groups + slot, or what arrives (num_groups + num_slots + number)
+    scalar: Ints  # a sign from outside to stop, sends, the last arrival, events, and one for the kernel
+
+
+def run_events(
+    begin: Callable[[], tuple[int, Callable[[Timeline, int], int]]],
+    fabric: Fabric,
+    limits: Limits,
+    limit: int,
+    *,
+    doing: str,
+    chunk_type: type[np.integer[Any]],
+    least_ticks: int = 0,
+    steps: float = 1.0,
+) -> Sends:
+    """The sends that a kernel puts down; where there are none, their finish says why.
+
+    - `begin`: How many sends there will be, and the kernel, which gets room for them and a limit to the
+      finish; called again where the room was too little.
+    - `least_ticks`: No finish is sooner.
+    """
+    narrow = int(np.iinfo(np.int32).max)
+    start_type: type[np.integer[Any]] = np.int32 if least_ticks <= narrow else np.int64
+    room = 8 * fabric.num_slots + 4 * len(fabric.wake_hold) + 1024
+    while True:
+        num_sends, kernel = begin()
+        types = (chunk_type, np.int32, start_type)
+        chunk, link, start = (room_for(num_sends, dtype, limits.spill_dir) for dtype in types)
+        s = Timeline(
+            sent_chunk=chunk.view(np.uint16).reshape(num_sends, chunk.itemsize // 2),
+            sent_link=link,
+            sent_start=start.view(np.int32).reshape(num_sends, start.itemsize // 4),
+            link_free=np.zeros(fabric.num_slots, np.int64),
+            resource_free=np.zeros(fabric.num_resources, np.int64),
+            event_time=np.empty(room, np.int64),
+            event_what=np.empty(room, np.int64),
+            scalar=np.zeros(5, np.int64),
+        )
+        at_most = min(limit, narrow) if start_type is np.int32 else limit
+        under_way = counting(limits.deadline, s.scalar, doing, num_sends, steps)
+        with under_way, limits.deadline.stopping(s.scalar):
+            finish = int(kernel(s, at_most))
+        if finish == OVER_LIMIT and at_most < limit:
+            start_type = np.int64
+        elif finish == HEAP_FULL:
+            room *= 4
+        else:
+            return Sends(chunk, link, start, finish)
+
+
+# In all below: e slot, c chunk, h hold, g group of slots.
+
+
+@inner
+def has_room(fabric: Fabric, s: Timeline, num_arrivals: int) -> bool:
+    """Whether every link may start a send now, so much arrive by these, and all that follows be posted."""
+    most = s.scalar[NUM_EVENTS] + len(fabric.wake_hold) + len(s.link_free) + num_arrivals
+    return bool(most <= len(s.event_time))
+
+
+@inner
+def is_free(fabric: Fabric, s: Timeline, e: int, size: int, time: int) -> bool:
+    """True if the shared resources of a link are free for a send that starts now."""
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        lead = took - fabric.hold_alpha[h] - size * fabric.hold_beta[h] if fabric.hold_receives[h] else 0
+        if s.resource_free[fabric.hold_resource[h]] > time + lead:
+            return False
+    return True
+
+
+@inner
+def start_send(
+    fabric: Fabric, s: Timeline, e: int, c: int, size: int, time: int, arrival: int, frees: bool
+) -> None:
+    """Start a send: put it down, hold the resources, and post what will happen.
+
+    - `arrival`: The number of what arrives, -1 where nobody waits for it.
+    - `frees`: Whether an arrival says that the link is free, too, where it is.
+    """
+    put_down(fabric, s, e, c, time)
+    took = fabric.alpha[e] + size * fabric.beta[e]
+    own = fabric.own_alpha[e] + size * fabric.own_beta[e]
+    s.scalar[FINISH] = max(s.scalar[FINISH], time + took)
+    s.link_free[e] = time + own
+    if arrival >= 0:
+        post_arrival(fabric, s, time + took, arrival)
+    if own != took or not frees:
+        _post(s, time + own, len(fabric.group_lead) + e)
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        s.resource_free[fabric.hold_resource[h]] = time + held
+    for w in range(fabric.wake_of[e], fabric.wake_of[e + 1]):
+        h = fabric.wake_hold[w]
+        g = fabric.wake_group[w]
+        held = took if fabric.hold_receives[h] else fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+        _post(s, time + max(0, held - fabric.group_lead[g]), g)
+
+
+@inner
+def put_down(fabric: Fabric, s: Timeline, e: int, c: int, time: int) -> None:
+    """Put down that a chunk is sent, alone or with the one before it."""
+    row = s.scalar[NUM_SENT]
+    s.scalar[NUM_SENT] = row + 1
+    s.sent_link[row] = fabric.link[e]
+    for i in range(s.sent_chunk.shape[1]):  # the low word first, as on all machines that numba compiles for
+        s.sent_chunk[row, i] = c >> 16 * i & 0xFFFF
+    for i in range(s.sent_start.shape[1]):
+        s.sent_start[row, i] = time >> 32 * i
+
+
+@inner
+def post_arrival(fabric: Fabric, s: Timeline, at: int, arrival: int) -> None:
+    """Have the number of what arrives happen."""
+    _post(s, at, len(fabric.group_lead) + len(s.link_free) + arrival)
+
+
+@inner
+def _post(s: Timeline, at: int, what: int) -> None:
+    """Have an event happen."""
+    s.scalar[NUM_EVENTS] = push(s.event_time, s.event_what, s.scalar[NUM_EVENTS], at, what)
+
+
+@inner
+def next_event(s: Timeline, time: int) -> int:
+    """Next event at a time, removed from the queue; -1 if there is none."""
+    if not s.scalar[NUM_EVENTS] or s.event_time[0] != time:
+        return -1
+    what = pop(s.event_time, s.event_what, s.scalar[NUM_EVENTS])
+    s.scalar[NUM_EVENTS] -= 1
+    return what
+
+
+@inner
+def push(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int, key: float, what: int) -> int:
+    """Put something on a binary heap of `size`, the smallest key first; the size that it has then."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if heap_key[parent] <= key:
+            break
+        heap_key[i], heap_what[i] = heap_key[parent], heap_what[parent]
+        i = parent
+    heap_key[i], heap_what[i] = key, what
+    return size + 1
+
+
+@inner
+def pop(heap_key: NDArray[Any], heap_what: NDArray[Any], size: int) -> int:
+    """Take what has the smallest key off a binary heap of `size`."""
+    first = heap_what[0]
+    last = size - 1
+    key, what = heap_key[last], heap_what[last]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= last:
+            break
+        if child + 1 < last and heap_key[child + 1] < heap_key[child]:
+            child += 1
+        if heap_key[child] >= key:
+            break
+        heap_key[i], heap_what[i] = heap_key[child], heap_what[child]
+        i = child
+    heap_key[i], heap_what[i] = key, what
+    return int(first)
+
+
+@inner
+def tidy(heap_key: NDArray[Any], heap_what: NDArray[Any], cost: Floats, size: int) -> int:
+    """Leave out of a binary heap what no longer has the cost that it was put there for; how much is left."""
+    kept = 0
+    for i in range(size):
+        key, what = heap_key[i], heap_what[i]
+        if key == cost[what]:
+            kept = push(heap_key, heap_what, kept, key, what)
+    return int(kept)

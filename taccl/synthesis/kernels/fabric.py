@@ -1,0 +1,351 @@
+"""Arrays of a topology for compiled kernels, without an object per link or per chunk.
+
+Links are put in the order of their *slots*: by destination, then by speed class (fastest first), then by
+how far the source is ahead of the destination in number. A destination's links are thus neighbours in
+memory, and destinations that go through their links in step ask different sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.graph_algorithms import strong_components
+from taccl.errors import CollectiveError, TopologyError
+from taccl.problem.costs import hold_columns, link_ends, wide_links
+
+if TYPE_CHECKING:
+    from taccl.problem.collective import Collective
+    from taccl.problem.problem import Costs, Problem
+    from taccl.topology.topology import Topology
+
+
+#: A link belongs to the next slower class when a send takes this many times that of the class's fastest.
+_CLASS_RATIO = 1.3
+_MAX_CLASSES = 4
+
+Ints: TypeAlias = NDArray[np.int64]
+Int32s: TypeAlias = NDArray[np.int32]
+Floats: TypeAlias = NDArray[np.float64]
+Bools: TypeAlias = NDArray[np.bool_]
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+class Fabric(NamedTuple):
+    """Links by slot, the resources that several links share, and how fast ranks are joined.
+
+    A send of u units over a slot takes ``alpha + u * beta`` ticks; the slot is free again after
+    ``own_alpha + u * own_beta``. Where a resource is held by one link alone, on the sending side, these two
+    say so; every other hold is a row.
+    """
+
+    num_ranks: int
+    link: Int32s  # the topology's link of every slot; links with several ends have none
+    src: Ints
+    dst: Ints
+    speed: Ints  # classes, 0 for the fastest
+    alpha: Ints
+    beta: Ints
+    own_alpha: Ints
+    own_beta: Ints
+    into: Ints  # the slots into rank r are `into[r]:into[r + 1]`
+    out_of: Ints  # the slots out of rank r are `out_slot[out_of[r]:out_of[r + 1]]`
+    out_slot: Ints
+    hold_of: Ints  # the holds of slot e are rows `hold_of[e]:hold_of[e + 1]` of the next five
+    hold_resource: Ints
+    hold_alpha: Ints
+    hold_beta: Ints
+    hold_receives: Bools
+    hold_lead: Ints  # from a send's start to where it takes the resource: of several sizes the shortest
+    num_resources: int  # that the rows name
+    wake_of: Ints  # groups of slots to look at again when a send over slot e lets go of a row's resource
+    wake_group: Ints
+    wake_hold: Ints
+    group_of: Ints  # slots that hold one resource with one lead
+    group_slot: Ints
+    group_lead: Ints
+    component: Ints  # by class and rank: who share a number reach one another over links of faster classes
+    fast_rate: Floats  # chunks of typical size that a rank can receive in a tick over links of faster classes
+    fast_lag: Ints  # and by how much the quickest of these takes longer than until it is free again
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.link)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Chunks, their origins, and the ranks that may receive them.
+
+    Sets of chunks are bits: ``c & 7`` of byte ``c >> 3`` says whether chunk c is in a rank's.
+    """
+
+    units: Ints  # the size of every chunk, in the units of `Costs`
+    origin_of: Ints  # chunk c starts at ranks `origin[origin_of[c]:origin_of[c + 1]]`
+    origin: Int32s
+    wanted: Bytes | None = None  # what ranks are to receive; None: every rank, every chunk
+    needed: Bytes | None = None  # without relays, where there are any; what does not lead there is left out
+    reach: Ints | None = None  # how far each chunk has to go: a rank sends its own farthest first
+    target: Int32s | None = None  # the one rank that each chunk goes to, where all have one; none is `wanted`
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.units)
+
+    @property
+    def chunk_type(self) -> type[np.integer[Any]]:
+        """As narrow as may be."""
+        return np.uint16 if self.num_chunks <= 1 << 16 else np.int32
+
+
+def problem_arrays(problem: Problem) -> tuple[Fabric, Demand]:
+    """The arrays of a problem, links that its sketch rules out left out."""
+    return make_fabric(problem), make_demand(problem.collective, problem.costs)
+
+
+def make_fabric(problem: Problem) -> Fabric:
+    """The arrays of a topology, without links of several sources or destinations, or that may not be used.
+
+    Raises `TopologyError` if no link is left.
+    """
+    topology, costs, num_links = problem.topology, problem.costs, len(problem.topology.links)
+    # Speed classes are told by a chunk of the usual size.
+    units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
+    srcs, dsts = link_ends(topology)
+    usable = np.zeros(num_links, bool)
+    usable[np.array(problem.links_allowed, np.int64)] = True
+    usable[list(wide_links(topology))] = False
+    kept = np.flatnonzero(usable)
+    if not len(kept):
+        raise TopologyError("found no link from one rank to one rank; expected at least one", where="links")
+    duration = costs.link_alpha + units * costs.link_beta
+    speed = np.zeros(num_links, np.int64)
+    everything = _holds(topology, costs, usable)
+    speed[kept] = _speed_classes(_crowded(everything, srcs, dsts, duration, units)[kept])
+    ahead = (srcs - dsts) % topology.num_ranks
+    link = kept[np.lexsort((kept, ahead[kept], speed[kept], dsts[kept]))].astype(np.int32)
+    src, dst, speed = srcs[link], dsts[link], speed[link]
+    holds = _by_slot(everything, link)
+    component = components(src, dst, speed, topology.num_ranks)
+    lag = costs.link_alpha[link] + units * costs.link_beta[link] - holds.own_alpha - units * holds.own_beta
+    fast_rate, fast_lag = _fast_rates(holds, src, dst, speed, units, component, lag)
+    return Fabric(
+        num_ranks=topology.num_ranks,
+        link=link,
+        src=src,
+        dst=dst,
+        speed=speed,
+        alpha=costs.link_alpha[link],
+        beta=costs.link_beta[link],
+        own_alpha=holds.own_alpha,
+        own_beta=holds.own_beta,
+        into=starts(dst, topology.num_ranks),
+        out_of=starts(src, topology.num_ranks),
+        out_slot=np.argsort(src, kind="stable"),
+        hold_of=starts(holds.slot, len(link)),
+        hold_resource=holds.resource,
+        hold_alpha=holds.alpha,
+        hold_beta=holds.beta,
+        hold_receives=holds.receives,
+        num_resources=holds.num_resources,
+        component=component,
+        fast_rate=fast_rate,
+        fast_lag=fast_lag,
+        **_wakes(holds, costs.link_alpha[link], costs.link_beta[link], costs.chunk_units),
+    )
+
+
+def most_merged(problem: Problem, least_share: float) -> Ints:
+    """Number of chunks that a send over each link may carry; 1 where single sends take about as long.
+
+    - `least_share`: Of a chunk's time on what it holds, the part that is saved at least.
+    """
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    units = int(np.median(costs.chunk_units)) if len(costs.chunk_units) else 1
+    length = costs.hold_alpha + units * costs.hold_beta
+    pays = columns.link[costs.hold_alpha > least_share * length]
+    most = np.ones(len(problem.topology.links), np.int64)
+    most[np.intersect1d(pays, np.array(sorted(problem.clauses.merging), np.int64))] = (
+        problem.clauses.max_merge
+    )
+    return most
+
+
+def sharing_latency(fabric: Fabric, most_merged: Ints) -> Fabric:
+    """The fabric as it is for chunks of full sends: each holds what it passes for its part of the latency."""
+    slot = np.repeat(np.arange(fabric.num_slots), np.diff(fabric.hold_of))
+    own, hold = -(-fabric.own_alpha // most_merged), -(-fabric.hold_alpha // most_merged[slot])
+    return fabric._replace(own_alpha=own, hold_alpha=hold)
+
+
+def make_demand(collective: Collective, costs: Costs) -> Demand:
+    """The arrays of a collective in which nothing is combined.
+
+    Raises `CollectiveError` if the collective combines, or makes chunks from one another.
+    """
+    if collective.combining or collective.derivations:
+        raise CollectiveError(
+            "found a collective that combines; give the halves that spread chunks", where=collective.name
+        )
+    origins = [chunk.origins for chunk in collective.chunks]
+    destinations = [chunk.destinations for chunk in collective.chunks]
+    num_chunks, num_ranks = collective.num_chunks, collective.num_ranks
+    counts, arrivals = (np.fromiter(map(len, ends), np.int64, num_chunks) for ends in (origins, destinations))
+    origin = np.fromiter(chain.from_iterable(origins), np.int32, int(counts.sum()))
+    origin_of = np.concatenate(([0], np.cumsum(counts)))
+    units = np.array(costs.chunk_units)  # which kernels take only as arrays that may be written
+    if num_chunks and (arrivals == 1).all():
+        target = np.fromiter(chain.from_iterable(destinations), np.int32, num_chunks)
+        return Demand(units, origin_of, origin, target=target)
+    wanted: Bytes | None = None
+    if not (arrivals == num_ranks).all():
+        rows = np.zeros((num_ranks, num_chunks), bool)
+        for c, ranks in enumerate(destinations):
+            rows[list(ranks), c] = True
+        wanted = np.packbits(rows, axis=1, bitorder="little")
+    return Demand(units, origin_of, origin, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holds:
+    """Rows of holds that are not one link's alone; and what a link holds by itself."""
+
+    own_alpha: Ints
+    own_beta: Ints
+    slot: Ints
+    resource: Ints
+    alpha: Ints
+    beta: Ints
+    receives: Bools
+    num_resources: int
+
+
+def _holds(topology: Topology, costs: Costs, usable: Bools) -> _Holds:
+    """The holds of links that can be used; here a link is its own slot."""
+    columns, num_links = hold_columns(topology), len(usable)
+    some = usable[columns.link]
+    link, resource, receives = columns.link[some], columns.resource[some], columns.receives[some]
+    alpha, beta = costs.hold_alpha[some], costs.hold_beta[some]
+    private = (np.bincount(resource, minlength=1)[resource] == 1) & ~receives
+    # A link is never free sooner than all it holds lets it be: consecutive sends are as far apart.
+    own_alpha, own_beta = np.zeros(num_links, np.int64), np.zeros(num_links, np.int64)
+    np.maximum.at(own_alpha, link, alpha)
+    np.maximum.at(own_beta, link, beta)
+    own_beta[(own_alpha == 0) & (own_beta == 0)] = 1
+    kept = np.flatnonzero(~private)
+    shared = np.bincount(resource[kept], minlength=1) > 0
+    number = (np.cumsum(shared) - 1)[resource[kept]]
+    return _Holds(
+        own_alpha, own_beta, link[kept], number, alpha[kept], beta[kept], receives[kept], int(shared.sum())
+    )
+
+
+def _by_slot(holds: _Holds, link: Int32s) -> _Holds:
+    """The same holds with links in the order of their slots."""
+    slot_of_link = np.full(len(holds.own_alpha), -1)
+    slot_of_link[link] = np.arange(len(link))
+    order = np.argsort(slot_of_link[holds.slot], kind="stable")
+    return _Holds(
+        holds.own_alpha[link], holds.own_beta[link], slot_of_link[holds.slot[order]], holds.resource[order],
+        holds.alpha[order], holds.beta[order], holds.receives[order], holds.num_resources,
+    )  # fmt: skip
+
+
+def _wakes(holds: _Holds, alpha: Ints, beta: Ints, units: Ints) -> dict[str, Ints]:
+    """The fields of `Fabric` that say what to look at again when a resource is let go.
+
+    Of leads that depend on the chunk the shortest counts: a group is looked at late rather than never.
+    """
+    lead_alpha, lead_beta = alpha[holds.slot] - holds.alpha, beta[holds.slot] - holds.beta
+    fewest, most = int(units.min(initial=1)), int(units.max(initial=1))
+    lead = np.minimum(lead_alpha + fewest * lead_beta, lead_alpha + most * lead_beta)
+    lead = np.where(holds.receives, np.maximum(lead, 0), 0)
+    leads, number = np.unique(lead, return_inverse=True)  # two numbers as one are sorted much sooner
+    keys, group = np.unique(holds.resource * max(1, len(leads)) + number, return_inverse=True)
+    resource, number = np.divmod(keys, max(1, len(leads)))
+    groups_of_resource = starts(resource, holds.num_resources)
+    each = np.diff(groups_of_resource)[holds.resource] if len(group) else np.zeros(0, np.int64)
+    hold = np.repeat(np.arange(len(holds.slot)), each)
+    first = np.repeat(np.cumsum(each) - each, each)
+    wake_group = groups_of_resource[holds.resource[hold]] + np.arange(len(hold)) - first
+    return dict(
+        hold_lead=lead,
+        wake_of=starts(holds.slot[hold], len(alpha)),
+        wake_group=wake_group,
+        wake_hold=hold,
+        group_of=starts(group, len(keys)),
+        group_slot=holds.slot[np.argsort(group, kind="stable")],
+        group_lead=leads[number],
+    )
+
+
+def starts(sorted_or_not: Ints | Int32s, count: int) -> Ints:
+    """First row of each number once rows are sorted by number; one more entry for the end."""
+    return np.concatenate(([0], np.cumsum(np.bincount(sorted_or_not, minlength=count)))).astype(np.int64)
+
+
+def _crowded(holds: _Holds, src: Ints, dst: Ints, duration: Ints, units: int) -> Ints:
+    """Ticks that a send takes where all ranks send at once: those who share a resource wait for each other.
+
+    - `src`, `dst`, `duration`: Of slots as `holds` has them, as is what is returned.
+    """
+    slowest = duration.copy()
+    if len(holds.slot):
+        # A rank's own port does not make it slower: it is who else sends, and who else receives, that does.
+        crowd = np.full(holds.num_resources, np.iinfo(np.int64).max)
+        for end in (src, dst):
+            count = int(end.max()) + 1
+            pairs = np.sort(holds.resource * count + end[holds.slot])  # sooner than `unique`, which hashes
+            resource = pairs[np.diff(pairs, prepend=-1) > 0] // count
+            crowd = np.minimum(crowd, np.bincount(resource, minlength=holds.num_resources))
+        length = (holds.alpha + units * holds.beta) * crowd[holds.resource]
+        np.maximum.at(slowest, holds.slot, length)
+    return slowest
+
+
+def _speed_classes(duration: Ints) -> Ints:
+    """Classes of similar durations, 0 for the shortest; what is beyond the last class joins it."""
+    values = np.unique(duration)
+    classes = np.zeros(len(values), np.int64)
+    shortest, number = values[0], 0
+    for i, value in enumerate(values):
+        if value > _CLASS_RATIO * shortest and number < _MAX_CLASSES - 1:
+            shortest, number = value, number + 1
+        classes[i] = number
+    return classes[np.searchsorted(values, duration)]
+
+
+def components(src: Ints, dst: Ints, speed: Ints, num_ranks: int) -> Ints:
+    """Component of each rank over links of faster classes, by class."""
+    component = np.tile(np.arange(num_ranks, dtype=np.int64), (int(speed.max(initial=0)) + 1, 1))
+    for k in range(1, len(component)):
+        fast = speed < k
+        component[k] = strong_components(num_ranks, src[fast], dst[fast])
+    return component
+
+
+def _fast_rates(
+    holds: _Holds, src: Ints, dst: Ints, speed: Ints, units: int, component: Ints, lag: Ints
+) -> tuple[Floats, Ints]:
+    """Chunks a tick into every rank over links of faster classes, from its own component; their least lag.
+
+    A link counts at its own rate, or, where resources are shared, at its part of the busiest of them.
+    """
+    rates, lags = np.zeros(component.shape), np.full(component.shape, np.iinfo(np.int64).max // 2)
+    alone = 1.0 / np.maximum(holds.own_alpha + units * holds.own_beta, 1)
+    for k in range(1, len(component)):
+        fast = (speed < k) & (component[k][src] == component[k][dst])
+        rows = np.flatnonzero(fast[holds.slot] & holds.receives)
+        length = np.maximum(holds.alpha[rows] + units * holds.beta[rows], 1)
+        demanded = np.bincount(
+            holds.resource[rows], weights=length * alone[holds.slot[rows]], minlength=holds.num_resources
+        )
+        crowd = np.ones(len(src))
+        np.maximum.at(crowd, holds.slot[rows], demanded[holds.resource[rows]])
+        rates[k] = np.bincount(dst[fast], weights=(alone / crowd)[fast], minlength=component.shape[1])
+        np.minimum.at(lags[k], dst[fast], lag[fast])
+    return rates, lags

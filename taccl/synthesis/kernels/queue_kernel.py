@@ -1,0 +1,219 @@
+"""The compiled scheduler of chunks whose routes are given: every link has a queue of those that wait for it.
+
+When links or shared resources are released, or chunks arrive, the affected links are asked in order of
+urgency. Urgency is the remaining load of their shared resources, so that the busiest is never idle for the
+sake of others, and then the path ahead of the first chunk in their queue.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from taccl._internal.kernels import compiled, inner
+from taccl.synthesis.kernels import events
+
+if TYPE_CHECKING:
+    from taccl.synthesis.kernels.fabric import Bools, Fabric, Floats, Int32s, Ints
+
+
+class Hops(NamedTuple):
+    """Routes of chunks, hop after hop."""
+
+    units: Ints  # by chunk
+    slot: Int32s
+    chunk: Int32s
+    is_first: Bools  # whether a hop leaves where its chunk starts
+    next_of: Int32s  # the hops that go on from where hop t ends are `next_of[t]:next_end[t]`
+    next_end: Int32s
+    key: Floats  # of chunks that wait for one link the smallest goes first
+    #: Where each goes in a send of its own no entries, otherwise of hops whether they go before all others
+    #: over their link, with which they are not merged.
+    is_urgent: Bools
+    most_merged: Ints  # chunks in a send over slot e
+
+
+class Queues(NamedTuple):
+    """Waiting hops; a run uses up all of them."""
+
+    queue_of: Ints  # hops that wait for slot e, a heap, are `queue_of[e]:queue_of[e] + queue_size[e]`
+    queue_size: Ints
+    queue_key: Floats
+    queue_hop: Int32s
+    resource_left: Ints  # ticks for which resources are yet to be taken
+    is_asked: Bools
+    asked_key: Floats  # slots to ask, a heap
+    asked: Ints
+    together: Ints  # hops of one send
+
+
+# In all below: t hop, c chunk, e slot, h hold, q resource, g group of slots.
+
+
+@compiled
+def send_along(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, limit: int) -> int:
+    """Find a start for every hop; the finish in ticks, or why there is none.
+
+    - `limit`: Give up once the finish passes it, which the column of starts must have room for.
+    """
+    num_groups, num_slots = len(fabric.group_lead), len(fabric.link)
+    for t in range(len(hops.slot)):
+        e, size = hops.slot[t], hops.units[hops.chunk[t]]
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            s.resource_left[fabric.hold_resource[h]] += fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+    time = 0
+    num_arrivals = min(hops.most_merged.sum(), len(hops.slot))
+    for t in range(len(hops.slot)):
+        if hops.is_first[t]:
+            _wait(fabric, hops, s, now, t, time)
+    while True:
+        if not events.has_room(fabric, now, num_arrivals):
+            return events.HEAP_FULL
+        while now.scalar[events.NUM_ACTIVE]:
+            e = events.pop(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE])
+            now.scalar[events.NUM_ACTIVE] -= 1
+            s.is_asked[e] = False
+            base = s.queue_of[e]
+            t = int(np.int64(s.queue_hop[base]))
+            c = int(np.int64(hops.chunk[t]))
+            size = hops.units[c]
+            if now.link_free[e] > time or not events.is_free(fabric, now, e, size, time):
+                continue
+            count, size = _take(fabric, hops, s, now, e, time)
+            events.start_send(fabric, now, e, c, size, time, -1, False)
+            took = fabric.alpha[e] + size * fabric.beta[e]
+            for i in range(count):
+                t = s.together[i]
+                if i:
+                    events.put_down(fabric, now, e, int(np.int64(hops.chunk[t])), time)
+                if hops.next_of[t] < hops.next_end[t]:
+                    events.post_arrival(fabric, now, time + took, t)
+            for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+                left = count * fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+                s.resource_left[fabric.hold_resource[h]] -= left
+        if now.scalar[events.FINISH] > limit:
+            return events.OVER_LIMIT
+        if not now.scalar[events.NUM_EVENTS]:
+            break
+        if now.scalar[events.SIGNAL]:
+            return events.STOPPED
+        time = now.event_time[0]
+        what = events.next_event(now, time)
+        while what >= 0:
+            if what < num_groups:
+                for i in range(fabric.group_of[what], fabric.group_of[what + 1]):
+                    _ask(fabric, hops, s, now, fabric.group_slot[i], time)
+            elif what < num_groups + num_slots:
+                _ask(fabric, hops, s, now, what - num_groups, time)
+            else:
+                t = what - num_groups - num_slots
+                for after in range(hops.next_of[t], hops.next_end[t]):
+                    _wait(fabric, hops, s, now, int(np.int64(after)), time)
+            what = events.next_event(now, time)
+    return int(now.scalar[events.FINISH])
+
+
+@compiled(allocates=True)
+def send_in_order(fabric: Fabric, hops: Hops, order: Ints, start: Ints) -> int:
+    """Start every hop as soon as those before it in an order let it; the finish in ticks.
+
+    - `order`: Hops, each after that which brings its chunk.
+    - `start`: Room for when each starts; zeros.
+    """
+    link_free = np.zeros(len(fabric.link), np.int64)
+    resource_free = np.zeros(fabric.num_resources, np.int64)
+    finish = 0
+    for t in order:
+        e, size = hops.slot[t], hops.units[hops.chunk[t]]
+        took = fabric.alpha[e] + size * fabric.beta[e]
+        time = max(start[t], link_free[e])
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+            lead = took - length if fabric.hold_receives[h] else 0
+            time = max(time, resource_free[fabric.hold_resource[h]] - lead)
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            length = fabric.hold_alpha[h] + size * fabric.hold_beta[h]
+            resource_free[fabric.hold_resource[h]] = time + (took if fabric.hold_receives[h] else length)
+        start[t] = time
+        link_free[e] = time + fabric.own_alpha[e] + size * fabric.own_beta[e]
+        finish = max(finish, time + took)
+        for after in range(hops.next_of[t], hops.next_end[t]):
+            start[after] = time + took
+    return int(finish)
+
+
+@compiled
+def join_hops(fabric: Fabric, hop_of: Ints, hops: Hops, into: Ints, took: Ints, signal: Ints) -> None:
+    """Fill in which hops go on from which, and turn their times into those until all that follow end.
+
+    - `hop_of` ((num_chunks + 1,) int64): The hops of chunk c are ``hop_of[c]:hop_of[c + 1]``, each after that
+      which brings the chunk to its source, and those from one rank next to one another.
+    - `into` ((num_ranks,) int64): Room.
+    - `took` ((num_hops,) int64): Ticks of each hop; in the end, of the longest chain that begins with it.
+    - `signal` ((2,) int64): It stops once the first is 1. The second becomes how many chunks are done.
+    """
+    for c in range(len(hop_of) - 1):
+        if signal[0]:
+            return
+        signal[1] = c
+        for t in range(hop_of[c], hop_of[c + 1]):
+            into[fabric.src[hops.slot[t]]] = -1
+        for t in range(hop_of[c], hop_of[c + 1]):
+            before = into[fabric.src[hops.slot[t]]]
+            into[fabric.dst[hops.slot[t]]] = t
+            hops.is_first[t] = before < 0
+            if before >= 0:
+                if hops.next_of[before] == hops.next_end[before]:
+                    hops.next_of[before] = t
+                hops.next_end[before] = t + 1
+        for t in range(hop_of[c + 1] - 1, hop_of[c] - 1, -1):
+            longest = 0
+            for other in range(hops.next_of[t], hops.next_end[t]):
+                longest = max(longest, took[other])
+            took[t] += longest
+
+
+@inner
+def _wait(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, t: int, time: int) -> None:
+    """Put a hop into the queue of its link."""
+    e = int(np.int64(hops.slot[t]))
+    base = s.queue_of[e]
+    s.queue_size[e] = events.push(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e], hops.key[t], t)
+    _ask(fabric, hops, s, now, e, time)
+
+
+@inner
+def _take(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> tuple[int, int]:
+    """Take what goes in one send out of the queue of a link that is free; how many hops, and their size."""
+    base = s.queue_of[e]
+    count = size = 0
+    while s.queue_size[e] and count < hops.most_merged[e]:
+        t = int(np.int64(s.queue_hop[base]))
+        larger = size + hops.units[hops.chunk[t]]
+        if count and (
+            hops.is_urgent[t] != hops.is_urgent[s.together[0]]
+            or not events.is_free(fabric, now, e, larger, time)
+        ):
+            break
+        events.pop(s.queue_key[base:], s.queue_hop[base:], s.queue_size[e])
+        s.queue_size[e] -= 1
+        s.together[count] = t
+        count, size = count + 1, larger
+    return count, size
+
+
+@inner
+def _ask(fabric: Fabric, hops: Hops, s: Queues, now: events.Timeline, e: int, time: int) -> None:
+    """Have a link asked, if the first in its queue can start now."""
+    if s.is_asked[e] or not s.queue_size[e] or now.link_free[e] > time:
+        return
+    t = s.queue_hop[s.queue_of[e]]
+    if not events.is_free(fabric, now, e, hops.units[hops.chunk[t]], time):
+        return
+    urgency = 0
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        urgency += s.resource_left[fabric.hold_resource[h]]
+    key = hops.key[t] - urgency
+    s.is_asked[e] = True
+    now.scalar[events.NUM_ACTIVE] = events.push(s.asked_key, s.asked, now.scalar[events.NUM_ACTIVE], key, e)

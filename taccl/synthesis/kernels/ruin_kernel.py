@@ -1,0 +1,212 @@
+"""Ruin: the routes of some chunks are taken out of a schedule."""
+
+from __future__ import annotations
+
+from taccl._internal.kernels import inner
+from taccl.synthesis.kernels.improvement_state import NONE, Rules, SearchState, Work, draw, mark, reaches
+from taccl.synthesis.kernels.timing_kernel import book_anew, charge, first_from, unbook
+
+# In all below: t tree, r rank, e link, a arc, k kind, m send, h hold, q resource.
+
+
+@inner
+def ruin(w: Work, now: SearchState, rules: Rules) -> None:
+    """Take out the routes of some chunks: on a critical chain, next to one another on a resource, or any."""
+    arcs, calendar, room = w.arcs, now.calendar, w.room
+    room.is_ruined[:] = False
+    room.queue[0] = 0  # how many trees are ruined
+    left = 1 + draw(room, rules.most_ruined)
+    kind = draw(room, 8)
+    whole = draw(room, 2) == 0
+    length = _critical(w, now) if kind < 6 else 0
+    tries = 16
+    row = at = 0
+    if 3 <= kind < 6:
+        m = room.chain[draw(room, length)]
+        e = now.link[m]
+        q = arcs.resource[arcs.hold_of[e] + draw(room, arcs.hold_of[e + 1] - arcs.hold_of[e])]
+        tries = min(calendar.size[q], 1 + draw(room, 8))
+        row = calendar.row_of[q]
+        at = draw(room, calendar.size[q] - tries + 1)
+        for i in range(tries):
+            room.chain[i] = calendar.send[row + at + i]
+    for i in range(tries):
+        if left <= 0:
+            break
+        if kind < 3:
+            m = room.chain[draw(room, length)]
+        elif kind < 6:
+            m = room.chain[i]
+        else:
+            m = now.order[draw(room, now.size[0])]
+            for _ in range(64):
+                if now.carries[m] and w.trees.is_free[now.member[m, 0]]:
+                    break
+                m = now.order[draw(room, now.size[0])]
+        left -= _ruin_send(w, now, m, whole)
+
+
+@inner
+def _critical(w: Work, now: SearchState) -> int:
+    """A chain of sends that hold one another up to the finish, into `chain`; how many."""
+    room = w.room
+    size = now.size[0]
+    last = now.order[0]
+    seen = 0
+    for i in range(size):
+        m = now.order[i]
+        if now.end[m] == now.size[2]:
+            seen += 1
+            if draw(room, seen) == 0:
+                last = m
+    length = 0
+    m = last
+    while m >= 0 and length < size:
+        room.chain[length] = m
+        length += 1
+        m = _held_up_by(w, now, m)
+    return length
+
+
+@inner
+def _held_up_by(w: Work, now: SearchState, m: int) -> int:
+    """A send that ends, or lets go of a resource, when send m starts or takes it; -1 if there is none."""
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
+    e, k = now.link[m], now.kind[m]
+    a = k * arcs.num_links + e
+    tail = arcs.tail[a]
+    found, seen = NONE, 0
+    took = now.end[m] - now.start[m]
+    for h in range(arcs.hold_of[e], arcs.hold_of[e + 1]):
+        q = arcs.resource[h]
+        length = arcs.hold_alpha[h] + now.units[m] * arcs.hold_beta[h]
+        begin = now.start[m] + (max(took - length, 0) if arcs.receives[h] else 0)
+        row = calendar.row_of[q]
+        top = row + calendar.size[q]
+        at = first_from(calendar.end, row, top, begin)
+        if at < top and calendar.end[at] == begin and calendar.send[at] != m:
+            seen += 1
+            if draw(room, seen) == 0:
+                found = calendar.send[at]
+    for j in range(now.carries[m]):
+        t = now.member[m, j]
+        if k == 0:
+            other = now.send[t, tail]
+            if now.way[t, tail] >= 0:
+                if now.end[other] == now.start[m]:
+                    seen += 1
+                    if draw(room, seen) == 0:
+                        found = other
+            elif trees.partner[t] >= 0:
+                seen, found = _into(w, now, trees.partner[t], tail, now.start[m], seen, found)
+        else:
+            for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
+                if now.way[t, arcs.head[x]] == e:
+                    seen, found = _into(w, now, t, arcs.head[x], now.start[m], seen, found)
+    return int(found)
+
+
+@inner
+def _into(w: Work, now: SearchState, t: int, r: int, at: int, seen: int, found: int) -> tuple[int, int]:
+    """One of the contributions that come to a rank at a moment."""
+    for d in range(w.arcs.num_ranks):
+        if reaches(w, now, t, r, d) and now.end[now.send[t, d]] == at:
+            seen += 1
+            if draw(w.room, seen) == 0:
+                found = now.send[t, d]
+    return seen, found
+
+
+@inner
+def _ruin_send(w: Work, now: SearchState, m: int, whole: bool) -> int:
+    """Take out one of a send's chunks with all that its tree reaches from there on, or all of its tree.
+
+    How many routes that takes out is returned; 1 where there is nothing to take out.
+    """
+    arcs, trees, room = w.arcs, w.trees, w.room
+    if now.carries[m] == 0:
+        return 1
+    t = now.member[m, draw(room, now.carries[m])]
+    if not trees.is_free[t]:
+        return 1
+    other = trees.partner[t] if whole and draw(room, 2) else NONE
+    if whole:
+        m = NONE
+    else:
+        # A rank that only passed the chunk on, to there, has no use for it any more.
+        tail = arcs.tail[now.kind[m] * arcs.num_links + now.link[m]]
+        while now.way[t, tail] >= 0 and not trees.is_target[t, tail] and _num_sent(w, now, t, tail) == 1:
+            m = now.send[t, tail]
+            tail = arcs.tail[now.kind[m] * arcs.num_links + now.link[m]]
+    gone = _cut(w, now, t, m)
+    if other >= 0:
+        gone += _cut(w, now, other, m)
+    if other >= 0 and trees.may_reroot and draw(room, 4) == 0:
+        # Neither tree has routes: the sum may be complete at another rank.
+        r = draw(room, arcs.num_ranks)
+        if trees.is_target[t if trees.kind[t] == 1 else other, r]:
+            now.root[t] = now.root[other] = r
+            mark(room, t)
+            mark(room, other)
+    return gone
+
+
+@inner
+def _num_sent(w: Work, now: SearchState, t: int, r: int) -> int:
+    """Number of ranks that a tree reaches directly from a rank."""
+    found = 0
+    for d in range(w.arcs.num_ranks):
+        found += reaches(w, now, t, r, d)
+    return found
+
+
+@inner
+def _cut(w: Work, now: SearchState, t: int, m: int) -> int:
+    """Take a tree's send out and all beyond it, or (-1) all of the tree; how many sends."""
+    arcs, room = w.arcs, w.room
+    size = gone = 0
+    for r in range(arcs.num_ranks):
+        if now.way[t, r] >= 0 and (m < 0 or now.send[t, r] == m):
+            room.path[size] = r
+            size += 1
+    done = 0
+    while m >= 0 and done < size:
+        for d in range(arcs.num_ranks):
+            if reaches(w, now, t, room.path[done], d) and now.send[t, d] != m:
+                room.path[size] = d
+                size += 1
+        done += 1
+    for i in range(size):
+        r = room.path[i]
+        if now.way[t, r] >= 0:
+            _take_out(w, now, t, now.send[t, r])
+            gone += 1
+    return gone
+
+
+@inner
+def _take_out(w: Work, now: SearchState, t: int, m: int) -> None:
+    """Take a tree's chunk out of a send, and the send itself if it carries nothing else."""
+    arcs, trees, calendar, room = w.arcs, w.trees, now.calendar, w.room
+    e, k = now.link[m], now.kind[m]
+    a = k * arcs.num_links + e
+    for x in range(arcs.head_of[a], arcs.head_of[a + 1]):
+        if now.way[t, arcs.head[x]] == e:
+            now.way[t, arcs.head[x]] = NONE
+    mark(room, t)
+    charge(arcs, now, e, now.units[m], -1)
+    count = now.carries[m]
+    for j in range(count):
+        if now.member[m, j] == t:
+            now.member[m, j] = now.member[m, count - 1]
+            break
+    now.carries[m] = count - 1
+    now.units[m] -= trees.units[t]
+    if count == 1:
+        unbook(arcs, calendar, e, m)
+        now.spare[now.size[1]] = m
+        now.size[1] += 1
+    else:
+        charge(arcs, now, e, now.units[m], 1)
+        now.end[m] = now.start[m] + arcs.alpha[e] + now.units[m] * arcs.beta[e]
+        book_anew(w, now, m)

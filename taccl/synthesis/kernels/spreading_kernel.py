@@ -1,0 +1,329 @@
+"""The compiled core of open spreading: routes and times of chunks at once, event by event.
+
+Time advances from event to event: a chunk arrives, a link or a shared resource becomes free. After each step
+the affected ranks look for links into them that can start a send. Two things make it fast:
+
+- every rank keeps a log of its chunks in order of arrival, and every link a place in its source's log,
+  which only moves on: what the destination has or expects by then, it will not need later;
+- only links whose source, link or resource changed are looked at.
+
+A chunk is in a log only after its arrival, so a send never starts before its chunk has arrived.
+
+If some links are slow, two rules keep them from work that fast links do better. First they carry chunks that
+no rank of the destination's fast component has or expects. Other chunks go only to ranks that are far behind
+their component.
+
+Chunks may also go rarest first: those that the fewest components have, and that few ranks beside the sender
+could send; and to ranks that miss the most. Few sources are then not asked twice for what others can pass on.
+Source: Cohen, "Incentives build robustness in BitTorrent", P2PECON 2003.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taccl._internal.kernels import compiled, inner
+from taccl.synthesis.kernels import events
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.kernels.fabric import Bools, Bytes, Fabric, Ints
+
+_LONGEST_SORTED = 16  # links of a rank that are sorted by insertion
+_CHUNK_BITS = 32  # of a key, for the number of a chunk
+_NONE = -1
+
+
+class SpreadingState(NamedTuple):
+    """State while chunks spread; a run uses up all of it.
+
+    Sets of chunks are bits, by rank, or by class and component. An empty first axis of `held` switches the
+    rules for slow links off; one of `copies` has chunks go in order of arrival.
+    """
+
+    units: Ints  # sizes of chunks
+    log_of: Ints  # rank r's chunks in order of arrival are `log[log_of[r]:log_end[r]]`: its own to begin with
+    log: NDArray[Any]
+    log_end: Ints  # up to `log_of[r + 1]` there is room for all it is to receive
+    claimed: Bytes  # chunks that a rank has, expects, or is not to receive
+    missing: Ints  # how many are left to claim
+    held: Bytes  # chunks that some rank of a component has or expects, and their number
+    num_held: Ints
+    copies: Ints  # how many ranks of a component of the slowest class have or expect a chunk
+    holders: Ints  # how many components do
+    place: Ints  # by slot: the place in the source's log before which all is claimed at the destination
+    fresh_place: Ints  # and before which all is held in its component
+    armed: Bools  # slots to look at
+    turn: Ints  # where a rank's turn of links is
+    queue: Ints  # room for the links that a rank asks
+    active: Ints  # ranks with links to look at
+    is_active: Bools
+
+
+# In all below: d destination, e slot, k speed class, c chunk, h hold.
+
+
+@compiled
+def spread_chunks(
+    fabric: Fabric, s: SpreadingState, in_turn: bool, theta: float, now: events.Timeline, limit: int
+) -> int:
+    """Spread every chunk to the ranks that want it; the finish in ticks, or why there is none.
+
+    - `in_turn`: Whether a rank asks the links into it in turn, or first those with the fewest to offer.
+    - `theta`: A slow link brings a rank a chunk that its component has only if the rank is behind it by more
+      than fast links bring during theta slow sends.
+    - `limit`: Give up once time passes it.
+    """
+    num_ranks = len(fabric.into) - 1
+    tiered = s.held.shape[0] > 1
+    left = s.missing.sum()
+    now.scalar[events.NUM_ACTIVE] = num_ranks
+    time = 0
+    forced = False
+    while left > 0:
+        if now.scalar[events.SIGNAL]:
+            return events.STOPPED
+        if not events.has_room(fabric, now, len(now.link_free)):
+            return events.HEAP_FULL
+        for sweep in range(2 if tiered and not forced else 1):
+            if len(s.copies):
+                _neediest_first(s, now)
+            for i in range(now.scalar[events.NUM_ACTIVE]):
+                d = s.active[i]
+                if s.missing[d] == 0:
+                    continue
+                begin = fabric.into[d + 1]
+                while begin > fabric.into[d]:
+                    # The next run of links of one class into d, slow ones first: what they share with fast
+                    # ones is better used for chunks that only they can bring.
+                    end = begin
+                    k = fabric.speed[end - 1] if tiered else 0
+                    while begin > fabric.into[d] and (not tiered or fabric.speed[begin - 1] == k):
+                        begin -= 1
+                    if sweep == 1 and k == 0:
+                        continue
+                    asked = _ask(fabric, s, now, begin, end, in_turn, time, forced or sweep == 1)
+                    for j in range(asked):
+                        e = s.queue[j]
+                        if sweep == 1 and not _is_behind(fabric, s, e, d, k, theta, time):
+                            continue
+                        c = _find(fabric, s, e, d, k, sweep == 0 and k > 0 and not forced)
+                        if c >= 0 and events.is_free(fabric, now, e, s.units[c], time):
+                            _claim(fabric, s, d, c)
+                            events.start_send(fabric, now, e, c, s.units[c], time, e << _CHUNK_BITS | c, True)
+                            left -= 1
+                            if in_turn:
+                                s.turn[begin] = e - begin + 1
+        if left == 0:
+            break
+        for i in range(now.scalar[events.NUM_ACTIVE]):
+            s.is_active[s.active[i]] = False
+        now.scalar[events.NUM_ACTIVE] = 0
+        if not now.scalar[events.NUM_EVENTS]:
+            # Nothing is under way: whatever is missing must come against the rules, or cannot come.
+            if forced:
+                return events.STUCK
+            forced = True
+            for d in range(num_ranks):
+                _look_at(s, now, d)
+            continue
+        time = now.event_time[0]
+        if time > limit:
+            return events.OVER_LIMIT
+        forced = False
+        event = events.next_event(now, time)
+        while event >= 0:
+            _happen(fabric, s, now, event, time)
+            event = events.next_event(now, time)
+    return int(now.scalar[events.FINISH])
+
+
+@compiled
+def mark_needed(chunk: NDArray[Any], src: Ints, dst: Ints, needed: Bytes, keep: Bools) -> None:
+    """Mark the sends that lead to a rank that needs the chunk; `needed` is used up.
+
+    - `chunk`, `src`, `dst`, `keep` ((num_sends,)): In order of start, one send at most for a chunk and
+      destination.
+    - `needed` ((num_ranks, ceil(num_chunks / 8)) uint8): Bits of the chunks that ranks need.
+    """
+    for t in range(len(chunk) - 1, -1, -1):
+        c = int(chunk[t])
+        if needed[dst[t], c >> 3] >> (c & 7) & 1:
+            keep[t] = True
+            needed[src[t], c >> 3] |= 1 << (c & 7)
+
+
+@inner
+def _look_at(s: SpreadingState, now: events.Timeline, d: int) -> None:
+    """Put a rank on the list of those with links to look at."""
+    if not s.is_active[d]:
+        s.is_active[d] = True
+        s.active[now.scalar[events.NUM_ACTIVE]] = d
+        now.scalar[events.NUM_ACTIVE] += 1
+
+
+@inner
+def _ask(
+    fabric: Fabric,
+    s: SpreadingState,
+    now: events.Timeline,
+    begin: int,
+    end: int,
+    in_turn: bool,
+    time: int,
+    every: bool,
+) -> int:
+    """Put the links to ask of ``begin:end`` into the queue, in order; how many."""
+    width = end - begin
+    asked = 0
+    first = s.turn[begin] % width if width > 1 else 0
+    for step in range(width):
+        e = begin + first + step
+        if e >= end:
+            e -= width
+        if now.link_free[e] <= time and (s.armed[e] or every):
+            s.queue[asked] = e
+            asked += 1
+        s.armed[e] = False
+    if not in_turn:
+        s.turn[begin] += 1
+        for j in range(1, asked if asked <= _LONGEST_SORTED else 0):
+            e = s.queue[j]
+            offers = s.log_end[fabric.src[e]] - s.place[e]
+            i = j
+            while i > 0:
+                other = s.queue[i - 1]
+                if s.log_end[fabric.src[other]] - s.place[other] <= offers:
+                    break
+                s.queue[i] = other
+                i -= 1
+            s.queue[i] = e
+    return asked
+
+
+@inner
+def _neediest_first(s: SpreadingState, now: events.Timeline) -> None:
+    """Put those that miss the most first among the ranks with links to look at."""
+    for i in range(1, now.scalar[events.NUM_ACTIVE]):
+        d = s.active[i]
+        j = i
+        while j > 0 and s.missing[s.active[j - 1]] < s.missing[d]:
+            s.active[j] = s.active[j - 1]
+            j -= 1
+        s.active[j] = d
+
+
+@inner
+def _is_behind(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, theta: float, time: int) -> bool:
+    """True if a slow link may bring a rank a chunk of its component: fast links would take too long for it.
+
+    Until something has come over slow links, fast ones have little to bring.
+    """
+    claimed = s.log_of[d + 1] - s.log_of[d] - s.missing[d]
+    behind = min(s.num_held[k, fabric.component[k, d]] - claimed, s.missing[d])
+    took = fabric.alpha[e] + s.units[0] * fabric.beta[e]
+    busy = time + fabric.own_alpha[e] + s.units[0] * fabric.own_beta[e] - fabric.fast_lag[k, d]
+    rate = fabric.fast_rate[k, d]
+    return bool(rate <= 0 or behind > theta * min(took, max(busy, 0)) * rate)
+
+
+@inner
+def _find(fabric: Fabric, s: SpreadingState, e: int, d: int, k: int, is_fresh: bool) -> int:
+    """A chunk in the log of the link's source that it may bring, the first or the rarest; -1 for none.
+
+    A fresh one is not in its destination's component yet.
+    """
+    where = fabric.component[k, d] if is_fresh else _NONE
+    end = s.log_end[fabric.src[e]]
+    p = s.fresh_place[e] if is_fresh else s.place[e]
+    while p < end:
+        c = int(s.log[p])
+        taken = s.claimed[d, c >> 3]
+        if is_fresh:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
+            break
+        p += 1
+    if is_fresh:
+        s.fresh_place[e] = p
+    else:
+        s.place[e] = p
+    if p == end:
+        return _NONE
+    return _rarest(fabric, s, e, p, k, where) if len(s.copies) else int(s.log[p])
+
+
+@inner
+def _rarest(fabric: Fabric, s: SpreadingState, e: int, p: int, k: int, where: int) -> int:
+    """The rarest chunk from place p of its source's log on that a link may bring; of several the last.
+
+    Unless `where` is -1, that component is not to have it.
+    """
+    at = fabric.component[-1, fabric.src[e]]
+    least, chunk = -1, _NONE
+    for i in range(p, s.log_end[fabric.src[e]]):
+        c = int(s.log[i])
+        taken = s.claimed[fabric.dst[e], c >> 3]
+        if where >= 0:
+            taken |= s.held[k, where, c >> 3]
+        if not taken >> (c & 7) & 1:
+            count = s.holders[c] * len(s.missing) + s.copies[at, c]
+            if chunk < 0 or count <= least:
+                least, chunk = count, c
+    return chunk
+
+
+@inner
+def _claim(fabric: Fabric, s: SpreadingState, d: int, c: int) -> None:
+    """Have a rank, and its components, expect a chunk."""
+    s.claimed[d, c >> 3] |= 1 << (c & 7)
+    s.missing[d] -= 1
+    for k in range(1, s.held.shape[0]):
+        where = fabric.component[k, d]
+        if not s.held[k, where, c >> 3] >> (c & 7) & 1:
+            s.held[k, where, c >> 3] |= 1 << (c & 7)
+            s.num_held[k, where] += 1
+    if len(s.copies):
+        at = fabric.component[-1, d]
+        s.holders[c] += s.copies[at, c] == 0
+        s.copies[at, c] += 1
+
+
+@inner
+def _happen(fabric: Fabric, s: SpreadingState, now: events.Timeline, event: int, time: int) -> None:
+    """One event: a resource is free, a link is, or a chunk arrives."""
+    num_groups = len(fabric.group_lead)
+    if event < num_groups:
+        for i in range(fabric.group_of[event], fabric.group_of[event + 1]):
+            _arm(fabric, s, now, fabric.group_slot[i], time)
+    elif event < num_groups + len(s.armed):
+        _arm(fabric, s, now, event - num_groups, time)
+    else:
+        arrival = event - num_groups - len(s.armed)
+        e = arrival >> _CHUNK_BITS
+        d = fabric.dst[e]
+        _arm(fabric, s, now, e, time)
+        s.log[s.log_end[d]] = arrival & ((1 << _CHUNK_BITS) - 1)
+        s.log_end[d] += 1
+        for i in range(fabric.out_of[d], fabric.out_of[d + 1]):
+            o = fabric.out_slot[i]
+            if not s.armed[o] and _may_start(fabric, now, o, time):
+                _arm(fabric, s, now, o, time)
+
+
+@inner
+def _may_start(fabric: Fabric, now: events.Timeline, e: int, time: int) -> bool:
+    """True if no shared resource of a link is known to be held; the release of a held one wakes the link."""
+    for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+        if now.resource_free[fabric.hold_resource[h]] > time + fabric.hold_lead[h]:
+            return False
+    return True
+
+
+@inner
+def _arm(fabric: Fabric, s: SpreadingState, now: events.Timeline, e: int, time: int) -> None:
+    """Have a link looked at, if it is free and its destination misses anything."""
+    if now.link_free[e] <= time and s.missing[fabric.dst[e]]:
+        s.armed[e] = True
+        _look_at(s, now, fabric.dst[e])

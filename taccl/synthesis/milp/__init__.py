@@ -1,0 +1,1 @@
+"""The published pipeline: routing, ordering and contiguity, on the quotient by symmetry."""

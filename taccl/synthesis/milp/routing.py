@@ -1,0 +1,420 @@
+"""Stage 1, routing: which chunk goes over which links, as a MILP on the quotient.
+
+One binary per hop orbit, one arrival time per state orbit; contention is counted, not yet ordered. Every
+block of rows carries a tag, and ``docs/formulation.md`` has one heading per tag (`TAGS`).
+Source: Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023,
+section 5.1, with symmetry by substitution and tight big-M as measured there.
+"""
+
+# m hop, p state, x is made, y brings a chunk to a state
+# s arrival, T finish, h head (earliest arrival), UB upper bound, all times in us
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.solvers.model import MilpModel
+from taccl.synthesis.milp.sequencing import Pair, Windows, pairs_apart
+from taccl.synthesis.proposers.greedy import ListSchedule, Send
+from taccl.synthesis.symmetry.quotient import Quotient
+
+#: Every block of rows of the routing model.
+TAGS = (
+    "routing.destination",
+    "routing.transit",
+    "routing.arrival",
+    "routing.order",
+    "routing.finish",
+    "routing.resource",
+    "routing.crossing",
+    "routing.hops",
+    "routing.own-first",
+    "routing.switch-policy",
+    "routing.link-use",
+    "routing.sequence",
+)
+
+
+class RoutingModel:
+    """The MILP, and which variable is what.
+
+    - `upper_ticks`: The finish of a known schedule: arrivals later than this are of no use.
+    - `lower_ticks`: A proven lower bound of the problem, or of the model.
+    - `sequenced`: Resources that hops hold one after another, instead of being counted alone. No two members
+      of a hop may meet there, so the quotient is to be that of times.
+    - `made`: dict of hop to variable.
+    - `taken` (dict of (hop, state) to variable): Whether the state has its chunk from the hop: of a hop to
+      one state, the variable of `made`. (A multicast may also lead to where the chunk is already.)
+    - `arrival`: dict of state to variable.
+    - `finish` (int): The variable T.
+    - `start` (dict of hop to variable): When it starts, of hops to several states that are kept apart from
+      others.
+    - `goes_first` (dict of Pair to variable): Whether the first of two hops goes first, where both orders
+      are possible.
+    - `connections` (dict of variable to list of variable): Whether a connection of a switch with a policy is
+      used, and the hops over it.
+    - `uses` (dict of variable to list of (factor, variable) per link): The uses of the busiest, or of the
+      idlest, link inside nodes, and what counts for each link.
+    - `passed` (dict of state to variable): How many links the chunk has passed there, where the problem
+      limits that.
+    """
+
+    def __init__(
+        self, quotient: Quotient, *, upper_ticks: int, lower_ticks: int = 0, sequenced: Collection[int] = ()
+    ) -> None:
+        self.quotient, self.upper_ticks = quotient, upper_ticks
+        self.per_us = per_us = quotient.problem.costs.ticks_per_us
+        self.windows = windows = Windows(quotient, upper_ticks)
+        self.model = model = MilpModel()
+        self.finish = model.add_variable(lower_ticks / per_us, upper_ticks / per_us, cost=1.0)
+        self.made = {m: model.add_variable(0, 1, integer=True) for m in windows.earliest}
+        self.arrival = {
+            p: model.add_variable(
+                min(state.head_ticks, upper_ticks) / per_us,
+                (windows.due[p] if sequenced else upper_ticks) / per_us,
+            )
+            for p, state in enumerate(quotient.states)
+            if not state.is_origin
+        }
+        self.taken = {
+            (m, p): x if len(quotient.hops[m].dsts) == 1 else model.add_variable(0, 1, integer=True)
+            for m, x in self.made.items()
+            for p in quotient.hops[m].dsts
+        }
+        self.start: dict[int, int] = {}
+        self.goes_first: dict[Pair, int] = {}
+        self.connections: dict[int, list[int]] = {}
+        self.uses: dict[int, list[list[tuple[float, int]]]] = {}
+        self.passed: dict[int, int] = {}
+        self._flow()
+        self._arrivals()
+        self._resources()
+        self._crossings()
+        self._hops()
+        self._own_first()
+        self._switch_policies()
+        self._link_use()
+        if sequenced:
+            self._sequence(pairs_apart(quotient, windows, sequenced))
+
+    def _no_sooner(
+        self,
+        tag: str,
+        late: int,
+        early: int | None,
+        terms: Iterable[tuple[int | Fraction, int]] = (),
+        ticks: int = 0,
+    ) -> None:
+        """A row ``late - early + terms >= ticks``: two times, of which `early` may be 0, and binaries.
+
+        Ticks become us in one division each, so that `taccl.solvers.scaling` finds the fractions again.
+        """
+        row = [(1.0, late), *((float(factor / self.per_us), x) for factor, x in terms)]
+        if early is not None:
+            row.append((-1.0, early))
+        self.model.add_row(row, ticks / self.per_us, tag=f"routing.{tag}")
+
+    def _flow(self) -> None:
+        """Each destination takes its chunk from one hop; a chunk leaves only where it has come."""
+        quotient, model, made = self.quotient, self.model, self.made
+        for p, state in enumerate(quotient.states):
+            entering = [(1.0, self.taken[m, p]) for m in state.hops_in if m in made]
+            leaving = [(-1.0, made[m]) for m in state.hops_out if m in made]
+            single = quotient.single_path[state.chunk]
+            if state.is_origin:
+                if single and leaving and not state.is_destination:
+                    model.add_row(leaving, -1, tag="routing.destination")
+            elif state.is_destination:
+                model.add_row(entering, 1, 1, tag="routing.destination")
+            elif single:
+                model.add_row(entering + leaving, 0, 0, tag="routing.transit")
+            else:
+                model.add_row(entering, upper=1, tag="routing.transit")
+                for each in leaving:
+                    model.add_row([*entering, each], 0, tag="routing.transit")
+        for m, x in made.items():
+            dsts = quotient.hops[m].dsts
+            if len(dsts) > 1:
+                taken = [(1.0, self.taken[m, p]) for p in dsts]
+                model.add_row([*taken, (-1.0, x)], 0, tag="routing.transit")
+                for _, y in taken:
+                    model.add_row([(1.0, x), (-1.0, y)], 0, tag="routing.transit")
+
+    def _arrivals(self) -> None:
+        """s_r >= h_r + sum (h_a + l - h_r) y, and s_r >= s_a + l - M (1 - y) with M = UB + l - h_r."""
+        quotient = self.quotient
+        for p, arrival in self.arrival.items():
+            state = quotient.states[p]
+            head = min(state.head_ticks, self.upper_ticks)
+            into = [(quotient.hops[m], self.taken[m, p]) for m in state.hops_in if (m, p) in self.taken]
+            lifted = [(head - quotient.earliest_start(hop) - hop.duration, y) for hop, y in into]
+            self._no_sooner("arrival", arrival, None, lifted, head)
+            for hop, y in into:
+                big = self.upper_ticks + hop.duration - head
+                for a in hop.srcs:
+                    self._no_sooner("order", arrival, self.arrival.get(a), [(-big, y)], hop.duration - big)
+            if state.is_destination:
+                self._no_sooner("finish", self.finish, arrival)
+
+    def _resources(self) -> None:
+        """T >= the load of every resource: on a merging link a chunk counts beta + alpha / max_merge."""
+        quotient = self.quotient
+        size_of_resource = Counter(quotient.resource_orbit)
+        load: dict[int, list[tuple[Fraction, int]]] = defaultdict(list)
+        for m, x in self.made.items():
+            hop = quotient.hops[m]
+            share = quotient.problem.clauses.max_merge if quotient.merging[hop.link_orbit] else 1
+            for held in quotient.holds[hop.link_orbit]:
+                ticks = quotient.num_members(m) * held.count * (held.alpha + share * held.beta * hop.units)
+                load[held.resource].append((Fraction(-ticks, share * size_of_resource[held.resource]), x))
+        for _, terms in sorted(load.items()):
+            self._no_sooner("resource", self.finish, None, terms)
+
+    def _crossings(self) -> None:
+        """A chunk enters each node that needs it and lacks it at least once."""
+        topology, collective = self.quotient.problem.topology, self.quotient.problem.collective
+        node = topology.node_of_rank
+        into: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for m, x in self.made.items() if not collective.derivations else ():
+            c = int(self.quotient.group.chunks[self.quotient.hops[m].chunk])
+            for e in filter(topology.is_internode, self.quotient.hops[m].links):
+                for r in topology.links[e].dsts:
+                    into[c, node[r]].add(x)
+        for (c, n), variables in sorted(into.items()):
+            data = collective.chunks[c]
+            if n in {node[r] for r in data.destinations} - {node[r] for r in data.origins}:
+                self.model.add_row([(1.0, x) for x in sorted(variables)], 1, tag="routing.crossing")
+
+    def _hops(self) -> None:
+        """Limited paths: u_r >= u_a + 1 - M (1 - y), u at most the limit less the links ahead."""
+        limits, model = self.quotient.hop_limit, self.model
+        if limits is None:
+            return
+        most = [
+            max(least, limits.limit - left) for least, left in zip(limits.least, limits.left, strict=True)
+        ]
+        self.passed = {p: model.add_variable(limits.least[p], most[p]) for p in self.arrival}
+        for (m, p), y in self.taken.items():
+            if p not in self.passed or m in limits.starts_anew:
+                continue
+            for a in self.quotient.hops[m].srcs:
+                is_start = self.quotient.states[a].is_origin
+                big = float((0 if is_start else most[a]) + 1 - limits.least[p])
+                before = [] if is_start else [(-1.0, self.passed[a])]
+                if big > 0:
+                    model.add_row([(1.0, self.passed[p]), *before, (-big, y)], 1.0 - big, tag="routing.hops")
+
+    def _own_first(self) -> None:
+        """Local-first priority: s_relayed >= s_own + its own duration, if both use the link.
+
+        The relayed chunk leaves no earlier than an own one that leaves when it must would arrive alone, and
+        so not before the arrival that the model knows of.
+        """
+        quotient, hops = self.quotient, self.quotient.hops
+        for link, rep in enumerate(quotient.link_rep):
+            if rep not in quotient.problem.clauses.own_first:
+                continue
+            ends = [(m, p) for m in quotient.hops_of_link[link] if m in self.made for p in hops[m].dsts]
+            for own, relayed in product(ends, ends):
+                if hops[own[0]].is_own and not hops[relayed[0]].is_own:
+                    length = hops[relayed[0]].duration
+                    big = self.upper_ticks + length - quotient.states[relayed[1]].head_ticks
+                    both = [(-big, self.taken[own]), (-big, self.taken[relayed])]
+                    late, early = self.arrival[relayed[1]], self.arrival[own[1]]
+                    self._no_sooner("own-first", late, early, both, length - 2 * big)
+
+    def _switch_policies(self) -> None:
+        """T +- mu * (connections of a switch in use): u >= x to use few, u <= sum x to use many."""
+        quotient, model, tag = self.quotient, self.model, "routing.switch-policy"
+        weight = float(quotient.problem.clauses.objective_weight)
+        users: dict[int, list[int]] = defaultdict(list)
+        for m, x in self.made.items():
+            users[quotient.hops[m].link_orbit].append(x)
+        for policy in quotient.problem.clauses.switch_policies:
+            few = policy.policy == "min-connections"
+            counts = Counter(quotient.link_orbit[e] for e in policy.links if policy.policy != "free")
+            for link in sorted(counts.keys() & users.keys()):
+                cost = (weight if few else -weight) * counts[link]
+                used = model.add_variable(0, 1, integer=True, cost=cost)
+                self.connections[used] = users[link]
+                if few:
+                    for x in users[link]:
+                        model.add_row([(1.0, used), (-1.0, x)], 0, tag=tag)
+                else:
+                    model.add_row([(1.0, used), *((-1.0, x) for x in users[link])], upper=0, tag=tag)
+
+    def _link_use(self) -> None:
+        """T + mu * (uses of the busiest link), or T - mu * (uses of the idlest), inside nodes."""
+        quotient, clauses = self.quotient, self.quotient.problem.clauses
+        if clauses.link_use == "free":
+            return
+        sign = 1.0 if clauses.link_use == "min-max" else -1.0
+        most, weight = quotient.problem.collective.num_chunks, float(clauses.objective_weight)
+        bound = self.model.add_variable(0, most, cost=sign * weight)
+        uses: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        sizes = Counter(quotient.link_orbit)
+        for m, x in self.made.items():
+            link = quotient.hops[m].link_orbit
+            if not quotient.problem.topology.is_internode(quotient.link_rep[link]):
+                uses[link].append((quotient.num_members(m) / sizes[link], x))
+        self.uses[bound] = [terms for _, terms in sorted(uses.items())]
+        for terms in self.uses[bound]:
+            row = [(sign, bound), *((-sign * count, x) for count, x in terms)]
+            self.model.add_row(row, 0, tag="routing.link-use")
+
+    def _sequence(self, pairs: Sequence[Pair]) -> None:
+        """One of two hops that are made waits for the other: s_b >= s_a + gap, or the other way round.
+
+        With M as large as it must be for the pair, for each of the three reasons for which a row says
+        nothing.
+        """
+        model, made, windows = self.model, self.made, self.windows
+        both = {m for pair in pairs for m in (pair.first, pair.second)}
+        for m in sorted(m for m in both if len(self.quotient.hops[m].dsts) > 1):
+            self.start[m] = self._start_of_multicast(m)
+        for pair in pairs:
+            a, b = pair.first, pair.second
+            forth = windows.earliest[a] + pair.gap <= windows.latest[b]
+            back = windows.earliest[b] + pair.reverse_gap <= windows.latest[a]
+            if not forth and not back:
+                model.add_row([(-1.0, made[a]), (-1.0, made[b])], -1, tag="routing.sequence")
+            first = None
+            if forth and back:
+                first = self.goes_first[pair] = model.add_variable(0, 1, integer=True)
+            if forth:
+                self._one_after_other(a, b, pair.gap, first, goes_first=1)
+            if back:
+                self._one_after_other(b, a, pair.reverse_gap, first, goes_first=0)
+
+    def _start_of_multicast(self, m: int) -> int:
+        """When a multicast starts: after its sources have the chunk, and its duration before it arrives."""
+        hop, earliest, latest = self.quotient.hops[m], self.windows.earliest[m], self.windows.latest[m]
+        start = self.model.add_variable(earliest / self.per_us, latest / self.per_us)
+        for p in hop.srcs:
+            if p in self.arrival:
+                big = self.windows.due[p] - earliest
+                self._no_sooner("sequence", start, self.arrival[p], [(-big, self.made[m])], -big)
+        for p in hop.dsts:
+            big = latest + hop.duration - self.quotient.states[p].head_ticks
+            terms = [(-big, self.taken[m, p])]
+            self._no_sooner("sequence", self.arrival[p], start, terms, hop.duration - big)
+        return start
+
+    def _one_after_other(self, a: int, b: int, gap: int, first: int | None, *, goes_first: int) -> None:
+        """s_b >= s_a + gap, if both are made and, where there is a binary, it is `goes_first`."""
+        (until, after, soonest, _), (since, ahead, _, latest) = (self._start(m) for m in (b, a))
+        big = max(0, latest + gap - self.windows.earliest[b])
+        unmade = max(0, latest + gap - soonest)
+        terms = [(-big, self.made[a]), (-unmade, self.made[b])]
+        least = gap + after - ahead - big - unmade
+        if first is not None:
+            terms.append((-big if goes_first else big, first))
+            least -= goes_first * big
+        self._no_sooner("sequence", until, since, terms, least)
+
+    def _start(self, m: int) -> tuple[int, int, int, int]:
+        """A variable, how many ticks before it the hop starts, and the bounds of that start, made or not."""
+        if m in self.start:
+            return self.start[m], 0, self.windows.earliest[m], self.windows.latest[m]
+        p, duration = self.quotient.hops[m].dsts[0], self.quotient.hops[m].duration
+        head, due = self.quotient.states[p].head_ticks, self.windows.due[p]
+        return self.arrival[p], duration, head - duration, due - duration
+
+
+def wants_more(problem: Problem) -> bool:
+    """True if the routing model of a problem minimises more than the finish."""
+    clauses = problem.clauses
+    return clauses.link_use != "free" or any(each.policy != "free" for each in clauses.switch_policies)
+
+
+def routing_of(routing: RoutingModel, values: NDArray[np.float64]) -> dict[tuple[int, int], int]:
+    """The (chunk, link) pairs that a solution makes, with all members, and when it starts them, in ticks."""
+    quotient, per_us = routing.quotient, routing.per_us
+    starts: dict[tuple[int, int], int] = {}
+    for m, x in routing.made.items():
+        if values[x] > 0.5:
+            ends = [
+                values[routing.arrival[p]] for p in quotient.hops[m].dsts if values[routing.taken[m, p]] > 0.5
+            ]
+            start = round(min(ends) * per_us) - quotient.hops[m].duration
+            starts |= dict.fromkeys(quotient.members(m), start)
+    return dict(sorted(starts.items()))
+
+
+def routing_hint(routing: RoutingModel, schedule: ListSchedule) -> NDArray[np.float64] | None:
+    """A schedule on the same quotient as a start for the MILP; None if it uses a hop that the MILP lacks.
+
+    A chunk arrives when it would have if its send had carried no other: on a link where own chunks go first,
+    relayed ones wait for no more than that.
+    """
+    quotient, per_us, entries = routing.quotient, routing.per_us, needed_entries(routing.quotient, schedule)
+    if not routing.made.keys() >= set(entries.values()):
+        return None
+    values = np.zeros(routing.model.num_variables)
+    for p, s in routing.arrival.items():
+        values[s] = min(quotient.states[p].head_ticks, schedule.finish_ticks) / per_us
+    start_ticks = {m: send.start_ticks for send in reversed(schedule.sends) for m in send.hops}
+    for p, m in entries.items():
+        values[routing.made[m]] = 1.0
+        values[routing.taken[m, p]] = 1.0
+        values[routing.arrival[p]] = (start_ticks[m] + quotient.hops[m].duration) / per_us
+    if quotient.hop_limit is not None:
+        passed = list(quotient.hop_limit.least)
+        for m in (m for send in schedule.sends for m in send.hops):
+            for p in quotient.hops[m].dsts:
+                if entries.get(p) == m:
+                    passed[p] = quotient.hop_limit.after(m, quotient.hops[m], passed)
+        for p, u in routing.passed.items():
+            values[u] = passed[p]
+    values[routing.finish] = schedule.finish_ticks / per_us
+    made = {m: start for m, start in start_ticks.items() if m in routing.made and values[routing.made[m]]}
+    for m, start in routing.start.items():
+        values[start] = made.get(m, quotient.earliest_start(quotient.hops[m])) / per_us
+    for used, users in routing.connections.items():
+        values[used] = max(values[x] for x in users)
+    for use, links in routing.uses.items():
+        extreme = max if quotient.problem.clauses.link_use == "min-max" else min
+        values[use] = extreme((sum(count * values[x] for count, x in terms) for terms in links), default=0)
+    for pair, first in routing.goes_first.items():
+        if pair.first in made and pair.second in made:
+            values[first] = made[pair.second] - made[pair.first] >= pair.gap
+    return values
+
+
+def project(quotient: Quotient, schedule: Schedule) -> ListSchedule:
+    """The sends on a quotient that a schedule with its symmetry is made of."""
+    number = {(hop.chunk, hop.link): m for m, hop in enumerate(quotient.hops)}
+    hops: dict[int, list[int]] = defaultdict(list)
+    times: dict[int, tuple[int, int]] = {}
+    for t in schedule:
+        if (m := number.get((t.chunk, t.link))) is not None:
+            hops[t.group].append(m)
+            times[t.group] = t.start_ticks, t.end_ticks
+    sends = (Send(quotient.hops[some[0]].link_orbit, tuple(some), *times[g]) for g, some in hops.items())
+    return ListSchedule(tuple(sends), schedule.finish_ticks)
+
+
+def needed_hops(quotient: Quotient, schedule: ListSchedule) -> set[int]:
+    """The hops of a schedule that lead to a destination."""
+    return set(needed_entries(quotient, schedule).values())
+
+
+def needed_entries(quotient: Quotient, schedule: ListSchedule) -> dict[int, int]:
+    """The hop that first brings the chunk to each state from which it is needed somewhere, or where."""
+    first = {p: m for send in reversed(schedule.sends) for m in send.hops for p in quotient.hops[m].dsts}
+    needed: dict[int, int] = {}
+    pending = [p for p, state in enumerate(quotient.states) if state.is_destination]
+    while pending:
+        p = pending.pop()
+        if p in first and p not in needed:
+            needed[p] = first[p]
+            pending.extend(quotient.hops[first[p]].srcs)
+    return needed

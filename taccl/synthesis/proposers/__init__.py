@@ -1,0 +1,1 @@
+"""Proposers: searches that offer schedules, and baselines that compete with them."""

@@ -1,0 +1,189 @@
+"""Collectives balanced over the dimensions of a network: every chunk takes them in an order of its own.
+
+The policy ``"lp"`` deals chunks out by the shares of a linear program (`dimension_bound`). ``"greedy"`` gives
+each chunk in turn the order that levels the loads of the dimensions. The orders are planned by
+`taccl.baselines.passages`, and expanded by `taccl.baselines.along`: send by send as a schedule, or,
+of any size, as an implicit one.
+"""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from taccl.analysis.certificates.dimension_bound import balance, dimension_bound
+from taccl.analysis.verification.verify import verify
+from taccl.baselines.along import implicit_along, paces_of, schedule_along, translations_along
+from taccl.baselines.hierarchical import dimensions_of, level_orders, most_level, orders_of
+from taccl.baselines.passages import NUM_CHUNKS, PassagePlan, plan_along
+from taccl.baselines.spread import cut_chunks
+from taccl.errors import CollectiveError, InputError
+from taccl.problem.costs import Costs, exact_costs
+from taccl.problem.problem import Problem
+from taccl.schedule.implicit.pattern import ClassTicks, ticks_of
+from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.schedule.schedule import MANY, Schedule
+from taccl.synthesis.search import Search
+from taccl.topology.named import NamedFabric
+from taccl.topology.products import Dimensions
+
+Policy = Literal["lp", "greedy"]
+#: The name of the backend.
+BALANCED = "dimension-balanced"
+#: More transfers than this are left to implicit schedules.
+MOST_TRANSFERS = 20_000_000
+#: Twice as many chunks must finish in this part of the time.
+_PAYS = Fraction(99, 100)
+#: Ratio of finishes up to which the second best plan is improved as well.
+_NEAR = 1.05
+
+
+def choose_orders(dims: Dimensions, collective: str, num_chunks: int) -> list[tuple[int, ...]]:
+    """Order of dimensions for every chunk of a reduction, by the optimal shares rounded to chunks."""
+    shares, _ = balance(dims, collective)
+    orders = list(dict.fromkeys([*shares, *orders_of(dims, [0.0] * len(dims))]))
+    loads = np.array([dims.loads_us_per_mb(order) for order in orders], float)
+    counts = np.array([int(shares.get(order, 0.0) * num_chunks) for order in orders])
+    while counts.sum() < num_chunks:
+        counts[most_level(counts @ loads + loads)] += 1
+    while True:  # exchange one chunk's order while that levels the loads
+        total, taken = counts @ loads, np.flatnonzero(counts)
+        pairs = (total - loads[taken])[:, None, :] + loads[None, :, :]
+        every = np.vstack((total[None, :], pairs.reshape(-1, len(dims))))
+        which = most_level(every)
+        if np.array_equal(np.sort(every[which]).round(9), np.sort(total).round(9)):
+            break
+        old, new = divmod(which - 1, len(orders))
+        counts[taken[old]] -= 1
+        counts[new] += 1
+    # Every dimension has something to begin with where orders take turns.
+    dealt = [
+        ((i + 0.5) / count, order)
+        for order, count in zip(orders, counts.tolist(), strict=True)
+        for i in range(count)
+    ]
+    return [order for _, order in sorted(dealt)]
+
+
+def choose_num_chunks(
+    dims: Dimensions, collective: str, size_bytes: int, *, policy: Policy = "lp", most: int = NUM_CHUNKS
+) -> int:
+    """Best number of chunks per rank by the planned finish: a power of two."""
+    best, best_us = 1, Fraction(-1)
+    for bit in range(min(most, max(1, size_bytes // dims.num_ranks)).bit_length()):
+        each = -(-size_bytes // (dims.num_ranks << bit))
+        costs: Costs | ClassTicks
+        if isinstance(dims.host, NamedFabric):
+            costs = ticks_of(translations_along(dims).classes, each)
+        else:
+            costs = exact_costs(dims.host, (each,))
+        plan = _planned(dims, collective, 1 << bit, costs, policy, improve=False)
+        finish = Fraction(plan.finish_ticks, costs.ticks_per_us)
+        if best_us < 0 or finish < _PAYS * best_us:
+            best, best_us = 1 << bit, finish
+    return best
+
+
+def cut_balanced(problem: Problem, *, policy: Policy) -> Problem:
+    """The problem in as many chunks as finish soonest, where it leaves their number open."""
+    dims = dimensions_of(problem, baseline=BALANCED)
+    if not problem.chunks_open:
+        return problem
+    most = max(1, min(NUM_CHUNKS, MOST_TRANSFERS // (2 * dims.num_ranks**2)))
+    size_bytes, name = problem.size_bytes or 1, problem.collective.name
+    parts = choose_num_chunks(dims, name, size_bytes, policy=policy, most=most)
+    whole = problem.in_its_chunks
+    return cut_chunks(whole, parts) if parts > 1 else whole
+
+
+def balanced_schedule(
+    problem: Problem, *, policy: Policy = "lp", most_transfers: int, sooner_than: Fraction | None = None
+) -> Schedule | None:
+    """The schedule along the dimensions of the topology, verified; None where it is not soon enough.
+
+    Raises `CollectiveError` if the topology has no dimensions, the collective is none that goes along them,
+    or there are too many transfers. `InputError` if a sketch forbids the schedule.
+    """
+    dims, collective = dimensions_of(problem, baseline=BALANCED), problem.collective
+    num_transfers = 2 * collective.chunks_per_rank * dims.num_ranks**2
+    if num_transfers > most_transfers:
+        raise CollectiveError(
+            f"found about {num_transfers:.2g} transfers; expected at most {most_transfers}: give fewer "
+            "chunks, or use synthesize_implicit, which lists none",
+            where=BALANCED,
+        )
+    plan = _planned(dims, collective.name, collective.chunks_per_rank, problem.costs, policy)
+    if sooner_than is not None and problem.costs.us(plan.finish_ticks) >= sooner_than:
+        return None
+    schedule = schedule_along(plan, problem, producer=f"{BALANCED} ({policy})")
+    verification = verify(schedule)
+    if not verification.ok and problem.clauses != problem.clauses.only("merge"):
+        raise InputError(
+            f"the sketch forbids what goes along dimensions: {verification.violations[0].message}; leave it "
+            "out, or use another backend",
+            where=BALANCED,
+        )
+    verification.raise_if_failed()
+    return schedule if schedule.num_transfers > MANY else schedule.in_order()
+
+
+def search_balanced(
+    search: Search, *, policy: Policy = "lp", most_transfers: int | None = None, competes: bool = False
+) -> None:
+    """Offer that schedule; of a search where it `competes`, if it is the best, and may be had at all."""
+    since, problem = time.monotonic(), search.problem
+    search.report("balancing dimensions")
+    sooner_than = search.best.finish if competes and search.best is not None else None
+    try:
+        found = balanced_schedule(
+            problem, policy=policy, most_transfers=most_transfers or MOST_TRANSFERS, sooner_than=sooner_than
+        )
+    except InputError:
+        if competes:
+            return
+        raise
+    if found is None:
+        return
+    collective = problem.collective
+    size_bytes = problem.size_bytes or problem.chunk_bytes[0] * collective.size_chunks
+    bound = dimension_bound(dimensions_of(problem, baseline=BALANCED), collective.name, size_bytes)
+    search.dimension_bound = search.dimension_bound if competes else bound
+    search.offer_whole(found, producer=found.producer, verified=True)
+    search.record("dimensions", "taccl", "done", since, finish_us=found.finish_us, message=bound.limits)
+
+
+def balanced_implicit(
+    dims: Dimensions, collective: str, *, chunk_bytes: int, num_chunks: int, policy: Policy = "lp"
+) -> ImplicitSchedule:
+    """The schedule of a network that looks the same from every rank, as seen from one."""
+    shape = translations_along(dims)
+    plan = _planned(dims, collective, num_chunks, ticks_of(shape.classes, chunk_bytes), policy)
+    return implicit_along(plan, shape, chunk_bytes=chunk_bytes, producer=f"{BALANCED} ({policy})")
+
+
+def _planned(
+    dims: Dimensions,
+    collective: str,
+    num_chunks: int,
+    costs: Costs | ClassTicks,
+    policy: Policy,
+    *,
+    improve: bool = True,
+) -> PassagePlan:
+    """The plan of a policy; of optimal shares too few chunks may follow one another: then a greedy one."""
+    exchange = collective == "alltoall"
+    orders = [level_orders(dims, num_chunks, exchange=exchange)]
+    if not exchange and len(dims) > 1:
+        orders.append(level_orders(dims, num_chunks, smooth=True))
+        orders += [choose_orders(dims, collective, num_chunks)] * (policy == "lp")
+    paces = paces_of(dims, costs)
+    plans = [plan_along(dims, collective, each, paces, improve=False) for each in orders]
+    ranked = sorted(range(len(plans)), key=lambda i: plans[i].finish_ticks)
+    if improve:  # the best, and what is near it
+        most = _NEAR * plans[ranked[0]].finish_ticks
+        near = [orders[i] for i in ranked[:2] if plans[i].finish_ticks <= most]
+        plans += [plan_along(dims, collective, each, paces) for each in near]
+    return min(plans, key=lambda plan: plan.finish_ticks)

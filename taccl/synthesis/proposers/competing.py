@@ -1,0 +1,381 @@
+"""Baselines that compete with what a search finds, where they obey the same sketch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.caching import cached
+from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import BASELINES, baseline
+from taccl.baselines.spread import MANY_CUT, complete_so_far, finest, soonest_cut_us, without_sketch
+from taccl.errors import InputError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.parameters import DEFAULTS, BudgetParameters, SearchParameters
+from taccl.synthesis.proposers.balanced import BALANCED, search_balanced
+from taccl.synthesis.proposers.large import are_kept, effort, suits
+from taccl.synthesis.proposers.large_search import offer_compiled
+from taccl.synthesis.search import Search
+from taccl.topology.recognise import dimensions
+
+#: Baselines for searches by switches and servers only.
+_APART = ("in-network", "servers")
+#: Those that name what travels, and how many transfers they have at most.
+_NAMED, _MOST_NAMED = ("one-shot", "multiplying"), 400_000
+#: CPU seconds per 10,000 transfers that each baseline takes to build and verify, roughly.
+_BUILD_S = {
+    "one-shot": 0.12, "swing": 0.12, "bine": 0.14, "tree": 0.14, "recursive": 0.14, "hierarchical": 0.2,
+    "pairwise": 0.2, "multiplying": 0.33, "ring": 0.4,
+}  # fmt: skip
+_OTHER_BUILD_S = 0.3  # the same for any other
+#: CPU seconds to verify a transfer, roughly.
+_VERIFY_S = 6e-6
+#: Those that finish first as a rule, the best first.
+_RANKED = (
+    "multiplying", "recursive", "hierarchical", "pairwise", "tree", "ring", "bine", "swing", "one-shot",
+)  # fmt: skip
+#: How much longer than the quickest a first one may take to build, and largest share of its time otherwise.
+_FIRST_TIMES, _SAFE_SHARE = 2.0, 0.8
+_BEST = _RANKED[0]
+#: The compiled list scheduler among them: CPU seconds to load it, and per 10,000 arrivals for chunks that
+#: only spread, and for sums.
+_COMPILED, _LOAD_S, _RUN_S = "compiled list scheduler", 0.5, (0.3, 1.0)
+
+
+#: Work on the verifier and the bound at the end, for each link and transfer; and its largest share of time.
+_RESERVE_S_PER_LINK, _RESERVE_S_PER_TRANSFER, _MOST_RESERVE_SHARE = 3e-5, 1.5e-5, 0.4
+#: Work on a baseline, for each arrival, link, and transfer that names what travels.
+_BASELINE_S_PER_ARRIVAL, _BASELINE_S_PER_LINK, _NAMED_S_PER_TRANSFER = 6e-5, 2e-5, 1e-5
+#: Seconds of work for baselines before the search in any case, but at most this share of the time.
+_LEAST_FIRST_S, _MOST_FIRST_SHARE = 1.25, 0.9
+#: Work on a transfer balanced over dimensions; what takes less than the second is tried after the time, too.
+_BALANCED_S_PER_TRANSFER, _BALANCED_LEAST_S = 5e-6, 0.3
+#: Most transfers of a baseline that is tried in finer chunks.
+_CUT_TRANSFERS = MANY_CUT
+#: Seconds to verify one in finer chunks that time ended, at least.
+_CUT_VERIFY_S = 0.5
+
+
+def is_small(problem: Problem) -> bool:
+    """True if the problem is latency-bound.
+
+    All chunks may merge, in nodes, too; or there are sums, and some link takes longer to pass than to fill.
+    """
+    collective, clauses, costs = problem.collective, problem.clauses, problem.costs
+    beyond = clauses.merging.difference(problem.topology.internode_links)
+    if clauses.max_merge >= collective.num_chunks and beyond:
+        return True
+    allowed, units = np.array(problem.links_allowed, dtype=np.int64), int(costs.chunk_units.sum())
+    waits = (costs.link_alpha > units * costs.link_beta)[allowed]
+    return collective.sums_up and bool(waits.any())
+
+
+def reserve_s(problem: Problem, left_s: float, budget: BudgetParameters) -> float:
+    """Seconds to keep back for the verifier and the bound, of those that are left."""
+    transfers, links = _arrivals(problem) * (1 + problem.collective.sums_up), len(problem.topology.links)
+    work_s = _RESERVE_S_PER_LINK * links + _RESERVE_S_PER_TRANSFER * transfers
+    kept_s = busy_factor() * max(budget.reserve_s, work_s)
+    return max(budget.reserve_s, min(kept_s, _MOST_RESERVE_SHARE * left_s))
+
+
+def offer_first(search: Search) -> None:
+    """Offer the baselines that fit into a share of the time, by rank.
+
+    The one that finishes first as a rule has a larger share. If even that is short for it, the quickest to
+    build comes first, in any time. Each is broken off once its time is up, and what is complete of it counts.
+    """
+    portfolio = search.parameters.portfolio
+    until, until_best = (
+        search.deadline.sooner(for_baselines_s(search.deadline, share))
+        for share in (portfolio.first_share, portfolio.best_share)
+    )
+    _offer_quickest(search, until, until_best)
+
+
+def for_baselines_s(limit: Deadline, share: float) -> float:
+    """Seconds for baselines before the search: a share of the time, more where the machine is busy."""
+    left_s = limit.left_s
+    return max(share * left_s, min(_MOST_FIRST_SHARE * left_s, _LEAST_FIRST_S * busy_factor()))
+
+
+def offer_rest(search: Search, found: Schedule | None) -> None:
+    """Offer the baselines that were not made yet, in the time that a search has left, by rank.
+
+    - `found`: What the search found, if anything, in its own chunks.
+    """
+    if found is not None:
+        share_baselines(search.problem, found.problem)
+    budget = search.parameters.budget
+    until = search.deadline.later(-reserve_s(search.problem, search.deadline.left_s, budget))
+    if search.best is not None and not until.has_passed:
+        _offer_quickest(search, until, until, apart=(_COMPILED,))
+
+
+def offer_cut(search: Search, cut: Callable[[Problem, int], Problem], until: Deadline) -> Search:
+    """Make baselines of few transfers in finer chunks; a search for the best of these, or the same one.
+
+    Those that may finish first come first, of those that time suffices for; those that cannot gain anything
+    are left out.
+
+    - `cut`: From a problem to the same in chunks of so many parts.
+    """
+    if search.best is None:
+        return search
+    problem, since, best, finish_us = search.problem, time.monotonic(), search, search.best.finish_us
+    suggesting = search.parameters.suggesting
+    producer, parts, tried = "", problem.collective.chunks_per_rank, _tried_finer(problem)
+    most_s, factor = until.left_s / busy_factor(), 2 * MANY_CUT / 10_000  # each cut doubles the one before
+    few = [
+        (factor * _BUILD_S.get(name, _OTHER_BUILD_S) > most_s, soonest_cut_us(whole), name)
+        for name, whole in _made(problem).items()
+        if whole.num_transfers <= _CUT_TRANSFERS and name not in tried
+    ]
+    for _, soonest_us, name in sorted(few):
+        if until.has_passed:
+            break
+        if soonest_us >= finish_us:
+            continue
+        found = None
+        with suppress(InputError, OutOfTime), until.enforced():
+            found = baseline(name, problem)
+            tried.add(name)
+        found = found or finest(problem).get(name)  # what there is of a baseline that time ended
+        if found is None:
+            continue
+        with suppress(InputError, OutOfTime), until.at_least(_CUT_VERIFY_S).enforced():
+            count = found.problem.collective.chunks_per_rank // parts
+            if suggesting.counts_only and count not in suggesting.counts:
+                continue
+            finer = cut(problem, count)
+            if found.finish_us >= finish_us or finer.chunk_bytes != found.problem.chunk_bytes:
+                continue
+            found = found.under(finer)
+            if verify(found).ok:
+                best, finish_us, producer = (
+                    Search(finer, search.options, search.deadline, stages=search.stages),
+                    found.finish_us,
+                    found.producer,
+                )
+                best.offer_whole(found, producer=producer, verified=True)
+    message = f"in finer chunks: {producer or 'none better'}"
+    search.record("baselines", "taccl", "done", since, finish_us=finish_us, message=message)
+    return best
+
+
+def _offer_quickest(
+    search: Search, until: Deadline, until_best: Deadline, *, apart: tuple[str, ...] = ()
+) -> None:
+    """Offer baselines that were not made yet by rank until a time; and the best as a rule until another.
+
+    If there is no schedule, the first is the best as a rule, or, where that may take too long, one that is
+    about as quick to build as any.
+    """
+    problem, parameters, since = search.problem, search.parameters, time.monotonic()
+    portfolio, best = parameters.portfolio, ""
+    if problem.collective.is_met:
+        return
+    builds_s = _build_times(problem, portfolio.first_transfers, parameters.choice.few_hops)
+    left = sorted(builds_s.keys() - {*_made(problem), *apart}, key=_rank)
+    late_s = parameters.budget.late_s * busy_factor()
+    late = search.deadline.later(late_s)
+    while left:
+        is_known, factor = search.best is not None, busy_factor()
+        name, limit = left[0], until_best if left[0] == _BEST else until
+        if is_known and factor * builds_s[name] > limit.left_s:
+            left.remove(name)
+            continue
+        if not is_known and factor * builds_s[name] > _SAFE_SHARE * limit.left_s:
+            quick_s = _FIRST_TIMES * min(builds_s[name] for name in left)
+            name = next(name for name in left if builds_s[name] <= quick_s)
+        left.remove(name)
+        if name == _COMPILED:
+            offer_compiled(search, budget_s=until.left_s, num_runs=1, late_s=late_s)
+            continue
+        verify_s = factor * _VERIFY_S * _arrivals(problem) * (1 + problem.collective.sums_up)
+        found = _in_time(name, problem, limit.later(-verify_s) if is_known else late)
+        with suppress(OutOfTime), (limit.at_least(verify_s) if is_known else late).enforced():
+            is_better = found is not None and (search.best is None or found.finish < search.best.finish)
+            if found is not None and is_better and verify(found).ok:
+                search.offer_whole(found, producer=found.producer, verified=True)
+                best = name
+    message = f"{'last' if apart else 'first'}: {best or 'none better'}"
+    search.record("baselines", "taccl", "done", since, finish_us=search.best_us, message=message)
+
+
+def _in_time(name: str, problem: Problem, limit: Deadline) -> Schedule | None:
+    """A baseline of the problem's own chunks; if time ends it, its best schedule that is complete."""
+    complete = complete_so_far(without_sketch(problem))
+    complete.clear()
+    with suppress(InputError, OutOfTime), limit.enforced():
+        return _as_asked(name, problem)
+    return replace(complete[-1], problem=problem) if complete else None
+
+
+def _rank(name: str) -> int:
+    """Place of a baseline among those that finish first as a rule; behind them where it is not known."""
+    return _RANKED.index(name) if name in _RANKED else len(_RANKED)
+
+
+def quickest_first(problem: Problem) -> list[str]:
+    """The names of the baselines, the quickest to build first; those of too many transfers left out."""
+    builds_s = _build_times(problem, DEFAULTS.portfolio.first_transfers, 2**63)
+    return sorted(builds_s, key=lambda name: (builds_s[name], name))
+
+
+def _build_times(problem: Problem, most_transfers: int, few_hops: int) -> dict[str, float]:
+    """Rough CPU seconds to build each baseline; those of more transfers are left out.
+
+    And those of one run of the compiled list scheduler, for problems with more hops than a few.
+    """
+    per_link_s = 2e-5 * len(problem.topology.links)
+    starting, ending = _ends(problem)
+    phases = 1 + problem.collective.sums_up
+    transfers = {
+        name: int(starting @ ending) if name == "one-shot" else _arrivals(problem) * phases
+        for name in BASELINES
+        if name not in _APART
+    }
+    found = {
+        name: per_link_s + _BUILD_S.get(name, _OTHER_BUILD_S) * count / 10_000
+        for name, count in transfers.items()
+        if count <= most_transfers
+    }
+    if effort(problem) > few_hops and suits(problem) and are_kept(problem):
+        each_s = _RUN_S[problem.collective.combining]
+        found[_COMPILED] = _LOAD_S + each_s * _arrivals(problem) / 10_000
+    return found
+
+
+def share_baselines(problem: Problem, other: Problem) -> None:
+    """Take over the baselines that were made of an equal problem, which may differ in its notes."""
+    if problem is not other and problem == other:
+        for name, made in _made(other).items():
+            _made(problem).setdefault(name, made.under(problem))
+
+
+def offer_baselines(search: Search, share: float = 1.0) -> None:
+    """Propose well-known algorithms that obey the same sketch, where they are quick and finish sooner.
+
+    - `share`: Largest share of the time left for them.
+    """
+    problem, since, parameters = search.problem, time.monotonic(), search.parameters
+    portfolio, longest_s = parameters.portfolio, _takes_s("ring", problem, parameters)
+    if longest_s == math.inf:
+        most_s = max(search.deadline.left_s, _BALANCED_LEAST_S)
+        late = _takes_s(BALANCED, problem, parameters) > most_s
+        if not (search.is_met or search.interrupted or late):
+            search_balanced(search, most_transfers=portfolio.balanced_transfers, competes=True)
+        return
+    names = [name for name in BASELINES if name not in (*_APART, *_NAMED)]
+    if is_small(problem):  # the later ones are for small messages
+        names = ["one-shot", *reversed(names)]
+    names.insert(0, _BEST)
+    until = search.deadline.sooner(share * search.deadline.left_s)
+    for name in names:
+        begun, made = time.monotonic(), name in _made(problem)
+        takes_s = 0.0 if made else max(longest_s, _takes_s(name, problem, parameters))
+        left_s = (search.deadline if name == names[0] else until).left_s  # the first is the best as a rule
+        # A very quick baseline is tried even if the search used up the time.
+        if search.is_met or takes_s > max(left_s, portfolio.baseline_least_s):
+            continue
+        limit = search.deadline.at_least(2 * portfolio.baseline_least_s)
+        with suppress(InputError, OutOfTime), limit.enforced():  # it is not defined here
+            other = _as_asked(name, problem)
+            if (search.best is None or other.finish < search.best.finish) and verify(other).ok:
+                search.offer_whole(other, producer=other.producer, verified=True)
+                search.record("baselines", "taccl", "done", since, finish_us=other.finish_us, message=name)
+        if name not in _NAMED:  # which take longer than others
+            longest_s = max(longest_s, time.monotonic() - begun)
+
+
+def competing_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
+    """About what `offer_baselines` takes for the first two that it offers; 0 where nothing is in time."""
+    takes_s = _takes_s("ring", problem, parameters) + _takes_s("multiplying", problem, parameters)
+    if takes_s < math.inf:
+        return takes_s
+    balanced_s = _takes_s(BALANCED, problem, parameters)
+    if balanced_s < left_s:
+        with suppress(InputError):  # the topology has no dimensions
+            dimensions(problem.topology)
+            return balanced_s
+    return 0.0
+
+
+def baseline_us(name: str, problem: Problem, limit: Deadline, parameters: SearchParameters) -> float:
+    """When a baseline finishes, if it may compete; infinity where it takes too long, or is not defined."""
+    found = None
+    if _takes_s(name, problem, parameters) <= limit.left_s:
+        with suppress(OutOfTime), limit.enforced():
+            found = obeying(name, problem)
+    return math.inf if found is None else found.finish_us
+
+
+def obeying(name: str, problem: Problem) -> Schedule | None:
+    """A baseline of the problem's own chunks; None where it is not defined, or the sketch forbids it."""
+    with suppress(InputError):
+        found = _as_asked(name, problem)
+        if verify(found).ok:
+            return found
+    return None
+
+
+def _takes_s(name: str, problem: Problem, parameters: SearchParameters) -> float:
+    """About what a baseline takes; infinity where too much is sent for it to compete."""
+    portfolio, collective, topology = parameters.portfolio, problem.collective, problem.topology
+    links_s = len(topology.links) * _BASELINE_S_PER_LINK
+    if name == BALANCED:  # once the dimensions are found
+        transfers = 2 * collective.chunks_per_rank * topology.num_ranks**2
+        is_long = transfers > portfolio.balanced_transfers
+        return math.inf if is_long else transfers * _BALANCED_S_PER_TRANSFER + links_s
+    starting, ending = _ends(problem)
+    arrivals = _arrivals(problem)
+    if arrivals > portfolio.baseline_arrivals:
+        return math.inf
+    if name in _NAMED:
+        return min(int(starting @ ending), _MOST_NAMED) * _NAMED_S_PER_TRANSFER
+    return arrivals * _BASELINE_S_PER_ARRIVAL + links_s
+
+
+def _ends(problem: Problem) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(num_chunks,) numbers of origins and of destinations of each chunk."""
+    collective = problem.collective
+    starting, ending = (
+        np.array([len(ranks) for ranks in ends.sets], dtype=np.int64)[ends.of_chunk]
+        for ends in (collective.origin_sets, collective.destination_sets)
+    )
+    return starting, ending
+
+
+def _arrivals(problem: Problem) -> int:
+    """Number of arrivals of chunks, or of contributions to their sums where these are more."""
+    starting, ending = _ends(problem)
+    return int(np.maximum(ending, starting * problem.collective.sums_up).sum())
+
+
+def _as_asked(name: str, problem: Problem) -> Schedule:
+    """A baseline of the problem's own chunks, made once, to be judged by all that its sketch says."""
+    made = _made(problem)
+    if name not in made:
+        made[name] = replace(baseline(name, problem, cut=False), problem=problem)
+    return made[name]
+
+
+@cached
+def _made(problem: Problem) -> dict[str, Schedule]:
+    """The baselines of a problem that were made, by name."""
+    return {}
+
+
+@cached
+def _tried_finer(problem: Problem) -> set[str]:
+    """The baselines that were made in finer chunks, where that pays."""
+    return set()

@@ -1,0 +1,246 @@
+"""Greedy synthesis of problems that no MILP and no list scheduler in Python reaches, by the compiled kernel.
+
+A collective that combines is made of its halves: the reduction is a spread read backwards over reversed
+links, and the copies follow once it has ended. Routes are found as if nothing merged; where sends may merge
+and there are few enough, chunks that wait for one link then go together. No object is made for any send.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl._internal.kernels import is_compiled
+from taccl.analysis.verification.loops import accept_copies, accept_trees, compiled_loop
+from taccl.analysis.verification.verify import compile_verifier
+from taccl.problem.collectives import make
+from taccl.problem.costs import hold_columns, wide_links
+from taccl.problem.problem import Clauses, make_problem
+from taccl.schedule.columns import narrow
+from taccl.schedule.schedule import MANY, Schedule, make_schedule
+from taccl.synthesis.improve.improvement import (
+    compile_improvement,
+    improve_schedule,
+    suits_improvement,
+)
+from taccl.synthesis.kernels.fabric import (
+    Demand,
+    Fabric,
+    most_merged,
+    problem_arrays,
+    sharing_latency,
+)
+from taccl.synthesis.kernels.improvement_kernel import improve
+from taccl.synthesis.kernels.limits import Limits, Sends
+from taccl.synthesis.kernels.queue_kernel import send_along
+from taccl.synthesis.kernels.router_kernel import route
+from taccl.synthesis.kernels.spreading_kernel import spread_chunks
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.chunk_masks import has_chunk_masks, spread_masked, urgent_hops
+from taccl.synthesis.proposers.queues import routes_of, send_along_trees, send_at_once, send_together
+from taccl.synthesis.proposers.router import find_paths, find_trees
+from taccl.synthesis.proposers.spreading import spread
+from taccl.synthesis.transforms.halves import Half, join, split
+from taccl.topology.fabrics import ring
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    from taccl.problem.problem import Problem
+
+#: Name of each phase in progress reports.
+_DOING = {"": "", "reduce": "reduction", "spread": "copies"}
+#: Share of the time for the first half.
+_HALF_SHARE = 0.5
+#: Sends of all turns that improve a schedule, and least turns.
+_TURN_SENDS, _LEAST_TURNS = 6_000_000, 200
+#: Most arrivals of sends that merge where they may.
+_MOST_MERGED = 100_000
+
+
+def suits(problem: Problem) -> bool:
+    """True if the kernel supports the problem."""
+    return not why_not(problem)
+
+
+def why_not(problem: Problem) -> str:
+    """Unsupported features of a problem for the kernel; empty if it supports all."""
+    wide = set(wide_links(problem.topology))
+    reasons = {
+        "chunks that are made from others": bool(problem.collective.derivations),
+        "links of several ends": bool(wide) and not wide.isdisjoint(problem.links_allowed),
+        "own chunks first on links that are free before a send ends": not _own_first_holds(problem),
+    }
+    return ", ".join(what for what, is_asked in reasons.items() if is_asked)
+
+
+def _own_first_holds(problem: Problem) -> bool:
+    """True if links with local-first priority are held until a send ends, so that relayed sends wait."""
+    costs, holds = problem.costs, hold_columns(problem.topology)
+    same = costs.hold_alpha == costs.link_alpha[holds.link]
+    same &= costs.hold_beta == costs.link_beta[holds.link]
+    return problem.own_first <= set(holds.link[same].tolist())
+
+
+def effort(problem: Problem) -> int:
+    """Number of chunk-link pairs (hops) before symmetry reduction."""
+    return problem.collective.num_chunks * len(problem.links_allowed)
+
+
+def are_kept(problem: Problem) -> bool:
+    """True if an earlier run, or this one, has compiled the kernels that a problem needs."""
+    kernels: list[Any] = [send_along, route] if _goes_to_one(problem) else [spread_chunks]
+    kernels += [compiled_loop(accept_trees if problem.collective.combining else accept_copies)]
+    return all(map(is_compiled, kernels + [improve] * suits_improvement(problem)))
+
+
+def compile_kernels(problem: Problem) -> None:
+    """Have the kernels compiled, if they are not."""
+    combines = problem.collective.combining
+    paths = tuple(problem.clauses.only("path").values("path").items())
+    to_one = _goes_to_one(problem)
+    _compile_for("reduce-scatter" if combines else "alltoall" if to_one else "allgather", paths)
+    if suits_improvement(problem):
+        compile_improvement()
+
+
+def _goes_to_one(problem: Problem) -> bool:
+    """True if every chunk has one destination."""
+    return all(len(ranks) == 1 for ranks in problem.collective.destination_sets.sets)
+
+
+@cache
+def _compile_for(name: str, paths: tuple[tuple[str, Any], ...]) -> None:
+    """Run every kernel that such collectives need once, on two ranks."""
+    pair = make_problem(ring(2), make(name, 2), chunk_bytes=1, clauses=Clauses(**dict(paths)))
+    compile_verifier(schedule_large(pair, num_runs=1))
+    if name == "alltoall":
+        fabric, demand = problem_arrays(pair)
+        send_at_once(fabric, demand, find_paths(fabric, demand))
+    # Any chunks go along trees where a sketch guides them, be it a suggested one.
+    some = problem_arrays(make_problem(ring(2), make("allgather", 2), chunk_bytes=1))
+    send_along_trees(*some, Limits(num_runs=1), find_trees(*some), partial(find_trees, *some))
+
+
+def schedule_large(
+    problem: Problem,
+    *,
+    merges: bool = False,
+    target_ticks: int = 0,
+    time_limit_s: float | None = None,
+    deadline: Deadline = NEVER,
+    seed: int = 0,
+    num_runs: int | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    parameters: SearchParameters = DEFAULTS,
+) -> Schedule:
+    """A schedule of a problem that `suits`, by the kernel.
+
+    - `merges`: Whether sends may merge, where the problem allows it, that pays, and they are few.
+    - `target_ticks`: A finish that is good enough, such as a lower bound.
+    - `time_limit_s`: After which no run but the first is begun; after the deadline, first or not, it is
+      stopped.
+    - `num_runs`: How many rules and seeds to try at most; by default each rule once.
+    - `spill_dir`: A folder for columns while they are found, in files without names; by default they are in
+      memory.
+
+    Raises `OutOfTime` if it was stopped before there was a schedule.
+    """
+    halves = split(problem)
+    share = _HALF_SHARE if len(halves) > 1 else 1.0
+    limit_s = math.inf if time_limit_s is None else share * time_limit_s
+    limits = Limits(deadline, None, target_ticks // len(halves), num_runs, seed, spill_dir, parameters)
+    merges = merges and spill_dir is None and _may_merge(problem, parameters)
+    found: Iterator[Any] = (
+        _schedule_half(half, len(halves) - 1 - place, limit_s, limits, merges=merges)
+        for place, half in enumerate(halves)
+    )
+    joined = join(problem, found, retimed=merges, spill_dir=spill_dir)
+    return joined if joined.num_transfers > MANY else joined.in_order()
+
+
+def _schedule_half(half: Half, behind: int, limit_s: float, limits: Limits, *, merges: bool) -> Schedule:
+    """Schedule of a spreading problem, with `behind` phases to come."""
+    problem, deadline = half.problem, limits.deadline
+    limits = replace(limits, until=deadline.sooner(limit_s))
+    if problem.collective.is_met:
+        nothing = np.zeros(0, np.int32)
+        return _schedule(problem, Sends(nothing, nothing, nothing, 0))
+    with deadline.scope(_DOING[half.name], ahead=float(behind)):
+        fabric, demand = problem_arrays(problem)
+        is_masked = has_chunk_masks(problem)
+        search = partial(spread_masked, problem) if is_masked else spread
+        found = search(fabric, demand, limits)
+        schedule = _schedule(problem, found, in_files=limits.spill_dir is not None)
+        if merges:
+            schedule = _merged(problem, fabric, demand, found, search, limits)
+        is_open = limits.num_runs is None and schedule.finish_ticks > limits.target_ticks
+        is_over = deadline.has_passed or demand.target is not None
+        if is_masked or not is_open or is_over or not suits_improvement(problem):
+            return schedule
+        turns = max(_LEAST_TURNS, _TURN_SENDS // max(1, schedule.num_transfers))
+        whole = schedule.in_order()
+        better, _ = improve_schedule(whole, limits, turns=turns, merges=merges)
+        if merges or better is whole:
+            return better if merges else schedule
+        order = np.argsort(better.start, kind="stable")
+        columns = better.chunk[order], better.link[order].astype(np.int32), better.start[order]
+        return _schedule(problem, Sends(*columns, better.finish_ticks))
+
+
+def _may_merge(problem: Problem, parameters: SearchParameters) -> bool:
+    """True if merging pays on some link, and the number of sends is small enough."""
+    large, collective = parameters.large, problem.collective
+    arrivals = sum(max(len(chunk.destinations), len(chunk.origins)) for chunk in collective.chunks)
+    return arrivals <= _MOST_MERGED and bool((most_merged(problem, large.merging_share) > 1).any())
+
+
+def _merged(
+    problem: Problem,
+    fabric: Fabric,
+    demand: Demand,
+    found: Sends,
+    search: Callable[[Fabric, Demand, Limits], Sends],
+    limits: Limits,
+) -> Schedule:
+    """The sends with those that wait for one link merged, where that makes them finish sooner.
+
+    So are those of a further search, to which a chunk costs its part of the latency of a full send.
+    """
+    most = most_merged(problem, limits.parameters.large.merging_share)[fabric.link]
+    best, together, among = found, None, found
+    while True:
+        routes, first = routes_of(fabric, demand.num_chunks, among)
+        urgent = urgent_hops(problem, fabric, demand, routes)
+        merged = send_together(fabric, demand.units, replace(routes, urgent=urgent), first, most, limits)
+        if merged is not None and merged.finish_ticks < best.finish_ticks:
+            best = together = merged
+        is_over = (limits.until or limits.deadline).has_passed or best.finish_ticks <= limits.target_ticks
+        if among is not found or is_over:
+            break
+        try:
+            among = search(sharing_latency(fabric, most), demand, limits)
+        except OutOfTime:
+            break
+    if together is None:
+        return _schedule(problem, found).in_order()
+    _, group = np.unique([together.link, together.start], axis=1, return_inverse=True)
+    return make_schedule(
+        problem,
+        chunk=together.chunk,
+        link=together.link,
+        start=together.start,
+        group=group,
+        producer="compiled list scheduler",
+    )
+
+
+def _schedule(problem: Problem, found: Sends, *, in_files: bool = False) -> Schedule:
+    link = found.link if in_files else narrow(found.link)
+    return Schedule(problem, found.chunk, link, found.start, producer="compiled list scheduler")

@@ -1,0 +1,270 @@
+"""The compiled search, of problems that no model reaches: a schedule first, then its proof, then better ones.
+
+Memory is checked before anything is begun. The first run gives a schedule as soon as may be; then the bound
+is worked out; then other rules and seeds are tried, as long as there is a gap, time and memory. Each is
+stopped in time for what is found to be verified.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from taccl._internal.cpu_share import busy_factor
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.errors import NoSolutionError, SketchError, TopologyError
+from taccl.problem.costs import wide_links
+from taccl.schedule.spill import check_folder
+from taccl.sketch.reachability import check_reachable
+from taccl.synthesis.memory import check_memory, memory_need
+from taccl.synthesis.proposers.large import are_kept, compile_kernels, effort, schedule_large, suits
+from taccl.synthesis.proposers.queues import VERIFY_US_PER_TRANSFER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from taccl.analysis.certificates.certificate import Certificate
+    from taccl.problem.problem import Problem
+    from taccl.schedule.schedule import Schedule
+    from taccl.synthesis.search import Options, Search
+
+
+#: Note of a search that had no kernels.
+_COLD = (
+    "the compiled search was left out, as compiling it takes about 25 s of CPU, once; give a longer time "
+    "limit (--time-limit 60) once"
+)
+
+
+#: Share of the time left for the bound, and least seconds; a better one is computed if this multiple of the
+#: first one's time is left.
+_BOUND_SHARE, _LEAST_BOUND_S, _MORE_BOUND_TIMES = 0.8, 0.25, 3.0
+#: Fewest ranks for which a result waits for its bound, however long the first claim takes.
+_PATIENT_RANKS = 1_000
+#: Microseconds per transfer to verify copies; largest share of the time left for that, and least seconds.
+_VERIFY_COPY_US, _VERIFY_SHARE, _BRIEF_S = 0.2, 0.5, 0.5
+
+
+def search_large(search: Search) -> None:
+    """Look for a schedule by the compiled list schedulers alone; what is kept is verified.
+
+    Raises `InputError` if there is not enough memory, or the folder to spill to cannot be used.
+    `NoSolutionError` or `KeyboardInterrupt` if there was no schedule by the deadline, or when Ctrl-C came.
+    """
+    problem, options = search.problem, search.options
+    if options.spill_dir is not None:
+        columns = memory_need(problem).columns
+        check_folder(options.spill_dir, num_bytes=(4 if problem.collective.combining else 3) * columns)
+        options.spill_dir.mkdir(exist_ok=True)
+    most_runs = check_memory(problem, options)
+    runs = _Runs(search)
+    if not have_compiled(search):
+        raise NoSolutionError(f"{problem!r}: {_COLD}", bound_us=search.bound_us)
+    runs.run("first rule", num_runs=1)
+    runs.prove()
+    if most_runs is None and not search.done:
+        runs.run("other rules and seeds", num_runs=None)
+
+
+def offer_compiled(
+    search: Search, *, budget_s: float, num_runs: int | None = None, late_s: float | None = None
+) -> None:
+    """Offer what the compiled list scheduler finds, which takes no quotient; where it obeys all clauses.
+
+    Where links of several ends are on offer, it does without, so that these make nothing worse.
+
+    - `late_s`: Seconds beyond the deadline for a first schedule; by default a short grace.
+    """
+    problem = search.problem
+    is_first = search.best is None and not search.gives_up
+    if (search.done and not is_first) or not (suits(problem) or suits(problem := _single_ended(problem))):
+        return
+    if not have_compiled(search):
+        return
+    since, deadline = time.monotonic(), search.deadline.at_least(0.0)
+    if is_first:
+        deadline = search.patience.later(search.parameters.large.grace_s if late_s is None else late_s)
+    seed = search.options.seed
+    try:
+        found = _found(search, problem, deadline, time_limit_s=budget_s, seed=seed, num_runs=num_runs)
+    except OutOfTime:
+        search.record("greedy", "compiled", "no-solution", since, message="no schedule in time")
+        return
+    is_better = search.best is None or found.finish_ticks < search.best.finish_ticks
+    # Single sends are verified at a tenth of the cost of merged ones.
+    is_known = found.kept.group is None and problem is search.problem and is_better
+    if is_known:
+        verify(found).raise_if_failed()
+    whole = found if problem is search.problem else found.under(search.problem)
+    finish = search.offer_whole(whole, producer="compiled list scheduler", verified=is_known)
+    search.record("greedy", "compiled", "done", since, finish_us=finish)
+
+
+def have_compiled(search: Search) -> bool:
+    """Have the kernels compiled, if they are not; true if they are. The time it takes counts."""
+    deadline = search.deadline
+    if search.top.best is None:
+        deadline = search.patience.later(search.parameters.budget.late_s * busy_factor())
+    found = compile_telling(search.problem, search.options, deadline)
+    if not found:
+        search.notes.append(_COLD)
+    return found
+
+
+def compile_telling(problem: Problem, options: Options, deadline: Deadline) -> bool:
+    """Have the kernels compiled, if they are not, and say so; false if the time does not suffice.
+
+    Kernels compiled by then are kept on disk, which shortens the next run.
+    """
+    large, least_s = options.parameters.large, busy_factor() * options.parameters.choice.cold_s
+
+    def tell(past_s: float, *_: object) -> None:
+        if past_s >= large.told_after_s:
+            options.observer.report(f"compiling, for this time only, {past_s:.0f} s so far", None)
+
+    if not are_kept(problem) and deadline.left_s < least_s:
+        return False
+    try:  # in this thread Ctrl-C would be lost
+        deadline.at_least(options.parameters.choice.compiled_s).run(
+            partial(compile_kernels, problem), tell=tell
+        )
+    except OutOfTime:
+        return False
+    return True
+
+
+def _found(
+    search: Search,
+    problem: Problem,
+    deadline: Deadline,
+    tell: Callable[[float, str, float | None], None] | None = None,
+    **options: Any,
+) -> Schedule:
+    """Schedule of the compiled list scheduler; `OutOfTime` if there is none."""
+    search.report("compiled list scheduler")
+    options |= {"target_ticks": search.bound_ticks, "merges": search.options.keeps_sends}
+    schedule = partial(schedule_large, problem, deadline=deadline, parameters=search.parameters, **options)
+    return deadline.run(schedule, tell=tell)
+
+
+def _single_ended(problem: Problem) -> Problem:
+    """The problem without links of several ends; itself if something could not get where it must."""
+    fit = frozenset(problem.links_allowed).difference(wide_links(problem.topology))
+    alone = problem.with_clauses(links_allowed=fit)
+    try:
+        check_reachable(alone)
+    except (SketchError, TopologyError):
+        return problem
+    return alone
+
+
+class _Runs:
+    """Runs of the list scheduler, and how long they and the verifier take."""
+
+    def __init__(self, search: Search) -> None:
+        self.search, self._large = search, search.parameters.large
+        collective = search.problem.collective
+        ends = collective.destination_sets.sets
+        to_one = not collective.combining and all(len(ranks) == 1 for ranks in ends)
+        each_us = VERIFY_US_PER_TRANSFER if to_one else _VERIFY_COPY_US
+        self._verify_s = memory_need(search.problem).num_transfers * each_us / 10**6
+        self._left_s: float | None = None
+
+    def run(self, what: str, *, num_runs: int | None) -> None:
+        """Runs of the list scheduler; what is better than the best is verified and kept."""
+        search, since = self.search, time.monotonic()
+        left_s = search.deadline.left_s
+        deadline = search.deadline.sooner(left_s - min(self._verify_s, _VERIFY_SHARE * left_s))
+        if search.best is None:
+            deadline = search.patience.later(self._large.grace_s)
+        status, seed = "done", search.options.seed + (search.best is not None)
+        try:
+            found = _found(
+                search, search.problem, deadline, partial(self._tell, search.deadline, since),
+                seed=seed, num_runs=num_runs, spill_dir=search.options.spill_dir,
+            )  # fmt: skip
+            # Somebody who pressed Ctrl-C does not wait for long.
+            may_verify = self._verify_s <= max(search.deadline.left_s, _BRIEF_S)
+            if search.best is None or (found.finish_ticks < search.best.finish_ticks and may_verify):
+                self._verify(found)
+        except OutOfTime:
+            if search.best is None:
+                past_s = time.monotonic() - search.options.began_s
+                needed = "more time"
+                if self._left_s is not None:  # by the progress so far, with a quarter to spare
+                    needed = f"about {1.25 * (past_s + self._left_s):.2g} s in all"
+                raise NoSolutionError(
+                    f"{search.problem!r}: no schedule in {past_s:.2g} s, as {effort(search.problem):.2g} "
+                    f"hops take longer; give {needed}, or fewer chunks",
+                    bound_us=search.bound_us,
+                ) from None
+        if deadline.has_passed:
+            search.ran_out, status = True, "interrupted" if search.interrupted else "time limit"
+        search.record("greedy", "compiled", status, since, finish_us=search.best_us, message=what)
+
+    def prove(self) -> None:
+        """The bound, a quick one first; Ctrl-C leaves what there is of it, if anything."""
+        search, since = self.search, time.monotonic()
+        search.report("bound")
+        found: list[Certificate] = []
+        try:
+            search.bound = self._bound(0.0)
+            found.append(search.bound)
+            quick_s = time.monotonic() - since
+            left_s = search.deadline.left_s
+            if not search.is_met and left_s > _MORE_BOUND_TIMES * quick_s:
+                found.append(self._bound(_BOUND_SHARE * left_s))
+        except OutOfTime:
+            search.ran_out = True
+        except KeyboardInterrupt:
+            search.interrupt()
+        if found:
+            search.prove(max(found, key=lambda each: each.bound), since)
+
+    def tell(self, what: str, past_s: float, *_: object, limit_s: float = 0.0) -> None:
+        """Say since when something goes on that takes long, and for how long it may."""
+        if past_s >= self._large.told_after_s:
+            self.search.report(what.format(past_s, limit_s - past_s))
+
+    def _bound(self, budget_s: float) -> Certificate:
+        """Bound found until the deadline, or within a fraction of a second if that is past.
+
+        The first claim may take longer: with very many ranks it is waited for.
+        """
+        search, least_s = self.search, _LEAST_BOUND_S
+        left_s = max(least_s, search.deadline.left_s)
+        waiting = search.problem.topology.num_ranks >= _PATIENT_RANKS
+        limit = replace(search.top.deadline, at_s=math.inf) if waiting else search.top.deadline
+        finish = None if search.best is None else search.best.finish
+        return limit.at_least(least_s).run(
+            partial(lower_bound, search.problem, budget_s=budget_s, limit_s=left_s, finish=finish),
+            tell=partial(self.tell, "bound, {:.0f} s so far, at most {:.0f} s left", limit_s=left_s),
+            patience_s=least_s,
+        )
+
+    def _verify(self, found: Schedule) -> None:
+        """Verify what was found, and keep it as the best."""
+        since = time.monotonic()
+        if self._verify_s > self._large.told_after_s:
+            self.search.report(f"verifying {len(found):.2g} transfers, about {self._verify_s:.0f} s left")
+        verify(found).raise_if_failed()
+        self._verify_s = time.monotonic() - since
+        self.search.offer_whole(found, producer="compiled list scheduler", verified=True)
+
+    def _tell(self, limit: Deadline, since: float, past_s: float, doing: str, done: float | None) -> None:
+        """Say how far a run is that takes long, and when it will be done."""
+        self._left_s = past_s * (1 - done) / done + self._verify_s if done else None
+        if past_s < self._large.told_after_s:
+            return
+        what = f"compiled list scheduler, {doing}" if doing else "compiled list scheduler"
+        if not done or self._left_s is None:
+            self.search.report(f"{what}, {past_s:.0f} s so far")
+            return
+        limit_s = limit.at_s - since - past_s
+        late = f" (time limit in {limit_s:.0f} s)" if limit_s < self._left_s else ""
+        self.search.report(f"{what}, {done:.0%} done, about {self._left_s:.0f} s left{late}")

@@ -1,0 +1,261 @@
+"""Schedules along routes that are chosen first such that they load the fabric evenly.
+
+Then comes the order of sends along them: see `taccl.synthesis.proposers.router`, and
+`taccl.synthesis.kernels.queue_kernel`, which fills the columns of what is found in order of start; they
+may lie in files. Several seeds are tried where that takes no time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from taccl._internal.deadline import OutOfTime
+from taccl.schedule.spill import room_for
+from taccl.synthesis.kernels.events import run_events
+from taccl.synthesis.kernels.fabric import starts
+from taccl.synthesis.kernels.limits import Limits, Sends, best_of, counting
+from taccl.synthesis.kernels.queue_kernel import Hops, Queues, join_hops, send_along, send_in_order
+from taccl.synthesis.proposers.router import Routes, find_paths, search_steps, sending_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from taccl.synthesis.kernels.fabric import Demand, Fabric, Ints
+
+
+#: Sends of all runs together; then the most runs, and the most runs along trees. There are at least two.
+_TOTAL_SENDS = 200_000
+_MOST_RUNS = 40
+_MOST_TREE_RUNS = 100
+#: Orders that are tried along the same paths, and along the same trees.
+_PATH_ORDERS = 5
+_TREE_ORDERS = 2
+_WAITING = (0.25, 4.0, 1.0, 16.0)  # of a tick, in the search for trees, by turns
+MANY_STEPS = 30_000_000  # of searches for trees, a second, which all runs may take
+_ORDER_NS = 70  # nanoseconds, about, to order a hop
+VERIFY_US_PER_TRANSFER = 2.0  # microseconds, about, to verify a transfer of a chunk to one rank
+
+
+def send_queued(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Sends:
+    """The best schedule of several seeds along routes to the one rank that each chunk goes to.
+
+    The default number of runs grows as the number of sends falls.
+
+    - `demand`: With a target for every chunk.
+
+    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
+    there was a schedule.
+    """
+    routes = find_paths(fabric, demand, limits)
+    verifying_s = len(routes.slot) * VERIFY_US_PER_TRANSFER / 10**6
+    find = partial(find_paths, fabric, demand)
+    most = min(_MOST_RUNS, _TOTAL_SENDS // max(1, len(routes.slot)))
+    best = _send_best(
+        fabric, demand, routes, find, replace(limits, deadline=limits.deadline.later(-verifying_s)),
+        orders=_PATH_ORDERS, num_runs=limits.num_runs or max(2, most),
+    )  # fmt: skip
+    return best or send_at_once(fabric, demand, routes, limits)
+
+
+def send_at_once(fabric: Fabric, demand: Demand, routes: Routes, limits: Limits = Limits()) -> Sends:
+    """Single-pass scheduling in pairwise-exchange order, each hop at its earliest start."""
+    hops = _make_hops(fabric, demand.units, routes, limits.seed, np.zeros(2, np.int64))
+    start = np.zeros(len(hops.slot), np.int64)
+    order = np.argsort(_steps(fabric, demand)[hops.chunk], kind="stable")
+    finish = int(send_in_order(fabric, hops, order, start))
+    order = np.argsort(start, kind="stable")
+
+    def column(values: NDArray[Any], dtype: type[np.integer[Any]]) -> NDArray[Any]:
+        room = room_for(len(order), dtype, limits.spill_dir)
+        room[:] = values[order]
+        return room
+
+    start_type = np.int32 if finish <= np.iinfo(np.int32).max else np.int64
+    link = column(fabric.link[hops.slot], np.int32)
+    return Sends(column(hops.chunk, demand.chunk_type), link, column(start, start_type), finish)
+
+
+def send_together(
+    fabric: Fabric, units: Ints, routes: Routes, first: Ints, most_merged: Ints, limits: Limits = Limits()
+) -> Sends | None:
+    """Chunks along routes, those that wait for one link in one send: rows of one link and start.
+
+    - `first`, (num_hops,) int64: Of chunks that wait for one link, the one with the smallest number goes
+      first.
+    - `most_merged`, (num_slots,) int64: Chunks that a send may carry.
+
+    None where it was stopped.
+    """
+    hops = _make_hops(fabric, units, routes, limits.seed, np.zeros(2, np.int64))
+    is_urgent = np.zeros(len(first), bool) if routes.urgent is None else routes.urgent
+    key = first.astype(np.float64) - (1.0 + first.max(initial=0)) * is_urgent
+    hops = hops._replace(key=key, is_urgent=is_urgent, most_merged=most_merged)
+    found = run_events(
+        lambda: (len(first), partial(send_along, fabric, hops, _make_queues(fabric, hops))),
+        fabric, limits, 2**62, doing="merging sends", chunk_type=np.int32,
+    )  # fmt: skip
+    return found if found.finish_ticks >= 0 else None
+
+
+def routes_of(fabric: Fabric, num_chunks: int, found: Sends) -> tuple[Routes, Ints]:
+    """The routes of chunks that were found with the sends over them, and when each of their hops starts."""
+    slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
+    slot, chunk = slot_of_link[found.link], found.chunk.astype(np.int64)
+    came = np.full(num_chunks * fabric.num_ranks, -1)
+    came[chunk * fabric.num_ranks + fabric.dst[slot]] = np.arange(len(chunk))
+    # Each hop after that which brings its chunk, and those from one rank next to one another.
+    order = np.lexsort((came[chunk * fabric.num_ranks + fabric.src[slot]], chunk))
+    routes = Routes(starts(chunk, num_chunks), slot[order], 0)
+    return routes, found.start[order].astype(np.int64)
+
+
+def send_along_trees(
+    fabric: Fabric,
+    demand: Demand,
+    limits: Limits,
+    routes: Routes,
+    find: Callable[..., Routes],
+    *,
+    limit_ticks: int = 2**62,
+) -> Sends | None:
+    """The best schedule of several seeds along trees, more of them the fewer sends and links there are.
+
+    - `routes`, `find`: The first trees to try; and further ones, within some limits, at a price of `waiting`.
+    - `limit_ticks`: Only what ends by then counts; None if nothing does, or it was stopped.
+    """
+    first = limits.seed
+    runs = min(
+        _MOST_TREE_RUNS,
+        _TOTAL_SENDS // max(1, len(routes.slot)),
+        _TREE_ORDERS * max(1, MANY_STEPS // max(1, search_steps(fabric, demand))),
+    )
+
+    def find_more(limits: Limits) -> Routes:
+        again = (limits.seed - first) // _TREE_ORDERS
+        return find(limits, waiting=_WAITING[again % len(_WAITING)])
+
+    return _send_best(
+        fabric, demand, routes, find_more, limits, orders=_TREE_ORDERS,
+        num_runs=limits.num_runs or max(1, runs), limit_ticks=limit_ticks,
+    )  # fmt: skip
+
+
+def _send_best(
+    fabric: Fabric,
+    demand: Demand,
+    routes: Routes,
+    find: Callable[[Limits], Routes],
+    limits: Limits,
+    *,
+    orders: int,
+    num_runs: int,
+    limit_ticks: int = 2**62,
+) -> Sends | None:
+    """The best of several orders along each of several routes; None if none ends within the limit.
+
+    - `routes`: The first to try.
+    - `find`: Further ones.
+    - `orders`: How many orders are tried along the same routes.
+    """
+
+    def attempt(run: int, limit: int, limits: Limits) -> Sends | None:
+        nonlocal routes
+        if run and run % orders == 0:
+            try:
+                routes = find(limits)
+            except OutOfTime:  # there was not the time
+                return None
+        if routes.peak_ticks > limit:
+            return None
+        return _send(
+            fabric, demand, routes, limit, limits, in_step=demand.target is not None and run % 2 == 0
+        )
+
+    steps = sending_ns(fabric, len(routes.slot), limits)
+    return best_of(attempt, limits, num_runs, steps=steps, limit_ticks=limit_ticks)
+
+
+def travel_ticks(fabric: Fabric, units: Ints, routes: Routes) -> Ints:
+    """For how long a chunk travels at least from the start of each hop until the last of its ranks has it."""
+    hops = _make_hops(fabric, units, routes, 0, np.zeros(2, np.int64))
+    ticks: Ints = np.ceil(-hops.key).astype(np.int64)
+    return ticks
+
+
+def _send(
+    fabric: Fabric, demand: Demand, routes: Routes, limit: int, limits: Limits, *, in_step: bool
+) -> Sends | None:
+    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
+    num_hops, deadline = len(routes.slot), limits.deadline
+    sending, ordering = sending_ns(fabric, num_hops, limits), _ORDER_NS * num_hops
+    signal = np.zeros(2, np.int64)
+    under_way = counting(deadline, signal, "ordering sends", demand.num_chunks, ordering, sending)
+    with under_way, deadline.stopping(signal):
+        steps = _steps(fabric, demand) if in_step else None
+        hops = _make_hops(fabric, demand.units, routes, limits.seed, signal, steps)
+    if signal[0]:
+        return None
+    found = run_events(
+        lambda: (num_hops, partial(send_along, fabric, hops, _make_queues(fabric, hops))),
+        fabric, limits, limit, steps=sending,
+        doing="queueing sends", chunk_type=demand.chunk_type, least_ticks=routes.peak_ticks,
+    )  # fmt: skip
+    return found if found.finish_ticks >= 0 else None
+
+
+def _make_hops(
+    fabric: Fabric, units: Ints, routes: Routes, seed: int, signal: Ints, steps: Ints | None = None
+) -> Hops:
+    """The hops, those of chunks that still have far to go first; ties as the seed has it, or by steps.
+
+    They are of no use once `signal` has stopped it.
+    """
+    chunk = np.repeat(np.arange(len(units), dtype=np.int32), np.diff(routes.hop_of))
+    count = len(chunk)
+    took = fabric.beta[routes.slot]  # these are long: what can be is done in place
+    took *= units[chunk]
+    took += fabric.alpha[routes.slot]
+    key = np.random.default_rng(seed).random(count) if steps is None else steps[chunk].astype(np.float64)
+    key *= 0.3 * int(took.min(initial=1)) / (1 if steps is None else fabric.num_ranks)
+    is_first, next_of, next_end = np.zeros(count, bool), np.zeros(count, np.int32), np.zeros(count, np.int32)
+    is_urgent = np.zeros(0, bool) if routes.urgent is None else routes.urgent
+    alone = np.ones(fabric.num_slots, np.int64)
+    hops = Hops(units, routes.slot, chunk, is_first, next_of, next_end, key, is_urgent, alone)
+    join_hops(fabric, routes.hop_of, hops, np.empty(fabric.num_ranks, np.int64), took, signal)
+    key -= took
+    if routes.urgent is not None:
+        key[routes.urgent] -= 2.0 * took.max(initial=1)
+    return hops
+
+
+def _make_queues(fabric: Fabric, hops: Hops) -> Queues:
+    num_slots, num_hops = fabric.num_slots, len(hops.slot)
+    return Queues(
+        queue_of=starts(hops.slot, num_slots)[:-1],
+        queue_size=np.zeros(num_slots, np.int64),
+        queue_key=np.empty(num_hops),
+        queue_hop=np.empty(num_hops, np.int32),
+        resource_left=np.zeros(fabric.num_resources, np.int64),
+        is_asked=np.zeros(num_slots, bool),
+        asked_key=np.empty(num_slots),
+        asked=np.empty(num_slots, np.int64),
+        together=np.empty(int(hops.most_merged.max(initial=1)), np.int64),
+    )
+
+
+def _steps(fabric: Fabric, demand: Demand) -> Ints:
+    """Distance from each chunk's origin to its target, in steps.
+
+    As in a pairwise exchange, every rank serves first the one after it, then the next: no two serve the same.
+    """
+    assert demand.target is not None, "chunks go to one rank each"
+    ahead = demand.target.astype(np.int64) - demand.origin[demand.origin_of[:-1]]
+    steps: Ints = ahead % fabric.num_ranks
+    return steps

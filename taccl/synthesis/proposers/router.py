@@ -1,0 +1,290 @@
+"""Routes of chunks, such that they load a fabric evenly: trees, or for those that go to one rank paths.
+
+The finish is hardly ever limited by how long routes are, but by the link or resource that most of them pass.
+See `taccl.synthesis.kernels.router_kernel` for the search.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.deadline import OutOfTime
+from taccl.errors import CollectiveError
+from taccl.synthesis.kernels.fabric import Demand, Fabric, starts
+from taccl.synthesis.kernels.limits import Limits, counting
+from taccl.synthesis.kernels.router_kernel import (
+    LOST,
+    STOP,
+    CongestionPrices,
+    Nets,
+    Paths,
+    RoutingState,
+    choose,
+    list_paths,
+    list_trees,
+    route,
+)
+
+if TYPE_CHECKING:
+    from taccl.synthesis.kernels.fabric import Bools, Int32s, Ints
+
+
+#: Exponents of the load (at most powers of 2) in the prices of trees, pass by pass. They are low at first,
+#: so that trees spread out, and steep in the end, when only the largest loads are to be avoided.
+TREE_EXPONENTS = (0, 1, 2, 3, 4, 5, 5, 6)
+#: Cost of a tick of the most loaded resource beyond its time; and of a tick for which a rank waits for a
+#: chunk.
+_TREE_WEIGHT = 8.0
+_PATH_WEIGHT = 4.0
+_WAITING = 0.25
+#: Links that all passes over all trees look at, which takes some seconds.
+_MOST_STEPS = 1_000_000_000
+#: Most links that all passes of the search for relays' routes may visit. For more chunks the number of
+#: passes falls, to one at least.
+KEPT_STEPS = 480_000_000
+#: For every tree that is added to those that paths are chosen from, the exponent in the search for it, and
+#: those in the choices that follow. Flat at first, so that paths differ, and steep in the end.
+_PATH_EXPONENTS = (0, 2, 3, 4, 4, 4, 5, 5)
+_PATH_CHOICES = ((1,), (3,), (4,), (5,), (5, 6), (5, 6), (6,), (6,))
+_PATIENCE = 2  # no further tree after so many that did not help
+#: Nanoseconds, about: to visit a link in the search for a tree; for a hop, a tree and a resource in a
+#: choice; and to send a hop. No pass begins that leaves less than `margin` times its
+#: estimated time for sending.
+_LINK_NS = 25
+_CHOICE_NS = 35
+_QUEUE_NS = 1000
+_MARGIN = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The route of every chunk, slot after slot, and the load that they make."""
+
+    hop_of: Ints  # the slots of chunk c are `slot[hop_of[c]:hop_of[c + 1]]`
+    slot: Int32s
+    peak_ticks: int  # for which the busiest link or resource is taken: nothing finishes sooner
+    urgent: Bools | None = None  # hops that go before all others over their link; None for none
+
+    @property
+    def chunk(self) -> Ints:
+        """The chunk of every hop, (num_hops,)."""
+        return np.repeat(np.arange(len(self.hop_of) - 1), np.diff(self.hop_of))
+
+
+def find_trees(
+    fabric: Fabric,
+    demand: Demand,
+    limits: Limits = Limits(),
+    *,
+    masks: Sequence[tuple[Fabric, Ints]] | None = None,
+    waiting: float | None = None,
+    most_steps: int | None = None,
+) -> Routes:
+    """Trees that load the fabric evenly; at the deadline, the best so far.
+
+    - `masks` (sequence of (Fabric, (num_chunks,) int64)): Chunks, and the fabric of the links alone that are
+      open to them; by default all are open to all.
+    - `waiting`: As of `taccl.synthesis.kernels.router_kernel.Prices`.
+    - `most_steps`: Links that all passes look at; one pass there is in any case.
+
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
+    before every chunk had a tree.
+    """
+    deadline = limits.deadline
+    nets, signal = _nets(fabric, demand), np.array([0, 0, -1])
+    state = _routing(fabric, np.full((demand.num_chunks, fabric.num_ranks), -1, np.int32))
+    cost = float(_WAITING if waiting is None else waiting)
+    classes = masks or [(fabric, np.arange(demand.num_chunks))]
+    rng = np.random.default_rng(limits.seed)
+    best, least, peak = state.way, np.inf, 0.0
+    num_passes = (most_steps or _MOST_STEPS) // max(1, search_steps(fabric, demand))
+    passes = TREE_EXPONENTS[: max(1, num_passes)]
+    with deadline.stopping(signal):
+        for i, exponent in enumerate(passes):
+            left = demand.num_chunks
+            with deadline.scope(f"balancing trees, pass {i + 1} of {len(passes)}", ahead=len(passes) - i - 1):
+                for k in rng.permutation(len(classes)) if len(classes) > 1 else (0,):
+                    some, chunks = classes[k]
+                    left -= len(chunks)
+                    order = rng.permutation(chunks)
+                    order = order[nets.target_of[order] < nets.target_of[order + 1]]
+                    prices = CongestionPrices(exponent, _TREE_WEIGHT, cost, peak)
+                    with counting(deadline, signal, "", len(chunks), len(chunks), left):
+                        is_done = route(some, nets, state, prices, order, signal)
+                    _raise_if_lost(signal)
+                    peak = _peak(state) if is_done else np.inf
+            if peak < least:
+                best, least = state.way if i + 1 == len(passes) else state.way.copy(), peak
+            if signal[STOP]:
+                break
+    if not np.isfinite(least):
+        raise OutOfTime("stopped before every chunk had a tree; give more time")
+    hop_of = np.concatenate(([0], np.cumsum((best >= 0).sum(axis=1)))).astype(np.int64)
+    slot = np.empty(int(hop_of[-1]), np.int32)
+    list_trees(fabric, nets, best, hop_of, slot)
+    return Routes(hop_of, slot, round(least))
+
+
+def find_paths(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> Routes:
+    """Paths of chunks that each go to one rank, chosen among trees that chunks of the same origins share.
+
+    - `demand`: With a target for every chunk.
+
+    Raises `CollectiveError` if a chunk cannot reach its target. `OutOfTime` if it was stopped before
+    every chunk had a path.
+    """
+    groups, paths = _groups(fabric, demand, len(_PATH_EXPONENTS))
+    state, signal = _routing(fabric, paths.way[0]), np.array([0, 0, -1])
+    deadline, rng = limits.deadline, np.random.default_rng(limits.seed)
+    passes = tuple(zip(_PATH_EXPONENTS, _PATH_CHOICES, strict=True))
+    best, peak, idle = paths.tree, 0.0, 0
+    every = np.arange(len(groups.units))
+    num_passes, num_hops = len(passes), 2.0 * len(paths.units)  # about, until paths are chosen
+    tree_ns = _LINK_NS * len(every) * fabric.num_slots
+    began = time.monotonic()
+    with deadline.stopping(signal):
+        for k, (exponent, choices) in enumerate(passes):
+            hop_ns = _CHOICE_NS * num_hops * _rows_per_hop(fabric)
+            sending = sending_ns(fabric, num_hops, limits)
+            took_ns = [tree_ns + hop_ns * (i + 2) * len(each) for i, (_, each) in enumerate(passes)]
+            # Whether there is time for this pass, and for sending after it, goes by the passes so far.
+            spent_s = time.monotonic() - began
+            if k and _MARGIN * spent_s * (took_ns[k] + sending) > deadline.left_s * sum(took_ns[:k]):
+                break
+            name = f"balancing routes, pass {k + 1} of {num_passes}"
+            ahead = sum(took_ns[k + 1 :]) + sending
+            weight = _PATH_WEIGHT if k else 0.0
+            with counting(deadline, signal, name, len(every), tree_ns, ahead + took_ns[k] - tree_ns):
+                prices = CongestionPrices(exponent, weight, 0.0, peak)
+                route(fabric, groups, state._replace(way=paths.way[k]), prices, every, signal)
+            for i, power in enumerate(choices):
+                order = np.lexsort((rng.random(len(paths.units)), -paths.units))
+                again = f"{name}, choice {i + 1} of {len(choices)}" if i else name
+                step = hop_ns * (k + 2)
+                behind = ahead + step * (len(choices) - i - 1)
+                with counting(deadline, signal, again, len(order), step, behind):
+                    prices = CongestionPrices(power, _PATH_WEIGHT, 0.0, peak)
+                    found = paths._replace(way=paths.way[: k + 1])
+                    chosen = choose(fabric, groups, state, found, prices, order, signal)
+                _raise_if_lost(signal)
+                if k == 0 and not chosen:
+                    raise OutOfTime("stopped before every chunk had a path; give more time")
+            if k == 0:
+                num_hops = float(_hops_of(fabric, paths)[-1])
+            idle += 1
+            now = _peak(state)
+            if k == 0 or now < peak:
+                best, peak, idle = paths.tree.copy(), now, 0
+            if idle >= _PATIENCE or signal[STOP]:
+                break
+    paths = paths._replace(tree=best)
+    hop_of = _hops_of(fabric, paths)
+    slot = np.empty(int(hop_of[-1]), np.int32)
+    list_paths(fabric, paths, hop_of, slot)
+    return Routes(hop_of, slot, round(peak))
+
+
+def search_steps(fabric: Fabric, demand: Demand) -> int:
+    """Approximate number of links that a pass of the search for trees visits."""
+    return demand.num_chunks * fabric.num_slots
+
+
+def sending_ns(fabric: Fabric, num_hops: float, limits: Limits) -> float:
+    """Approximate nanoseconds to send along `num_hops` hops."""
+    return _QUEUE_NS * num_hops * _rows_per_hop(fabric)
+
+
+def _hops_of(fabric: Fabric, paths: Paths) -> Ints:
+    """First hop of each chunk, (num_chunks + 1,), with the total at the end."""
+    hop_of = np.zeros(len(paths.units) + 1, np.int64)
+    list_paths(fabric, paths, hop_of, np.zeros(0, np.int32))
+    return np.cumsum(hop_of)
+
+
+def _rows_per_hop(fabric: Fabric) -> float:
+    """Resources of a hop on average: its link, and those that it shares."""
+    return 1 + len(fabric.hold_resource) / max(1, fabric.num_slots)
+
+
+def _peak(state: RoutingState) -> float:
+    """Ticks for which the busiest link or resource is taken."""
+    return float(max(state.load.max(initial=0.0), state.resource_load.max(initial=0.0)))
+
+
+def _raise_if_lost(signal: Ints) -> None:
+    if signal[LOST] >= 0:
+        raise CollectiveError(
+            f"chunk {signal[LOST]} cannot reach a rank that wants it over the links and relays that may be "
+            "used; add links, or ranks that relay",
+            where="destinations",
+        )
+
+
+def _nets(fabric: Fabric, demand: Demand) -> Nets:
+    """Every chunk as a net."""
+    num_ranks, num_chunks = fabric.num_ranks, demand.num_chunks
+    wants = np.ones((num_chunks, num_ranks), bool)
+    if demand.target is not None:
+        wants[:] = demand.target[:, None] == np.arange(num_ranks)
+    elif demand.wanted is not None:
+        bits = demand.wanted if demand.needed is None else demand.needed
+        wants[:] = np.unpackbits(bits, axis=1, count=num_chunks, bitorder="little").T
+    wants[np.repeat(np.arange(num_chunks), np.diff(demand.origin_of)), demand.origin] = False
+    chunk, target = np.nonzero(wants)
+    origin = demand.origin.astype(np.int64)
+    return Nets(demand.units, demand.origin_of, origin, starts(chunk, num_chunks), target.astype(np.int32))
+
+
+def _groups(fabric: Fabric, demand: Demand, num_trees: int) -> tuple[Nets, Paths]:
+    """Chunks that start at the same ranks as one net, of their mean size, that is led to all ranks."""
+    assert demand.target is not None, "the caller has chunks with one target each"
+    if (np.diff(demand.origin_of) == 1).all():
+        origin, group = np.unique(demand.origin, return_inverse=True)
+        origin_of = np.arange(len(origin) + 1)
+    else:
+        begin = [tuple(each.tolist()) for each in np.split(demand.origin, demand.origin_of[1:-1])]
+        names = {name: number for number, name in enumerate(dict.fromkeys(begin))}
+        group = np.array([names[name] for name in begin])
+        origin = np.array([rank for name in names for rank in name])
+        origin_of = np.concatenate(([0], np.cumsum([len(name) for name in names])))
+    total, num_groups = np.bincount(group, weights=demand.units), len(origin_of) - 1
+    groups = Nets(
+        np.maximum(1, total // np.bincount(group)).astype(np.int64),
+        origin_of,
+        origin.astype(np.int64),
+        np.zeros(num_groups + 1, np.int64),
+        np.zeros(0, np.int32),
+    )
+    paths = Paths(
+        demand.units,
+        demand.target,
+        group.astype(np.int32),
+        np.full((num_trees, num_groups, fabric.num_ranks), -1, np.int32),
+        np.full(demand.num_chunks, -1, np.int32),
+    )
+    return groups, paths
+
+
+def _routing(fabric: Fabric, way: Int32s) -> RoutingState:
+    """State without load, and room for a search over the nets."""
+    num_ranks, room = fabric.num_ranks, fabric.num_slots + 4 * fabric.num_ranks
+    return RoutingState(
+        way=way,
+        load=np.zeros(fabric.num_slots),
+        resource_load=np.zeros(fabric.num_resources),
+        price=np.zeros(fabric.num_slots),
+        resource_price=np.zeros(fabric.num_resources),
+        cost=np.zeros(num_ranks),
+        depth=np.zeros(num_ranks),
+        came=np.zeros(num_ranks, np.int64),
+        path=np.zeros(num_ranks, np.int64),
+        is_wanted=np.zeros(num_ranks, bool),
+        is_in_tree=np.zeros(num_ranks, bool),
+        heap_cost=np.empty(room),
+        heap_rank=np.empty(room, np.int64),
+    )

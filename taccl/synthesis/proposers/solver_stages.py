@@ -1,0 +1,224 @@
+"""The published pipeline on a solver: routing, ordering, contiguity; and the job shop that does them at once.
+
+Each function takes a `Search`, offers it what a solver finds, and records a stage with the size of its model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from taccl.solvers.model import LinearModel
+from taccl.solvers.solver import Solution, solve
+from taccl.synthesis.milp import contiguity as contiguity_stage
+from taccl.synthesis.milp import jobshop, ordering, routing
+from taccl.synthesis.milp.sequencing import Windows, num_pairs
+from taccl.synthesis.proposers.greedy import ListSchedule, expand
+from taccl.synthesis.result import ModelRun
+from taccl.synthesis.search import Search
+from taccl.synthesis.symmetry.quotient import Quotient
+
+#: Share of the time for routing on CP-SAT alone.
+_CPSAT_ROUTING_SHARE = 0.5
+#: Least seconds of a job shop, and of a contiguity model.
+_LEAST_S, _LEAST_CONTIGUITY_S = 0.2, 1.0
+#: Most pairs of hops that share a resource for which routing also decides their order. Each requires up to
+#: a binary and two rows; with more pairs solvers mostly do not end within some seconds.
+_MOST_PAIRS = 1_000
+#: Part of a tick by which a solver's bound may lie above a whole one and be that one.
+_TICK_SLACK = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Routing of a model: its tentative start of each chunk on each link."""
+
+    starts: dict[tuple[int, int], int]
+    in_order: bool  # whether the model decided who goes first
+    #: No schedule over the model's hops finishes sooner; 0 where the model wants more than to finish soon.
+    bound_ticks: int
+
+
+def alone(search: Search, solver: str, *, budget_s: float) -> None:
+    """Routing, ordering and contiguity on one solver; again with order in the routing, where it falls short.
+
+    It does where the best order takes longer than the model says. The model then also decides the order on
+    all resources, if that makes no more than `most_pairs` pairs of hops.
+    """
+    until, shares = time.monotonic() + budget_s, search.parameters.solver
+    sequenced: frozenset[int] = frozenset()
+    routed, share = None, _CPSAT_ROUTING_SHARE if solver == "cpsat" else shares.routing_share
+    while routed is None or sequenced:
+        left_s = until - time.monotonic()
+        lower = 0 if routed is None else routed.bound_ticks
+        routed = route(search, solver, budget_s=share * left_s, sequenced=sequenced, lower_ticks=lower)
+        if routed is None or search.interrupted:
+            return
+        found = schedule_routed(search, routed, solver, shares.contiguity_share * budget_s)
+        if found is None or search.interrupted or until - time.monotonic() < shares.least_round_s:
+            return
+        sequenced = _to_sequence(search, routed)
+
+
+def _to_sequence(search: Search, routed: Routed) -> frozenset[int]:
+    """The resources to put in order when routing is done again; none where that would not help."""
+    (upper, _), quotient = search.known, search.quotient
+    # Where sends merge their order is not that of hops by themselves: NDv2 x2 and x4 got no better by it.
+    merges = any(quotient.merging[hop.link_orbit] for hop in quotient.hops)
+    if routed.in_order or merges or upper <= max(search.bound_ticks, routed.bound_ticks):
+        return frozenset()
+    windows = Windows(quotient, upper)
+    pairs = {resource: num_pairs(quotient, windows, resource) for resource in range(quotient.num_resources)}
+    too_large = sum(pairs.values()) > _MOST_PAIRS
+    return frozenset(resource for resource, count in pairs.items() if count and not too_large)
+
+
+def route(
+    search: Search, solver: str, *, budget_s: float, sequenced: Collection[int] = (), lower_ticks: int = 0
+) -> Routed | None:
+    """The routing MILP on a solver, or None where it found nothing.
+
+    On `sequenced` resources the model also decides who goes first; `lower_ticks` is proven without orders.
+    """
+    since = time.monotonic()
+    search.report(f"routing on {solver}")
+    quotient = search.quotient
+    lower = max(lower_ticks, search.bound_ticks) if sequenced else 0
+    upper, known = search.known
+    model = routing.RoutingModel(
+        quotient, upper_ticks=upper, lower_ticks=min(lower, upper), sequenced=sequenced
+    )
+    hint = None if known is None else routing.routing_hint(model, known)
+    arrays = model.model.arrays()
+    answer = solve(
+        arrays,
+        solver,
+        time_limit_s=budget_s,
+        hint=hint,
+        on_progress=lambda _: search.report(f"routing on {solver}"),
+        **search.options.of_solvers,
+    )
+    size = f"{arrays.num_variables} variables, {arrays.num_rows} rows"
+    order = f"order on {len(sequenced)} of {quotient.num_resources} resources" if sequenced else ""
+    message = "; ".join(part for part in (answer.message, size, order) if part)
+    if answer.status == "unlicensed":  # which says the size
+        message = answer.message
+    _record(search, "routing", solver, since, arrays, answer, message=message)
+    if answer.values is None:
+        return None
+    bound = 0
+    if answer.bound is not None and not routing.wants_more(quotient.problem):
+        bound = math.ceil(answer.bound * quotient.problem.costs.ticks_per_us - _TICK_SLACK)
+    return Routed(routing.routing_of(model, answer.values), bool(sequenced), bound)
+
+
+def schedule_routed(search: Search, routed: Routed, solver: str, budget_s: float) -> ListSchedule | None:
+    """The hops of a routing in the best order, and then merged: the best schedule of these; None if none is.
+
+    The orders are those that the rules give, and the routing's own if it has one. Contiguity is decided on
+    the solver; by CP-SAT together with the order, as one job shop.
+    """
+    since = time.monotonic()
+    quotient = search.quotient.restrict(routed.starts)
+    ordered = ordering.best_order(quotient, routed.starts if routed.in_order else None)
+    if ordered is None:
+        search.record("ordering", "taccl", "no-solution", since, message="the routing cannot be scheduled")
+        return None
+    schedule, rule = ordered
+    found, finish = _offer_restricted(search, quotient, schedule, f"{solver} routing, {rule}")
+    if solver == "cpsat":
+        required = routing.needed_hops(search.quotient, found)  # others may enter where the chunk already is
+        better = job_shop(search, "job shop", required=required, optional=(), hint=found, budget_s=budget_s)
+        return better or found
+    search.record("ordering", "taccl", "done", since, finish_us=finish, message=rule)
+    since = time.monotonic()
+    search.report(f"contiguity on {solver}")
+    model = contiguity_stage.ContiguityModel(quotient, schedule)
+    limit_s = max(_LEAST_CONTIGUITY_S, min(budget_s, search.deadline.left_s))
+    arrays = model.model.arrays()
+    answer = solve(arrays, solver, time_limit_s=limit_s, **search.options.of_solvers)
+    finish = None
+    if answer.values is not None:
+        merged = contiguity_stage.merged(model, answer.values)
+        producer = f"{solver} routing, {rule}, contiguity"
+        merged, finish = _offer_restricted(search, quotient, merged, producer)
+        if finish is not None and merged.finish_ticks <= found.finish_ticks:
+            found = merged
+    _record(search, "contiguity", solver, since, arrays, answer, answer.message, finish)
+    return found
+
+
+def _offer_restricted(
+    search: Search, part: Quotient, schedule: ListSchedule, producer: str
+) -> tuple[ListSchedule, float | None]:
+    """Offer a schedule on a part of the quotient; what it is on all of it, and its finish unless refused."""
+    whole = expand(part, schedule.sends, producer=producer)
+    found = routing.project(search.quotient, whole)
+    return found, search.offer(found, producer=producer, proposed=True, whole=whole)
+
+
+def job_shop(
+    search: Search,
+    name: str,
+    *,
+    required: Collection[int],
+    optional: Collection[int],
+    hint: ListSchedule,
+    budget_s: float,
+    upper_ticks: int | None = None,
+    seed: int | None = None,
+    record: bool = True,
+) -> ListSchedule | None:
+    """Joint ordering and contiguity (and routing, of optional hops) by CP-SAT; offers what it finds.
+
+    It searches for a finish no later than the hint's, or than `upper_ticks`.
+    """
+    since = time.monotonic()
+    search.report(f"{name} on cpsat")
+    options = search.options.of_solvers
+    answer = jobshop.solve(
+        search.quotient,
+        optional=optional,
+        required=required,
+        upper_ticks=hint.finish_ticks if upper_ticks is None else upper_ticks,
+        lower_ticks=search.bound_ticks,
+        hint=hint,
+        time_limit_s=max(_LEAST_S, min(budget_s, search.deadline.left_s)),
+        on_progress=lambda _: search.report(f"{name} on cpsat"),
+        **options if seed is None else options | {"seed": seed},
+    )
+    search.note(answer.status)
+    finish = None
+    if answer.schedule is not None:
+        finish = search.offer(answer.schedule, producer=name, proposed=True)
+    if record:
+        found: dict[str, Any] = {"ticks": answer.bound_ticks, "message": answer.message}
+        search.record(name, "cpsat", answer.status, since, finish_us=finish, **found)
+    return answer.schedule
+
+
+def _record(
+    search: Search,
+    name: str,
+    solver: str,
+    since: float,
+    model: LinearModel,
+    answer: Solution,
+    message: str,
+    finish_us: float | None = None,
+) -> None:
+    """Add a stage that solved a linear model; the size of that, and when its solver had what."""
+    search.note(answer.status)
+    run = ModelRun(
+        num_columns=model.num_variables,
+        num_rows=model.num_rows,
+        num_nonzeros=model.num_nonzeros,
+        first_feasible_s=answer.first_feasible_s,
+        proof_s=answer.seconds if answer.status == "optimal" else None,
+        solver_version=answer.version,
+    )
+    found: dict[str, Any] = {"bound_us": answer.bound, "message": message, "model": run}
+    search.record(name, solver, answer.status, since, finish_us=finish_us, **found)

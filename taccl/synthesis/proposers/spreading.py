@@ -1,0 +1,182 @@
+"""Open spreading, of routes and times at once: chunks over a fabric in seconds, for thousands of ranks.
+
+`spread` runs the compiled kernel under several rules, and keeps the best. Its answer is columns, one row for
+every send and no Python object for any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from taccl._internal.deadline import OutOfTime
+from taccl.errors import CollectiveError
+from taccl.synthesis.kernels.events import STUCK, Timeline, run_events
+from taccl.synthesis.kernels.limits import Limits, Sends, best_of
+from taccl.synthesis.kernels.spreading_kernel import SpreadingState, mark_needed, spread_chunks
+from taccl.synthesis.proposers.queues import MANY_STEPS, send_along_trees, send_queued, travel_ticks
+from taccl.synthesis.proposers.router import KEPT_STEPS, TREE_EXPONENTS, find_trees, search_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from taccl.synthesis.kernels.fabric import Bytes, Demand, Fabric
+    from taccl.synthesis.proposers.router import Routes
+
+
+#: Runs of open spreading at least; and, where rarest chunks are not looked for, after how many slow sends'
+#: time behind others a rank gets over a slow link what these have already.
+_SPREADING_RUNS = 4
+_BEHIND = (1.0, 2.0, 0.5, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Rule by which the kernel chooses."""
+
+    order: str = "fewest-first"  # which link into a rank chooses first; or "in-turn"
+    #: How many slow sends' time a rank is behind its fast component when a slow link repeats what that has.
+    theta: float = 1.0
+    rarest: bool = False  # whether a link brings the rarest of its source's chunks, or the first
+
+
+def default_rules(fabric: Fabric, demand: Demand, limits: Limits = Limits()) -> tuple[Rule, ...]:
+    """The rules worth trying on a fabric, best guess first; rarest chunks where looking for them is quick."""
+    orders = ("in-turn", "fewest-first") if fabric.num_resources else ("fewest-first", "in-turn")
+    rarest = fabric.num_ranks * demand.num_chunks**2 <= MANY_STEPS
+    thetas = _BEHIND[: 1 if rarest or len(fabric.component) == 1 else None]
+    return tuple(Rule(order, theta, rarest) for theta in thetas for order in orders)
+
+
+def spread(
+    fabric: Fabric, demand: Demand, limits: Limits = Limits(), *, rules: Sequence[Rule] | None = None
+) -> Sends:
+    """Sends that bring every chunk to all that want it, each rank once; by default each rule once at least.
+
+    - `rules`: Tried in order, then again with other seeds; by default `default_rules`.
+
+    Raises `CollectiveError` if a chunk cannot reach a rank that wants it. `OutOfTime` if it was stopped
+    before there was a schedule.
+    """
+    if demand.target is not None:
+        return send_queued(fabric, demand, limits)
+    routes = None
+    if demand.wanted is not None:
+        demand, routes = _with_relays(fabric, demand, limits)
+    tried = tuple(rules or default_rules(fabric, demand, limits))
+
+    def attempt(run: int, limit: int, this: Limits) -> Sends | None:
+        again, number = divmod(run, len(tried))
+        return _run(fabric, demand, tried[number], limit, replace(this, seed=limits.seed + again))
+
+    best = best_of(attempt, limits, limits.num_runs or max(_SPREADING_RUNS, len(tried)))
+    if best is None:
+        raise OutOfTime("stopped before any rule had a schedule; give more time")
+    is_over = (limits.until or limits.deadline).has_passed
+    is_done = best.finish_ticks <= limits.target_ticks or limits.num_runs is not None or is_over
+    if routes is None or is_done:
+        return best
+    find, limit = partial(find_trees, fabric, demand), best.finish_ticks - 1
+    with limits.deadline.scope("along trees"):
+        return send_along_trees(fabric, demand, limits, routes, find, limit_ticks=limit) or best
+
+
+def _with_relays(fabric: Fabric, demand: Demand, limits: Limits) -> tuple[Demand, Routes | None]:
+    """The demand with all ranks on its routes among those that receive a chunk; and these routes.
+
+    Where the search for them took long, it was one of few passes: then they are not kept.
+    """
+    assert demand.wanted is not None, "not all ranks want all chunks"
+    routes = find_trees(fabric, demand, limits, most_steps=KEPT_STEPS)
+    wanted = demand.wanted.copy()
+    bit = (1 << (routes.chunk & 7)).astype(np.uint8)
+    np.bitwise_or.at(wanted, (fabric.dst[routes.slot], routes.chunk >> 3), bit)
+    longest = np.zeros(demand.num_chunks, np.int64)
+    np.maximum.at(longest, routes.chunk, travel_ticks(fabric, demand.units, routes))
+    steps = search_steps(fabric, demand) * len(TREE_EXPONENTS)
+    relayed = replace(demand, wanted=wanted, needed=demand.wanted, reach=longest)
+    return relayed, routes if steps <= KEPT_STEPS else None
+
+
+def _run(fabric: Fabric, demand: Demand, rule: Rule, limit: int, limits: Limits) -> Sends | None:
+    """One run of the kernel; None if it passes the limit, takes longer, or is stopped."""
+    state: SpreadingState
+
+    def begin() -> tuple[int, Callable[[Timeline, int], int]]:
+        nonlocal state
+        state = _make_state(fabric, demand, rule, limits.seed)
+        kernel = partial(spread_chunks, fabric, state, rule.order == "in-turn", rule.theta)
+        return int(state.missing.sum()), kernel
+
+    found = run_events(begin, fabric, limits, limit, doing="spreading chunks", chunk_type=demand.chunk_type)
+    if found.finish_ticks == STUCK:
+        raise CollectiveError(
+            f"{state.missing.sum()} chunks cannot reach ranks that want them over the links that may be "
+            "used; add links, or ranks that relay",
+            where="destinations",
+        )
+    if found.finish_ticks < 0:
+        return None
+    return found if demand.needed is None else _pruned(fabric, demand, demand.needed, found)
+
+
+def _pruned(fabric: Fabric, demand: Demand, needed: Bytes, found: Sends) -> Sends:
+    """The sends that lead to ranks that need the chunk."""
+    slot_of_link = np.zeros(int(fabric.link.max()) + 1, np.int32)
+    slot_of_link[fabric.link] = np.arange(fabric.num_slots, dtype=np.int32)
+    slot = slot_of_link[found.link]
+    keep = np.zeros(len(slot), bool)
+    mark_needed(found.chunk, fabric.src[slot], fabric.dst[slot], needed.copy(), keep)
+    chunk, start, slot = found.chunk[keep], found.start[keep], slot[keep]
+    end = start + fabric.alpha[slot] + demand.units[chunk] * fabric.beta[slot]
+    return Sends(chunk, found.link[keep], start, int(end.max(initial=0)))
+
+
+def _make_state(fabric: Fabric, demand: Demand, rule: Rule, seed: int) -> SpreadingState:
+    """The state before anything is sent."""
+    num_ranks, num_chunks, num_slots = fabric.num_ranks, demand.num_chunks, fabric.num_slots
+    chunk = np.repeat(np.arange(num_chunks), np.diff(demand.origin_of))
+    byte, bit = chunk >> 3, (1 << (chunk & 7)).astype(np.uint8)
+    everything = np.packbits(np.ones(num_chunks, bool), bitorder="little")
+    claimed = ~(np.tile(everything, (num_ranks, 1)) if demand.wanted is None else demand.wanted)
+    np.bitwise_or.at(claimed, (demand.origin, byte), bit)
+    missing = 8 * claimed.shape[1] - np.bitwise_count(claimed).sum(axis=1, dtype=np.int64)
+    filled = np.bincount(demand.origin, minlength=num_ranks)
+    log_of = np.concatenate(([0], np.cumsum(filled + missing)))
+    log = np.empty(int(log_of[-1]), demand.chunk_type)
+    far = np.zeros(num_chunks, np.int64) if demand.reach is None else -demand.reach
+    by_rank = np.lexsort((chunk, far[chunk], demand.origin))
+    first = np.repeat(log_of[:-1] - (np.cumsum(filled) - filled), filled)
+    log[first + np.arange(len(by_rank))] = chunk[by_rank]
+    component, num_classes = fabric.component, len(fabric.component)
+    num_components = int(component[1:].max(initial=-1)) + 1
+    held = np.zeros((num_classes if num_components else 0, num_components, claimed.shape[1]), np.uint8)
+    for k in range(1, num_classes):
+        np.bitwise_or.at(held[k], (component[k][demand.origin], byte), bit)
+    copies = np.zeros((int(component[-1].max()) + 1 if rule.rarest else 0, num_chunks), np.int64)
+    if rule.rarest:
+        np.add.at(copies, (component[-1][demand.origin], chunk), 1)
+    # Turns begin anywhere, unless the seed is 0.
+    turn = np.random.default_rng(seed).integers(1 << 23 if seed else 1, size=num_slots)
+    return SpreadingState(
+        units=demand.units,
+        log_of=log_of,
+        log=log,
+        log_end=log_of[:-1] + filled,
+        claimed=claimed,
+        missing=missing,
+        held=held,
+        num_held=np.bitwise_count(held).sum(axis=2, dtype=np.int64),
+        copies=copies,
+        holders=(copies > 0).sum(axis=0),
+        place=log_of[fabric.src],
+        fresh_place=log_of[fabric.src],
+        armed=np.ones(num_slots, bool),
+        turn=turn,
+        queue=np.zeros(num_slots, np.int64),
+        active=np.arange(num_ranks),
+        is_active=np.ones(num_ranks, bool),
+    )

@@ -1,1 +1,0 @@
-"""Fabrics that look the same from every rank: solved once, translated everywhere, never listed."""

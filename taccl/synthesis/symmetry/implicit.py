@@ -1,0 +1,213 @@
+"""The front door of implicit synthesis: a fabric by name, and a schedule with its bound, in one call."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any, Literal
+
+from taccl._internal.arguments import Count, Natural, Size, checked
+from taccl._internal.units import format_gap, format_us, parse_size
+from taccl.analysis.certificates.dimension_bound import DimensionBound, dimension_bound
+from taccl.analysis.certificates.translation_bound import FabricBound, bound_of
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.errors import InputError, TopologyError
+from taccl.schedule.implicit.schedule import ImplicitSchedule
+from taccl.sketch.symmetry import block_shifts, link_permutation, offset_permutation
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers.balanced import balanced_implicit
+from taccl.synthesis.symmetry.hamiltonian import hamiltonian_ring
+from taccl.synthesis.symmetry.translation import translate
+from taccl.topology.named import COSTS, NamedFabric, as_named, parse_named
+from taccl.topology.recognise import dimensions
+from taccl.topology.regular import CyclicProduct
+from taccl.topology.topology import Topology
+from taccl.topology.translations import (
+    Translations,
+    along_ring,
+    translations_of_fabric,
+    translations_of_topology,
+)
+
+#: So many products of shifts that the links have are tried; resources may lack them.
+_MOST_TRIED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitResult:
+    """An implicit schedule, verified, and the bound that it is held against.
+
+    Parameters
+    ----------
+    seconds : float
+        Synthesis and verification, on the clock.
+    dimension_bound : DimensionBound, optional
+        Of ``backend="dimension-balanced"``: what no algorithm along dimensions beats, bandwidth only.
+    """
+
+    schedule: ImplicitSchedule
+    bound: FabricBound
+    seconds: float
+    dimension_bound: DimensionBound | None = None
+
+    @property
+    def finish_us(self) -> float:
+        """The last arrival, in microseconds."""
+        return self.schedule.finish_us
+
+    @property
+    def gap(self) -> float:
+        """(finish - bound) / bound; 0 is a proven optimum."""
+        return self.bound.gap(self.schedule.finish)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain values."""
+        return {
+            **self.schedule.summary(),
+            **self.bound.to_dict(),
+            **({} if self.dimension_bound is None else self.dimension_bound.to_dict()),
+            "gap": self.gap,
+            "seconds": self.seconds,
+        }
+
+    def __repr__(self) -> str:
+        schedule, bound = self.schedule, self.bound
+        return (
+            f"ImplicitResult({schedule.collective} on {schedule.host.name}: {schedule.num_transfers} "
+            f"transfers, finish {schedule.timing}, bound {format_us(bound.bound)}, gap "
+            f"{format_gap(self.gap)}; limited by {bound.limits})"
+        )
+
+
+@checked
+def synthesize_implicit(
+    fabric: str | NamedFabric | Topology | Translations,
+    collective: str = "allgather",
+    *,
+    chunk_size: Size = "1MB",
+    chunks_per_rank: Count = 1,
+    backend: Literal["auto", "dimension-balanced"] = "auto",
+    policy: Literal["lp", "greedy"] = "lp",
+    group: Sequence[Sequence[int]] | None = None,
+    seed: Natural = 0,
+    parameters: SearchParameters = DEFAULTS,
+    **costs: Any,
+) -> ImplicitResult:
+    """A verified implicit schedule of a collective, on a fabric that looks the same from every rank.
+
+    Parameters
+    ----------
+    fabric : str, NamedFabric, Topology or Translations
+        A name such as ``"torus:100x100x100"``, ``"mesh:200x200"``, ``"hypercube:16"``, or a topology.
+    collective : {"allgather", "reduce-scatter", "allreduce", "alltoall"}
+    chunks_per_rank : int
+        Pieces of a rank's part of the data.
+    chunk_size : int or str
+        Bytes of one chunk.
+    backend : {"auto", "dimension-balanced"}
+        The search over translations; or chunks that go along the fabric's dimensions, each in an order of
+        its own, which `policy` chooses as in `synthesize`.
+    group : sequence of rank permutations, optional
+        Of a topology: generators of its translations; default: found, where they are shifts in blocks.
+    seed : int
+        Same arguments and seed, same schedule.
+    parameters : SearchParameters
+        Constants of the search.
+    **costs
+        Of a name, and of no other fabric: ``bandwidth_gb_per_s``, ``alpha_us``, ``alpha_meaning``, as in
+        `parse_named`.
+
+    Raises
+    ------
+    InputError
+        If an argument is not of its kind, the fabric has no translations and no ring through it that serves
+        the collective, or the pattern would need too much memory.
+    VerificationError
+        If the schedule is wrong, which is our mistake.
+    """
+    began = time.monotonic()
+    chunk_bytes = parse_size(chunk_size, where="chunk_size")
+    along, known = None, COSTS if isinstance(fabric, str) else ()
+    for name in costs:
+        if name not in known:
+            said = (
+                f"expected one of {', '.join(known)}" if known else "a fabric that is no name says its costs"
+            )
+            raise InputError(f"found an option of no use; {said}: leave it out", where=name)
+    if isinstance(fabric, str):
+        fabric = parse_named(fabric, **costs)
+    if backend == "dimension-balanced":
+        host = fabric.host if isinstance(fabric, Translations) else fabric
+        dims = dimensions(host)
+        schedule = balanced_implicit(
+            dims, collective, chunk_bytes=chunk_bytes, num_chunks=chunks_per_rank, policy=policy
+        )
+        along = dimension_bound(dims, collective, schedule.size_bytes)
+    else:
+        shape = implicit_translations(fabric, group=group)
+        schedule = translate(
+            shape, collective, chunk_bytes=chunk_bytes, chunks_per_rank=chunks_per_rank, seed=seed,
+            parameters=parameters,
+        )  # fmt: skip
+    verify_implicit(schedule).raise_if_failed()
+    return ImplicitResult(schedule, bound_of(schedule), time.monotonic() - began, along)
+
+
+def implicit_translations(
+    fabric: str | NamedFabric | Topology | Translations,
+    *,
+    group: Sequence[Sequence[int]] | None = None,
+) -> Translations:
+    """The translations of a fabric, or of the ring through a mesh.
+
+    Raises `TopologyError` if there are none.
+    """
+    if isinstance(fabric, Translations):
+        return fabric
+    if isinstance(fabric, str):
+        fabric = parse_named(fabric)
+    if isinstance(fabric, NamedFabric):
+        if fabric.kind == "mesh":
+            return along_ring(fabric, hamiltonian_ring(fabric.dims))
+        return translations_of_fabric(fabric)
+    if group is not None:
+        return translations_of_topology(fabric, group)
+    found = find_translations(fabric)
+    if found is not None:
+        return found
+    named = as_named(fabric)
+    if named is not None:
+        return implicit_translations(named)
+    raise TopologyError(
+        "found no translations among shifts in blocks of ranks; name them with group=, or use "
+        "backend='greedy'",
+        where=fabric.name,
+    )
+
+
+def find_translations(topology: Topology) -> Translations | None:
+    """Translations of a topology that are shifts inside blocks of ranks, one inside another; None without.
+
+    Tori, hypercubes and rings are of this kind when their ranks are numbered row by row.
+    """
+    import networkx as nx
+
+    num_ranks = topology.num_ranks
+    if any(len(link.srcs) + len(link.dsts) > 2 for link in topology.links):
+        return None
+    if num_ranks == 1:
+        return translations_of_topology(topology, CyclicProduct(()))
+    shifts = nx.DiGraph()
+    shifts.add_nodes_from((1, num_ranks))
+    for step, block in reversed(list(block_shifts(num_ranks))):
+        if link_permutation(topology, offset_permutation(num_ranks, step, block)) is not None:
+            shifts.add_edge(step, block)
+    # Shifts that together take any rank to any, from the finest block to the coarsest.
+    for chain in islice(nx.all_simple_paths(shifts, 1, num_ranks), _MOST_TRIED):
+        moduli = tuple(block // step for step, block in pairwise(chain))[::-1]
+        with contextlib.suppress(TopologyError):
+            return translations_of_topology(topology, CyclicProduct(moduli))
+    return None

@@ -1,0 +1,415 @@
+"""The quotient of a problem by its symmetry.
+
+It has a hop per orbit of (chunk, link), and a chunk-rank state per orbit of (chunk, rank).
+
+Routing, ordering, contiguity, the list scheduler and the job shop all work on `Quotient`. With the trivial
+group it is the problem itself. A *state* is a chunk at a rank, a *hop* takes a chunk over a link, from
+states to states. Symmetry is applied by substitution: what the members of an orbit do, they do alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.deadline import NEVER, Deadline
+from taccl.analysis.certificates.finding.distances import Distances
+from taccl.problem.costs import hold_columns, wide_links
+from taccl.problem.problem import Problem
+from taccl.sketch.group import Symmetries
+
+#: Times to destinations that are looked at together.
+_BLOCK = 2**21
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A send of u units holds an orbit of resources for ``alpha + u * beta`` ticks, `count` times over."""
+
+    resource: int
+    alpha: int
+    beta: int
+    receives: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkState:
+    """An orbit of chunks at ranks.
+
+    - `chunk`, `rank`: Those of the representative.
+    - `head_ticks`: Earliest possible arrival; 0 at an origin.
+    """
+
+    chunk: int
+    rank: int
+    head_ticks: int
+    is_origin: bool
+    is_destination: bool
+    hops_in: tuple[int, ...] = ()
+    hops_out: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """An orbit of chunks over links.
+
+    - `chunk`, `link`: Of a member whose link represents its orbit, so that hops of one link orbit can merge.
+    - `srcs`, `dsts`: States. A destination that holds the chunk from the start is left out.
+    - `units`, `duration`: Of a send of its own, in ticks.
+    - `tail_ticks`: The longest shortest path that is left, from the end of the hop, to a destination that the
+      hop is on a shortest path to; -1 where it is on none.
+    - `after_ticks`: The shortest path that is left, from the end of the hop, to the nearest destination.
+    - `is_own`: Whether the chunk starts at the link's sender (for links on which own chunks go first).
+    - `enters`: Where the link joins nodes and the chunk has more than one destination: the number of the
+      orbit of (chunk, node) that it enters; -1 elsewhere.
+    - `links`: Those of the members whose chunk represents its orbit.
+    """
+
+    chunk: int
+    link: int
+    link_orbit: int
+    srcs: tuple[int, ...]
+    dsts: tuple[int, ...]
+    units: int
+    duration: int
+    tail_ticks: int
+    after_ticks: int
+    is_own: bool
+    enters: int = -1
+    links: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HopLimit:
+    """Most links that a chunk may pass; for each state the fewest to it, and from it to a destination."""
+
+    limit: int
+    least: list[int]
+    left: list[int]
+    starts_anew: frozenset[int]
+
+    def after(self, m: int, hop: Hop, passed: Sequence[int]) -> int:
+        """Number of links that the chunk has passed after a hop, from the numbers at every state."""
+        return 1 if m in self.starts_anew else 1 + max(passed[p] for p in hop.srcs)
+
+    def leads_on(self, after: int, p: int) -> bool:
+        """True if a chunk that reaches a state after `after` links may still reach a destination."""
+        return after + self.left[p] <= self.limit
+
+    def is_near(self, m: int, hop: Hop) -> bool:
+        """True if a chunk on a path of the fewest links may still reach a destination after a hop."""
+        after = self.after(m, hop, self.least)
+        return any(self.leads_on(after, p) for p in hop.dsts)
+
+    def is_shortest(self, m: int, hop: Hop, *, alone: bool) -> bool:
+        """True if a hop is on a path of the fewest links; `alone`: for a chunk with one destination.
+
+        Following such hops alone a chunk never comes too far to go on.
+        """
+        if alone:
+            ahead = 1 + min(self.left[p] for p in hop.dsts)
+            return m in self.starts_anew or all(self.left[a] == ahead for a in hop.srcs)
+        after = self.after(m, hop, self.least)
+        return any(self.least[p] == after for p in hop.dsts)
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """A problem as its group leaves it; see `take_quotient`.
+
+    - `link_rep`, (num_link_orbits,) tuple of int: The representative of every orbit of links.
+    - `num_resources`: Orbits of resources.
+    - `single_path`: Whether the chunk has one destination, so that it travels along one path.
+    - `link_orbit`, `resource_orbit`: The number of the orbit that every link and resource is in.
+    """
+
+    problem: Problem
+    group: Symmetries
+    states: tuple[ChunkState, ...]
+    hops: tuple[Hop, ...]
+    link_rep: tuple[int, ...]
+    holds: tuple[tuple[Held, ...], ...]
+    num_resources: int
+    single_path: tuple[bool, ...]
+    link_orbit: tuple[int, ...]
+    resource_orbit: tuple[int, ...]
+
+    @cached_property
+    def merging(self) -> tuple[bool, ...]:
+        """True, for each orbit of links, if its sends may merge."""
+        clauses = self.problem.clauses
+        return tuple(clauses.max_merge > 1 and e in clauses.merging for e in self.link_rep)
+
+    @cached_property
+    def num_entries(self) -> int:
+        """Orbits of (chunk, node) that hops enter."""
+        return 1 + max((hop.enters for hop in self.hops), default=-1)
+
+    @cached_property
+    def hops_of_link(self) -> tuple[tuple[int, ...], ...]:
+        """The hops over every orbit of links."""
+        hops: list[list[int]] = [[] for _ in self.link_rep]
+        for m, hop in enumerate(self.hops):
+            hops[hop.link_orbit].append(m)
+        return tuple(tuple(each) for each in hops)
+
+    @cached_property
+    def hop_limit(self) -> HopLimit | None:
+        """Most links that chunks may pass, if the problem limits it; else None."""
+        limit = self.problem.clauses.path_limit
+        if limit is None:
+            return None
+        never = limit + 1
+        least = [0 if state.is_origin else never for state in self.states]
+        left = [0 if state.is_destination else never for state in self.states]
+        limits = HopLimit(limit, least, left, self._starts_anew)
+        for _ in range(limit):
+            known = [*least, *left]
+            for m, hop in enumerate(self.hops):
+                after, ahead = limits.after(m, hop, least), min([left[p] for p in hop.dsts], default=never)
+                for p in hop.dsts:
+                    least[p] = min(least[p], after)
+                for p in hop.srcs:
+                    left[p] = min(left[p], 0 if m in self._starts_anew else 1 + ahead)
+            if [*least, *left] == known:
+                break
+        return limits
+
+    @cached_property
+    def _starts_anew(self) -> frozenset[int]:
+        """Hops of derived chunks from where they are made, which is the state of what they are made from."""
+        derives = bool(self.problem.collective.derivations)
+        return frozenset(m for m, hop in enumerate(self.hops) if derives and hop.is_own)
+
+    @cached_property
+    def links_of_resource(self) -> tuple[tuple[int, ...], ...]:
+        """The orbits of links that hold every orbit of resources."""
+        links: list[list[int]] = [[] for _ in range(self.num_resources)]
+        for link, holds in enumerate(self.holds):
+            for held in holds:
+                links[held.resource].append(link)
+        return tuple(tuple(dict.fromkeys(each)) for each in links)
+
+    def earliest_start(self, hop: Hop) -> int:
+        """Earliest tick at which all sources may have the chunk."""
+        return max(self.states[p].head_ticks for p in hop.srcs)
+
+    def members(self, hop: int) -> list[tuple[int, int]]:
+        """The (chunk, link) pairs of a hop, one per member of its orbit."""
+        return [pair for (pair,) in self.group.sends([(self.hops[hop].chunk, self.hops[hop].link)])]
+
+    def num_members(self, hop: int) -> int:
+        """Number of members of a hop."""
+        size = self._chunk_orbit_size[int(self.group.chunks[self.hops[hop].chunk])]
+        return size * len(self.hops[hop].links)
+
+    @cached_property
+    def _chunk_orbit_size(self) -> Counter[int]:
+        return Counter(self.group.chunks.tolist())
+
+    def restrict(self, hops: Iterable[tuple[int, int]]) -> Quotient:
+        """The same quotient with only the hops whose representative is among the (chunk, link) pairs."""
+        wanted = set(hops)
+        return _with_hops(self, [m for m in self.hops if (m.chunk, m.link) in wanted])
+
+
+def take_quotient(
+    problem: Problem, group: Symmetries | None = None, *, give_up: Deadline = NEVER
+) -> Quotient:
+    """The quotient of a problem by a group of its symmetries; by none, the problem itself.
+
+    Hops are those that the sketch admits and that lie on ways of the routing slack: a chunk with one
+    destination keeps links on a way at most (1 + slack) times the shortest; one with several keeps links
+    whose both ends lie on such ways. Raises `OutOfTime` if it is time to give up.
+    """
+    topology, collective, costs = problem.topology, problem.collective, problem.costs
+    group = Symmetries(problem) if group is None else group
+    link_reps, link_number = np.unique(group.links, return_inverse=True)
+    resource_reps, resource_number = np.unique(group.resources, return_inverse=True)
+    link_orbit, resource_orbit = tuple(link_number.tolist()), tuple(resource_number.tolist())
+    alias, node, link_rep = _derived_states(problem), topology.node_of_rank, group.links.tolist()
+    distances = Distances(problem)
+    entries: dict[tuple[int, int], int] = {}
+    states: dict[tuple[int, int], tuple[int, bool, bool]] = {}
+
+    def state(c: int, r: int) -> tuple[int, int]:
+        c, r = alias.get((c, r), (c, r)) if alias else (c, r)
+        r = ranks[r]
+        if (c, r) not in states:
+            data = collective.chunks[c]
+            head = distances.heads(c)[r]  # 0 where the chunk cannot come, as no hop leads there
+            states[c, r] = (int(head) if np.isfinite(head) else 0, r in data.origins, r in collective.ends[c])
+        return c, r
+
+    made: list[tuple[dict[str, Any], list[tuple[int, int]], list[tuple[int, int]]]] = []
+    for c in np.flatnonzero(group.chunks == np.arange(collective.num_chunks)).tolist():
+        give_up.check()
+        durations = costs.link_alpha + costs.chunk_units[c] * costs.link_beta
+        ways = _useful_links(problem, c, distances, durations)
+        origins = distances.origins(c)
+        targets = set(collective.ends[c]) - set(origins)
+        fixing = group.fixing(c)
+        smallest, turned, ranks = fixing.links.tolist(), fixing.turned.tolist(), fixing.ranks.tolist()
+        alike: dict[int, list[int]] = defaultdict(list)
+        for e, _, _ in ways:
+            alike[smallest[e]].append(e)
+        nodes, homes = _alike_nodes(problem, fixing.ranks), {node[r] for r in collective.chunks[c].origins}
+        units, took = int(costs.chunk_units[c]), durations.tolist()
+        for e, tail, after in ways:
+            if smallest[e] != e:
+                continue
+            ends, enters = topology.links[e], -1
+            if len(targets) > 1 and node[ends.dst] not in homes and topology.is_internode(e):
+                enters = entries.setdefault((c, nodes[node[ends.dst]]), len(entries))
+            hop = dict(
+                chunk=turned[e],
+                link=link_rep[e],
+                link_orbit=link_orbit[e],
+                units=units,
+                duration=took[e],
+                tail_ticks=tail,
+                after_ticks=after,
+                is_own=any(r in origins for r in ends.srcs),
+                enters=enters,
+                links=tuple(alike[e]),
+            )
+            srcs = [state(c, r) for r in ends.srcs]
+            dsts = [state(c, r) for r in ends.dsts if r not in origins]
+            made.append((hop, srcs, dsts))
+        for r in collective.ends[c]:
+            state(c, r)
+    names = sorted(states)
+    number = {name: i for i, name in enumerate(names)}
+
+    def numbers(ends: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(number[at] for at in ends))
+
+    hops = [Hop(srcs=numbers(srcs), dsts=numbers(dsts), **hop) for hop, srcs, dsts in made]
+    # Where a link has several sources a chunk comes to it along several paths.
+    wide = set(wide_links(topology)).intersection(problem.links_allowed)
+    joined = any(len(topology.links[e].srcs) > 1 for e in wide)
+    single = tuple(
+        not joined and len(set(ends) - set(distances.origins(c))) <= 1
+        for c, ends in enumerate(collective.ends)
+    )
+    empty = Quotient(
+        problem=problem,
+        group=group,
+        states=tuple(ChunkState(c, r, *states[c, r]) for c, r in names),
+        hops=(),
+        link_rep=tuple(link_reps.tolist()),
+        holds=tuple(_held_by_links(problem, resource_number, link_reps)),
+        num_resources=len(resource_reps),
+        single_path=single,
+        link_orbit=link_orbit,
+        resource_orbit=resource_orbit,
+    )
+    return _with_hops(empty, hops)
+
+
+def _alike_nodes(problem: Problem, ranks: NDArray[np.int64]) -> list[int]:
+    """For every node, the smallest of those that have ranks in the same orbits."""
+    node = np.asarray(problem.topology.node_of_rank)
+    smallest = np.full(len(ranks), len(ranks))
+    np.minimum.at(smallest, ranks, node)
+    alike = np.full(problem.topology.num_nodes, len(ranks))
+    np.minimum.at(alike, node, smallest[ranks])
+    nodes: list[int] = alike.tolist()
+    return nodes
+
+
+def _with_hops(quotient: Quotient, hops: Sequence[Hop]) -> Quotient:
+    """The quotient with these hops, states knowing which of them enter and leave."""
+    into: dict[int, list[int]] = defaultdict(list)
+    out: dict[int, list[int]] = defaultdict(list)
+    for m, hop in enumerate(hops):
+        for p in hop.dsts:
+            into[p].append(m)
+        for p in hop.srcs:
+            out[p].append(m)
+    states = tuple(
+        replace(state, hops_in=tuple(into[i]), hops_out=tuple(out[i]))
+        for i, state in enumerate(quotient.states)
+    )
+    return replace(quotient, states=states, hops=tuple(hops))
+
+
+def _held_by_links(
+    problem: Problem, resource_orbit: NDArray[np.int64], links: NDArray[np.int64]
+) -> list[tuple[Held, ...]]:
+    """Resources held by a send over each of some links."""
+    costs, columns = problem.costs, hold_columns(problem.topology)
+    counts: list[Counter[tuple[int, int, int, bool]]] = [Counter() for _ in links]
+    at, hold = columns.of_sends(links)
+    held = (resource_orbit[columns.resource], costs.hold_alpha, costs.hold_beta, columns.receives)
+    rows = zip(*(each[hold].tolist() for each in held), strict=True)
+    for i, (resource, alpha, beta, receives) in zip(at.tolist(), rows, strict=True):
+        counts[i][resource, alpha, beta, receives] += 1
+    return [tuple(Held(*key, count) for key, count in each.items()) for each in counts]
+
+
+def _derived_states(problem: Problem) -> dict[tuple[int, int], tuple[int, int]]:
+    """A derived chunk is where its source is: (chunk, rank) -> the underived state behind it."""
+    source = {(d.chunk, d.rank): (d.source, d.rank) for d in problem.collective.derivations}
+    alias = {}
+    for key in source:
+        behind = key
+        while behind in source:
+            behind = source[behind]
+        alias[key] = behind
+    return alias
+
+
+def _useful_links(
+    problem: Problem, c: int, distances: Distances, durations: NDArray[np.int64]
+) -> list[tuple[int, int, int]]:
+    """(link, tail, after) of the links worth considering for a chunk; see `Hop` for the two times."""
+    topology = problem.topology
+    origins = distances.origins(c)
+    destinations = [r for r in problem.collective.ends[c] if r not in origins]
+    if not destinations:
+        return []
+    head = distances.heads(c)
+    to_go = np.array([distances.to_go(c, v) for v in destinations])  # destination x rank
+    release = min(origins.values())
+    slack = float(problem.clauses.routing_slack) + 1e-6
+    limit = head[destinations] + slack * (head[destinations] - release)
+    wide = set(wide_links(topology)).intersection(problem.links_allowed)
+    if any(len(topology.links[e].srcs) > 1 for e in wide):
+        # Such a link waits for all of its sources: paths from the nearest are no measure.
+        limit[:] = np.finfo(np.float64).max
+    on_way = (head[None, :] + to_go <= limit[:, None]).any(axis=0)
+    is_new = np.ones(topology.num_ranks, dtype=bool)
+    is_new[list(origins)] = False
+    link, src, dst = distances.arcs(distances.carried(c))
+    first = np.flatnonzero(np.diff(link, prepend=-1))
+    if not len(first):
+        return []
+    leads = np.logical_and.reduceat(on_way[src], first)
+    leads &= np.logical_or.reduceat(on_way[dst] & is_new[dst], first)
+    at = np.flatnonzero(np.repeat(leads, np.diff(first, append=len(link))))
+    useful: list[tuple[int, int, int]] = []
+    while len(at):  # some links at a time, as each has a time to every destination
+        several = link[at[: max(1, _BLOCK // len(destinations))]]
+        count = int(np.searchsorted(link[at], several[-1], side="right"))
+        some, at = at[:count], at[count:]
+        first = np.flatnonzero(np.diff(link[some], prepend=-1))
+        links = link[some][first]
+        end = np.maximum.reduceat(head[src[some]], first) + durations[links]
+        ahead = np.where(is_new[dst[some]], to_go[:, dst[some]], np.inf)  # destination x arc
+        left = np.minimum.reduceat(ahead, first, axis=1)
+        nearest = left.min(axis=0)
+        longest = np.where(end + left <= head[destinations][:, None], left, -1).max(axis=0)
+        fits = np.isfinite(nearest)
+        if len(destinations) == 1:
+            fits &= end + left[0] <= limit[0]
+        times = (np.where(np.isfinite(each), each, 0)[fits].astype(np.int64) for each in (longest, nearest))
+        useful += zip(links[fits].tolist(), *(each.tolist() for each in times), strict=True)
+    return useful

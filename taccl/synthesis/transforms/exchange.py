@@ -1,0 +1,107 @@
+"""Sums that two ranks complete at once: each sends the other what it has, where one would wait for the other.
+
+A sum that comes together at one rank, its root, waits there for what comes last, and goes back the same way.
+If the root sends the rank that comes last all else that it has, both complete the sum, by as many sends: the
+way through the tree is one link shorter, as by recursive doubling on two ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from contextlib import suppress
+
+from taccl.errors import InputError
+from taccl.problem.problem import Problem
+from taccl.schedule.listing import listed
+from taccl.schedule.schedule import Schedule, Transfer
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.improve.routes import Tree, read_trees
+from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.search import Search
+
+#: Seconds for each transfer, about; nothing is exchanged if all take more than this share of the time.
+_EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE = 1.5e-4, 0.1
+
+
+def exchange_s(problem: Problem, left_s: float, parameters: SearchParameters) -> float:
+    """About what it takes to exchange sums; 0 where there are none, or there is not the time."""
+    collective, portfolio = problem.collective, parameters.portfolio
+    transfers = 2 * collective.num_chunks * collective.num_ranks * collective.sums_up
+    once_s, most_s = transfers * _EXCHANGE_S_PER_TRANSFER, _EXCHANGE_SHARE * left_s
+    return min(portfolio.exchanged * once_s, most_s) if once_s <= most_s else 0.0
+
+
+def offer_exchanged(search: Search) -> None:
+    """Offer the earliest schedules with their sums exchanged.
+
+    This comes last, as sums that two ranks complete do not arrive along trees, which ruin and recreate needs.
+    A schedule that finishes somewhat later may gain more by it.
+    """
+    since = time.monotonic()
+    best: Schedule | None = None
+    for schedule in search.earliest:
+        if search.is_met or search.interrupted or (best is not None and search.deadline.has_passed):
+            break
+        # A sketch that is only suggested need not be obeyed.
+        schedule = schedule.under(search.problem)
+        for anew in (False, True):
+            with suppress(InputError, ValueError):  # sends may wait for one another
+                found = exchanged(listed(schedule) if anew else schedule)
+                if found is not None and (best is None or found.finish < best.finish):
+                    best = found
+    if best is not None:
+        finish = search.offer_whole(best, producer=best.producer, proposed=True)
+        search.record("exchange", "taccl", "done", since, finish_us=finish)
+
+
+def exchanged(schedule: Schedule) -> Schedule | None:
+    """The schedule with its sums exchanged at their roots; None where that has no send start earlier.
+
+    None, too, where transfers name the contributions that they carry: these do not follow trees.
+    Raises `InputError` or `ValueError` if merged sends would wait for each other.
+    """
+    if not schedule.problem.collective.sums_up or schedule.carries is not None:
+        return None
+    trees = iter(read_trees(schedule))
+    pairs = (_last_pair(schedule, *both) for both in zip(trees, trees, strict=True))
+    pair_of = {(out.chunk, out.group): (since, back) for since, out, back in filter(None, pairs)}
+    start, reduce, chunk = schedule.start.copy(), schedule.reduce.copy(), schedule.chunk.tolist()
+    rows: dict[int, list[int]] = defaultdict(list)
+    for row, group in enumerate(schedule.group.tolist()):
+        rows[group].append(row)
+    for group, some in rows.items():
+        found = [pair_of[chunk[row], group] for row in some if (chunk[row], group) in pair_of]
+        since = max((each for each, _ in found), default=0)
+        # The exchanged send leaves before the root's last input arrives, and arrives after that has left.
+        is_fit = len(found) == len(some) and all(since < back.end_ticks for _, back in found)
+        if is_fit and since < start[some[0]]:
+            start[some], reduce[some] = since, True
+    if (reduce == schedule.reduce).all():
+        return None
+    return exact_times(
+        schedule.problem, chunk=schedule.chunk, link=schedule.link, starts=start, group=schedule.group,
+        reduce=reduce, producer=f"{schedule.producer}, sums exchanged",
+    )  # fmt: skip
+
+
+def _last_pair(schedule: Schedule, reduction: Tree, spreading: Tree) -> tuple[int, Transfer, Transfer] | None:
+    """Since when the root could send to the rank whose contributions come last; that send, and theirs."""
+    links, (root,) = schedule.problem.topology.links, reduction.origins
+    coming = [
+        (transfer.end_ticks, rank)
+        for rank, transfer in reduction.read_from.items()
+        if links[transfer.link].dsts == (root,)
+    ]
+    if not coming:
+        return None
+    *others, (_, last) = sorted(coming)
+    out, back = spreading.read_from.get(last), reduction.read_from[last]
+    ends = [] if out is None else [links[out.link].srcs, links[out.link].dsts, links[back.link].srcs]
+    if out is None or ends != [(root,), (last,), (last,)]:
+        return None
+    problem = schedule.problem
+    is_direct = problem.clauses.direct_crossing and problem.topology.is_internode(out.link)
+    if is_direct or not problem.may_carry(out.link, out.chunk, reducing=True):  # contributions, too
+        return None
+    return max(back.start_ticks, others[-1][0] if others else 0), out, back

@@ -1,0 +1,162 @@
+"""Chunks that start, are summed and end alike searched as one, where all that travels may travel together.
+
+Small sums cut into many chunks take as long as in one chunk per rank, but no search of that many finds it. So
+they are searched with one chunk per rank, over a topology with adjusted costs. On it a send that may not
+merge takes as long as those of all its chunks, one after another. Its schedules are schedules of all chunks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.errors import NoSolutionError
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.kernels.fabric import most_merged
+from taccl.synthesis.proposers.large import schedule_large, suits
+from taccl.synthesis.result import Result
+from taccl.synthesis.search import Options, Search
+
+#: Share of the time for a search in one chunk per rank, where all chunks may travel together.
+_FUSED_SHARE = 0.4
+
+
+def fused(problem: Problem) -> tuple[Problem, list[list[int]]] | None:
+    """The problem in one chunk per rank, and the chunks that each one stands for; None if it does not apply.
+
+    All chunks may merge into one send, on some links, and no clause speaks of anything else.
+    """
+    collective, clauses = problem.collective, problem.clauses
+    many = collective.chunks_per_rank
+    if many == 1 or clauses.max_merge < collective.num_chunks or clauses != clauses.only("merge"):
+        return None
+    alike: dict[object, list[int]] = defaultdict(list)
+    for c, chunk in enumerate(collective.chunks):
+        alike[chunk, problem.chunk_bytes[c]].append(c)
+    if any(len(each) != many for each in alike.values()) or collective.derivations or collective.groups:
+        return None
+    parts = list(alike.values())
+
+    def together(each: Any, link: int) -> Any:
+        return each if link in clauses.merging else replace(each, alpha_us=many * each.alpha_us)
+
+    topology = problem.topology
+    topology = replace(
+        topology,
+        links=tuple(together(link, e) for e, link in enumerate(topology.links)),
+        holds=tuple(together(hold, hold.link) for hold in topology.holds),
+    )
+    chunks = tuple(collective.chunks[each[0]] for each in parts)
+    return replace(
+        problem,
+        topology=topology,
+        collective=replace(collective, chunks=chunks, chunks_per_rank=1),
+        chunk_bytes=tuple(many * problem.chunk_bytes[each[0]] for each in parts),
+    ), parts
+
+
+def parted(schedule: Schedule, problem: Problem, parts: Sequence[Sequence[int]]) -> Schedule:
+    """The schedule of a problem that one of `fused` is: where sends may not merge, one chunk after another.
+
+    Every part reads the sum that the whole reads. A part that starts late may so keep waiting what arrives
+    during the whole's send. Two ranks that exchange sums cannot, where one way merges: the merged send would
+    wait for the last part the other way, and the first part for the merged send. Chunks exchanged so travel
+    one after another both ways; all chunks do, where parts would still wait for each other.
+
+    Raises `NoSolutionError` if the tick of one problem does not divide that of the other, or if parts would
+    wait for each other.
+    """
+    # Larger chunks need no finer ticks.
+    finer, rounded = divmod(problem.costs.ticks_per_us, schedule.problem.costs.ticks_per_us)
+    if rounded:
+        raise NoSolutionError("times of the fused problem are none of the problem's", bound_us=None)
+    may_merge = np.isin(schedule.link, sorted(problem.clauses.merging))
+    exchanged = may_merge & np.isin(schedule.group, schedule.group[_overlapping(schedule, ~may_merge)])
+    ways = [may_merge, may_merge & ~exchanged][: 1 + bool(exchanged.any())]
+    for some in (ways, [np.zeros_like(may_merge)]):
+        found = []
+        for together in some:
+            with suppress(ValueError):
+                found.append(_cut(schedule, problem, parts, together, finer))
+        if found:
+            return min(found, key=lambda each: each.finish_ticks)
+    raise NoSolutionError("parts of the fused problem's sends wait for each other", bound_us=None)
+
+
+def _overlapping(schedule: Schedule, alone: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(num_transfers,) True for reducing ones whose destination sends the same chunk on meanwhile, alone.
+
+    - `alone`, (num_transfers,): True for transfers in sends that do not merge.
+    """
+    links, sent = schedule.problem.topology.links, defaultdict[tuple[int, int], list[tuple[int, int]]](list)
+    columns = [column.tolist() for column in (schedule.chunk, schedule.link, schedule.start, schedule.end)]
+    transfers = list(zip(*columns, strict=True))
+    for (chunk, link, start, end), is_alone in zip(transfers, alone.tolist(), strict=True):
+        for rank in links[link].srcs if is_alone else ():
+            sent[rank, chunk].append((start, end))
+    found = [
+        any(since < end and start < until for rank in links[link].dsts for since, until in sent[rank, chunk])
+        for chunk, link, start, end in transfers
+    ]
+    return np.array(found, bool) & schedule.reduce
+
+
+def _cut(
+    schedule: Schedule,
+    problem: Problem,
+    parts: Sequence[Sequence[int]],
+    together: NDArray[np.bool_],
+    finer: int,
+) -> Schedule:
+    """The schedule in parts, those of some transfers together in one send; `finer`: ticks to one of its own.
+
+    Raises `ValueError` if some would wait for each other.
+    """
+    many, sums = problem.collective.chunks_per_rank, schedule.contributions
+    row = np.repeat(np.arange(len(schedule)), many)
+    place = np.tile(np.arange(many), len(schedule))
+    return exact_times(
+        problem,
+        chunk=np.array(parts)[schedule.chunk[row], place],
+        link=schedule.link[row],
+        # Parts keep the order of the whole's reads and sends.
+        starts=schedule.start[row] * finer,
+        ends=schedule.end[row] * finer,
+        group=schedule.group[row] * many + np.where(together[row], 0, place),
+        reduce=schedule.reduce[row],
+        contributions=None if sums is None else [sums[i] for i in row.tolist()],
+        producer=schedule.producer,
+    )
+
+
+def offer_fused(search: Search, synthesize: Callable[[Problem, Options, Deadline], Result]) -> None:
+    """Propose a schedule found in one chunk per rank, where merging all chunks pays."""
+    found, least_share = fused(search.problem), search.parameters.large.merging_share
+    if found is None or not (most_merged(search.problem, least_share) > 1).any():
+        return
+    since, (whole, parts), options = time.monotonic(), found, search.options
+    limit = search.deadline.sooner(_FUSED_SHARE * search.deadline.left_s)
+    ways: list[Callable[[], Any]] = [lambda: synthesize(whole, options.unobserved, limit).schedule]
+    if suits(whole) and not whole.clauses.merging.issuperset(whole.links_allowed):
+        # Relays of single chunks end sooner than the whole's model says, so this candidate may be the best.
+        ways.insert(
+            0, lambda: schedule_large(whole, merges=True, num_runs=1, seed=options.seed, deadline=limit)
+        )
+    finish_us = None
+    for way in ways:
+        with suppress(NoSolutionError, OutOfTime):
+            schedule = parted(way(), search.problem, parts)
+            search.offer_whole(schedule, producer=schedule.producer, proposed=True)
+            finish_us = search.best_us
+    status = "no-solution" if finish_us is None else "done"
+    search.record("in one chunk a rank", "taccl", status, since, finish_us=finish_us)

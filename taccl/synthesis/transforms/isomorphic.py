@@ -1,0 +1,147 @@
+"""Halves of an allreduce that are one problem under other names: what is found for one serves the other.
+
+Turned round, a network is often the same again: with the ranks as they are, or with neighbours swapped, as
+where one rank of a pair sends for both and the other receives. Then a half is searched once, for longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from taccl.problem.clauses import CLAUSES, Clause
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import make_schedule
+from taccl.sketch.symmetry import block_shifts, offset_permutation
+from taccl.synthesis.search import Search
+
+
+@dataclass(frozen=True, slots=True)
+class Isomorphism:
+    """Ranks, chunks and allowed links of one problem, renamed to those of another."""
+
+    ranks: tuple[int, ...]
+    chunks: tuple[int, ...]
+    links: Mapping[int, int]
+
+
+def find_isomorphism(one: Problem, other: Problem) -> Isomorphism | None:
+    """Renaming of `one` to `other`: the identity, or a shift inside blocks of ranks.
+
+    None also where it is another problem for reasons that no renaming mends, such as derived chunks.
+    """
+    if _scalars(one) != _scalars(other):
+        return None
+    num_ranks = one.topology.num_ranks
+    asked = dict.fromkeys((*one.clauses.said(), *other.clauses.said()))
+    said = [each for each in asked if not each.in_reverse]  # not what limits sums alone: none are made here
+    other_chunks = _chunk_names(other, range(num_ranks))
+    other_links = _link_names(other, range(num_ranks), said)
+    shifts = (offset_permutation(num_ranks, *shift) for shift in block_shifts(num_ranks))
+    for ranks in chain([tuple(range(num_ranks))], shifts):
+        chunks = matched(_chunk_names(one, ranks), other_chunks)
+        if len(chunks) < len(other_chunks):
+            continue
+        links = matched(_link_names(one, ranks, said), other_links)
+        here, there = one.topology.node_of_rank, other.topology.node_of_rank
+        nodes = {(here[r], there[image]) for r, image in enumerate(ranks)}  # that stay together, and apart
+        is_whole = len(links) == len(one.links_allowed) == len(other_links)
+        if not is_whole or not len(nodes) == len({*here}) == len({*there}):
+            continue
+        if _holders(one, links) == _holders(other, {e: e for e in links.values()}):
+            return Isomorphism(ranks, tuple(chunks[c] for c in range(len(chunks))), links)
+    return None
+
+
+def hand_over(found: Search, search: Search, names: Isomorphism) -> bool:
+    """Offer the best schedule of one search to that of the isomorphic problem; whether there is one."""
+    best = found.best
+    if best is None:
+        return False
+    whole = make_schedule(
+        search.problem,
+        chunk=[names.chunks[c] for c in best.chunk.tolist()],
+        link=[names.links[e] for e in best.link.tolist()],
+        start=best.start,
+        end=best.end,
+        group=best.group,
+        producer=best.producer,
+    )
+    return search.offer_whole(whole, producer=best.producer) is not None
+
+
+def matched(old: Iterable[tuple[int, Hashable]], new: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
+    """{old index: new index of the same name}; the k-th of several goes to the k-th."""
+    named: dict[Hashable, list[int]] = defaultdict(list)
+    for index, name in new:
+        named[name].append(index)
+    for indices in named.values():
+        indices.reverse()
+    return {index: named[name].pop() for index, name in old if named.get(name)}
+
+
+def _scalars(problem: Problem) -> tuple[Hashable, ...]:
+    """Facts that no renaming changes."""
+    clauses, collective = problem.clauses, problem.collective
+    return (
+        problem.topology.num_ranks,
+        collective.num_chunks,
+        not collective.derivations and not collective.combining,
+        problem.costs.ticks_per_us,
+        tuple(getattr(clauses, name) for name, each in CLAUSES.items() if each.is_scalar),
+        clauses.relays is None,
+    )
+
+
+def _chunk_names(problem: Problem, ranks: Sequence[int]) -> list[tuple[int, Hashable]]:
+    """(chunk, what tells it from others) with ranks renamed."""
+    units = problem.costs.chunk_units.tolist()
+    return [
+        (c, (_renamed(data.origins, ranks), _renamed(data.destinations, ranks), units[c]))
+        for c, data in enumerate(problem.collective.chunks)
+    ]
+
+
+def _link_names(problem: Problem, ranks: Sequence[int], said: Sequence[Clause]) -> list[tuple[int, Hashable]]:
+    """(link, what tells it from others) of every link that may be used, with ranks renamed."""
+    topology, costs, clauses = problem.topology, problem.costs, problem.clauses
+    ends = topology.links
+    return [
+        (
+            e,
+            (
+                _renamed(ends[e].srcs, ranks),
+                _renamed(ends[e].dsts, ranks),
+                topology.is_internode(e),
+                int(costs.link_alpha[e]),
+                int(costs.link_beta[e]),
+                tuple(each.at_link(getattr(clauses, each.field), e, ranks) for each in said),
+            ),
+        )
+        for e in sorted(problem.links_allowed)
+    ]
+
+
+def _holders(problem: Problem, links: Mapping[int, int]) -> list[list[tuple[int, ...]]]:
+    """Per resource in use, which links hold it, when and for how long; links renamed."""
+    costs = problem.costs
+    held: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for index, hold in enumerate(problem.topology.holds):
+        if hold.link in links:
+            alpha, beta = int(costs.hold_alpha[index]), int(costs.hold_beta[index])
+            spare_alpha = int(costs.link_alpha[hold.link]) - alpha
+            spare_beta = int(costs.link_beta[hold.link]) - beta
+            late = hold.side == "receive"
+            held[hold.resource].append((links[hold.link], alpha, beta, spare_alpha * late, spare_beta * late))
+    resources = []
+    for holds in held.values():
+        # Holds that all begin equally long after their sends might as well begin with them.
+        alike = len({each[3:] for each in holds}) == 1 and not holds[0][4]
+        resources.append(sorted(each[:3] + ((0, 0) if alike else each[3:]) for each in holds))
+    return sorted(resources)
+
+
+def _renamed(ranks: Iterable[int], names: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted({names[r] for r in ranks}))

@@ -1,0 +1,118 @@
+"""Switches that add: all sums by them, or by them and by ranks, each with a share of the data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taccl._internal.deadline import Deadline
+from taccl.analysis.verification.verify import verify
+from taccl.baselines import baseline
+from taccl.baselines.in_network import shared_links
+from taccl.baselines.spread import cut_chunks
+from taccl.errors import InputError
+from taccl.problem.costs import hold_columns
+from taccl.problem.problem import Problem
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+
+InNetworkUse = Literal["auto", "off", "only"]
+
+#: Into how many each chunk is cut where both sum, so that what ranks send fits between what the switch adds.
+_CUTS = (8, 16, 32)
+#: No more transfers than this are made.
+_MOST_TRANSFERS = 20_000
+
+
+def over_links(problem: Problem, *, shared: bool) -> Problem:
+    """The problem over the links of switches that add alone, or over all others."""
+    several = set(shared_links(problem.topology))
+    if not several and not shared:
+        return problem
+    allowed = frozenset(e for e in problem.links_allowed if (e in several) == shared)
+    return problem.with_clauses(links_allowed=allowed)
+
+
+def by_switches(problem: Problem, use: InNetworkUse, limit: Deadline) -> Schedule | None:
+    """The schedule that finishes first of those in which switches add, or share the sums with ranks.
+
+    Where the problem leaves the number of chunks open, it is chosen here, as long as there is time. With
+    ``"only"`` there is no sharing, and an `InputError` says why no switch can do it; else None is returned.
+    """
+    if use == "only" and not shared_links(problem.topology):
+        raise InputError(
+            f"found 'only', and no switch of {problem.topology.name} adds; expected a topology with one, "
+            "such as taccl.topologies.in_network(8)",
+            where="in_network",
+        )
+    try:
+        alone = baseline("in-network", problem, cut=problem.chunks_open)
+    except InputError:
+        if use == "only":
+            raise
+        return None
+    found = [alone, *(_shared(problem, limit) if use == "auto" and problem.collective.sums_up else ())]
+    # A schedule that clauses forbid is none of the problem.
+    found = [each.under(replace(each.problem, clauses=problem.clauses)) for each in found]
+    return min((each for each in found if verify(each).ok), key=lambda each: each.finish, default=None)
+
+
+def _shared(problem: Problem, limit: Deadline) -> Iterator[Schedule]:
+    """Schedules in which a switch adds a share of the chunks, and ranks pass the rest round rings."""
+    for parts in _CUTS if problem.chunks_open else (1,):
+        if limit.has_passed:
+            return
+        cut = replace(cut_chunks(problem, parts), chunks_open=False) if parts > 1 else problem
+        try:
+            switch, ring = (baseline(name, cut, cut=False) for name in ("in-network", "ring"))
+        except InputError:  # no ring, or chunks smaller than a packet
+            return
+        if ring.num_transfers > _MOST_TRANSFERS:
+            return
+        loads = _loads(switch), _loads(ring)
+        # The maximum load falls and then rises with the share; a 256th is finer than chunks are.
+        share = min(np.linspace(0, 1, 257), key=lambda x: (x * loads[0] + (1 - x) * loads[1]).max())
+        if 0 < share < 1:
+            yield _together(cut, float(share))
+
+
+def _loads(schedule: Schedule) -> NDArray[np.float64]:
+    """(num_resources,) ticks for which a schedule holds each resource, without latencies."""
+    problem = schedule.problem
+    units = np.bincount(
+        schedule.link, problem.costs.chunk_units[schedule.chunk], minlength=len(problem.topology.links)
+    )
+    holds = hold_columns(problem.topology)
+    held = problem.costs.hold_beta * units[holds.link]
+    return np.bincount(holds.resource, held, minlength=len(problem.topology.resources)).astype(float)
+
+
+def _together(problem: Problem, share: float) -> Schedule:
+    """The first chunks of every root added by switches, the rest by ranks: each goes on as fast as alone."""
+    of_root: dict[int | None, list[int]] = defaultdict(list)
+    for c, chunk in enumerate(problem.collective.chunks):
+        of_root[chunk.root].append(c)
+    chosen = sorted(c for chunks in of_root.values() for c in chunks[: round(share * len(chunks))])
+    rows = []
+    for name, some in (
+        ("in-network", chosen),
+        ("ring", sorted({*range(problem.collective.num_chunks)} - {*chosen})),
+    ):
+        own = tuple(problem.collective.chunks[c] for c in some)
+        collective = replace(problem.collective, chunks=own, groups=())
+        sizes = tuple(problem.chunk_bytes[c] for c in some)
+        part = replace(problem, collective=collective, chunk_bytes=sizes, size_bytes=None)
+        alone = baseline(name, part, cut=False)
+        progress = (alone.start / max(1, alone.finish_ticks)).tolist()
+        columns = (alone.chunk.tolist(), alone.link.tolist(), alone.reduce.tolist())
+        rows += [(p, some[c], e, adds) for p, c, e, adds in zip(progress, *columns, strict=True)]
+    _, chunks, links, reduce = zip(*sorted(rows), strict=True)
+    return exact_times(
+        problem, chunk=chunks, link=links, reduce=reduce, sequence=range(len(rows)),
+        producer=f"in-network ({len(chosen) / problem.collective.num_chunks:.0%}) and ring",
+    )  # fmt: skip

@@ -1,0 +1,462 @@
+"""`Deadline`: when to stop, and everything long that looks at it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives, topologies
+from taccl._internal import deadline
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl.analysis.certificates import bounds
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.every_cut import bound_of_every_cut
+from taccl.errors import NoSolutionError
+from taccl.problem.problem import make_problem
+from taccl.sketch.group import find_symmetries
+from taccl.synthesis.parameters import SearchParameters
+from taccl.synthesis.proposers.competing import offer_baselines
+from taccl.synthesis.proposers.greedy import critical_priorities, list_schedule
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import choose_with_sketches
+from taccl.synthesis.suggesting.plans import find_shape
+from taccl.synthesis.suggesting.suggest import suggest_for
+from taccl.synthesis.symmetry.quotient import take_quotient
+from tests.effort import AMPLE_S, cpu_s
+from tests.fuzzing import some, thinned
+
+PAST = Deadline(0.0)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """An allgather on two NDv2 nodes, which has no sketch."""
+    return make_problem(
+        topologies.ndv2(2), collectives.allgather(16, chunks_per_rank=1), size_bytes=1_000_000
+    )
+
+
+def test_never_comes():
+    """It leaves for ever, and checking it does nothing."""
+    NEVER.check()
+    assert NEVER.left_s == math.inf
+    assert not NEVER.has_passed
+
+
+def test_what_has_passed_leaves_nothing():
+    """And checking it raises an error of the search, which says what to do."""
+    assert PAST.has_passed
+    assert PAST.left_s == 0.0
+    with pytest.raises(NoSolutionError, match="give more time"):
+        PAST.check()
+
+
+def test_the_sooner_of_two():
+    """A deadline is moved to an earlier time only."""
+    far = Deadline.after(1000)
+    assert time.monotonic() < far.sooner(10).at_s < far.at_s
+    assert far.sooner(10_000) == far
+    assert PAST.sooner(10) == PAST
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda problem: take_quotient(problem, give_up=PAST),
+        lambda problem: list_schedule(*_quotient(problem), deadline=PAST),
+        lambda problem: Search(problem, Options(), PAST, gives_up=True).quotient,
+        lambda problem: find_shape(problem.topology, deadline=PAST),
+        lambda problem: suggest_for([1], lambda _: problem, Options(), most=1, time_limit_s=20, give_up=PAST),
+        lambda problem: find_symmetries(problem.with_clauses(name="not looked at yet"), PAST),
+    ],
+    ids=["quotient", "list scheduler", "search", "shape", "suggestions", "symmetries"],
+)
+def test_long_work_is_given_up(problem, work):
+    """`OutOfTime` stops it early."""
+    with pytest.raises(OutOfTime):
+        work(problem)
+
+
+def test_chunks_are_not_chosen_late():
+    """One a rank is taken, and no sketch, where the time for that is over."""
+    problem = make_problem(topologies.ndv2(2), "allgather", size_bytes=1_000_000)
+    chosen, sketches = choose_with_sketches(problem, Options(), PAST, give_up=PAST)
+    assert (chosen.collective.chunks_per_rank, sketches) == (1, [])
+
+
+@pytest.mark.parametrize(("left_s", "competes"), [(0, False), (60, True)])
+def test_baselines_are_not_begun_late(problem, left_s, competes):
+    """If 256 arrivals over 176 links take longer than is left, no baseline is tried."""
+    parameters = SearchParameters.from_dict({"portfolio": {"baseline_least_s": 0}})
+    search = Search(problem, Options(parameters=parameters), Deadline.after(left_s))
+    offer_baselines(search)
+    assert (search.best is not None) == competes
+
+
+def test_a_bound_that_is_cut_is_throughput(problem, monkeypatch):
+    """Volume over rates is a bound however little time there is, where all arguments are much work."""
+    monkeypatch.setattr(bounds, "_MAX_BRIEF", 0)
+    assert lower_bound(problem, limit_s=0.0).kind == "throughput"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "collective"),
+    thinned([("fully-connected:32", "allreduce"), ("ring:64", "reduce-scatter"), ("mesh:8x8", "allgather")]),
+)
+def test_a_short_limit_is_kept(topology, collective):
+    """It takes no more than some first schedules, and throughput bounds, which are found past the limit.
+
+    A baseline in Python takes several times as long as the compiled first schedule.
+    """
+
+    def problem():
+        return make_problem(topologies.parse(topology), collective, size_bytes=10**6)
+
+    def first():
+        whole = problem().in_its_chunks
+        assert taccl.verify(schedule_large(whole, num_runs=1)).ok
+        bound = lower_bound(whole, budget_s=0.0, limit_s=0.0)
+        assert bound_of_every_cut(bound) is not None
+
+    def synthesized():
+        assert taccl.verify(taccl.synthesize(problem(), time_limit_s=1e-3).schedule).ok
+
+    synthesized()  # compiles
+    assert cpu_s(synthesized) < 12 * cpu_s(first)
+
+
+def _quotient(problem):
+    quotient = take_quotient(problem)
+    return quotient, critical_priorities(quotient)
+
+
+def test_a_bound_needs_no_time(problem):
+    """However little there is, one is proven; there may be a better one."""
+    least = lower_bound(problem, budget_s=0.0, limit_s=0.0)
+    assert 0 < least.bound <= lower_bound(problem).bound
+    assert least.check()
+
+
+@pytest.mark.slow
+def test_without_time_the_first_schedule_is_returned(problem):
+    """It is verified and bounded, and the result says that no other was found."""
+    result = taccl.synthesize(problem, time_limit_s=1e-3)
+    assert taccl.verify(result.schedule).ok
+    assert 0 < result.bound_us <= result.finish_us
+    assert result.stopped == ("bound met" if result.gap == 0 else "time limit")
+    assert result.choice.startswith("the first schedule")
+
+
+class TestEnforced:
+    """`Deadline.enforced`: an interrupt for code that never checks its deadline."""
+
+    @staticmethod
+    def endless():
+        """Python code without an end."""
+        while True:
+            pass
+
+    def test_code_that_checks_nothing_ends(self):
+        """Time is up within an endless loop."""
+        with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+            self.endless()
+
+    def test_handlers_of_exceptions_do_not_hold_it_up(self):
+        """Handlers of every `Exception` do not catch the interrupt."""
+        with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+            while True:
+                with contextlib.suppress(Exception):
+                    self.endless()
+
+    def test_what_ends_in_time_is_not_interrupted(self):
+        """Its watch is told to end, though its time is far off."""
+        with Deadline.after(1000).enforced():
+            pass
+        watches = [each for each in threading.enumerate() if each.name == "taccl-deadline"]
+        for each in watches:
+            each.join(60)
+        assert not any(each.is_alive() for each in watches)
+
+    def test_the_inner_of_two_is_told_from_the_outer(self):
+        """Each raises where it was entered."""
+        outer, reached = Deadline.after(0.05), []
+        with pytest.raises(OutOfTime), outer.enforced():
+            with contextlib.suppress(OutOfTime), outer.sooner(0.01).enforced():
+                self.endless()
+            reached.append("after the inner")
+            self.endless()
+        assert reached
+
+    def test_it_waits_until_it_may_interrupt(self):
+        """Work goes on past the deadline until there is something to return."""
+        found = []
+        with pytest.raises(OutOfTime), PAST.enforced(lambda: bool(found)):
+            for i in range(1000):
+                found += [i] * (i == 999)
+            self.endless()
+        assert found == [999]
+
+    def test_a_past_deadline_begins_nothing(self):
+        """No work is begun once time is up."""
+        with pytest.raises(OutOfTime), PAST.enforced():
+            pytest.fail("it began")
+
+
+def kernel_that_waits(limit):
+    """Runs until it is stopped, as a kernel does."""
+    signal = np.zeros(1, np.int64)
+    with limit.scope("waiting", done=lambda: 0.25), limit.stopping(signal):
+        while not signal[0]:
+            time.sleep(0.01)
+    return "stopped"
+
+
+class TestRun:
+    """`Deadline.run` looks after compiled code in a thread of its own."""
+
+    def test_result_of_what_ends_by_itself(self):
+        """It is returned, and nothing was cancelled."""
+        limit = Deadline()
+        assert (limit.run(lambda: 7), limit.cancellation.why) == (7, "")
+
+    def test_error_of_what_fails(self):
+        """It is raised where the result is waited for."""
+        with pytest.raises(ZeroDivisionError):
+            Deadline().run(lambda: 1 / 0)
+
+    def test_time_limit_stops_a_kernel(self):
+        """After a tenth of a second it is told to stop, and what it has is returned."""
+        limit = Deadline.after(0.1)
+        assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
+
+    def test_time_limit_without_a_result(self):
+        """A kernel that finds nothing in time is `OutOfTime`."""
+        limit = Deadline.after(0.1)
+
+        def fails():
+            kernel_that_waits(limit)
+            raise NoSolutionError("nothing")
+
+        with pytest.raises(OutOfTime):
+            limit.run(fails, patience_s=AMPLE_S)
+
+    def test_what_does_not_end_is_left_behind(self):
+        """Work that never looks at the deadline is not waited for; nothing is thrown into its thread."""
+        ended, limit = threading.Event(), Deadline.after(0.1)
+        with pytest.raises(OutOfTime):
+            limit.run(lambda: ended.wait(30), patience_s=0.1)
+        names = [thread.name for thread in threading.enumerate()]
+        ended.set()
+        assert "taccl-work" in names
+
+    def test_ctrl_c_stops_a_kernel(self):
+        """It reaches the thread that waits, and what the kernel has is returned."""
+        limit = Deadline()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert limit.run(lambda: kernel_that_waits(limit), patience_s=AMPLE_S) == "stopped"
+        assert limit.cancellation.why == "interrupted"
+
+    def test_later_kernels_are_stopped_too(self):
+        """One that begins after the limit ends at once."""
+        limit = Deadline.after(0.1)
+
+        def two():
+            kernel_that_waits(limit)
+            return kernel_that_waits(limit), limit.has_passed
+
+        assert limit.run(two, patience_s=AMPLE_S) == ("stopped", True)
+
+    def test_deadlines_of_one_task_are_cancelled_together(self):
+        """One that is made of another knows that Ctrl-C came; one of another task does not."""
+        limit = Deadline.after(60)
+        sooner, other = limit.sooner(30), Deadline.after(60)
+        sooner.cancellation.cancel("interrupted")
+        assert limit.has_passed
+        assert limit.left_s == 0
+        assert not other.has_passed
+
+    def test_news_of_how_far_it_is(self):
+        """Seconds so far, what the kernel is doing, and the part that it says is done."""
+        told, limit = [], Deadline()
+
+        def hear(*what):
+            told.append(what)
+            raise KeyboardInterrupt  # which ends it
+
+        limit.run(lambda: kernel_that_waits(limit), tell=hear, patience_s=AMPLE_S)
+        [(past, *known)] = told
+        assert past > 0 and known == ["waiting", 0.25]
+
+
+class TestScopes:
+    """Progress of a task, by its parts."""
+
+    def test_steps_of_scopes_add_up(self):
+        """Half of the first step of four is 1/8; the third of what follows, 1/4 and a third of 3/4."""
+        limit = Deadline()
+        told = limit.cancellation
+        with limit.scope("first", done=lambda: 0.5, steps=1, ahead=3):
+            assert (told.doing, told.done) == ("first", 1 / 8)
+        with limit.scope("second", steps=3), limit.scope("pass 1 of 3", done=lambda: 1.0, steps=1, ahead=2):
+            assert (told.doing, told.done) == ("second, pass 1 of 3", 1 / 4 + 3 / 4 / 3)
+
+    def test_nothing_is_known_before_the_first_scope(self):
+        """Neither what is done, nor how much of it."""
+        assert (Deadline().cancellation.doing, Deadline().cancellation.done) == ("", None)
+
+
+def test_a_deadline_ends_although_its_end_is_interrupted(monkeypatch):
+    """It sends nothing later if the interrupt of a deadline around it comes just as it ends."""
+    end, calls = deadline._Interrupt.end, []
+
+    def interrupted(self):
+        calls.append(self)
+        if len(calls) == 1:
+            raise OutOfTime("of a deadline around it")
+        end(self)
+
+    monkeypatch.setattr(deadline._Interrupt, "end", interrupted)
+    with contextlib.suppress(OutOfTime), Deadline.after(1000).enforced():
+        pass
+    assert calls[0]._left.is_set()
+
+
+@pytest.mark.slow
+def test_no_interrupt_while_a_module_is_imported(tmp_path, monkeypatch):
+    """The interrupt waits until a module is whole."""
+    name = "imported_beyond_a_deadline"
+    (tmp_path / f"{name}.py").write_text(
+        "import time\nuntil = time.monotonic() + 0.2\nwhile time.monotonic() < until:\n    pass\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutOfTime), Deadline.after(0.05).enforced():
+        importlib.import_module(name)
+        while True:
+            pass
+    assert sys.modules[name].whole
+
+
+def test_imports_around_a_deadline_do_not_put_it_off(tmp_path, monkeypatch):
+    """A script that is imported itself is interrupted."""
+    name = "interrupted_as_it_is_imported"
+    (tmp_path / f"{name}.py").write_text(
+        "from taccl._internal.deadline import Deadline\n"
+        "with Deadline.after(0.05).enforced():\n    while True:\n        pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutOfTime):
+        importlib.import_module(name)
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_leaves_nothing_behind():
+    """Interrupted at any moment, a search of the same problem finds the same schedule afterwards."""
+    brief = SearchParameters()
+    brief = replace(brief, list=replace(brief.list, alone_share=0.001, least_alone_s=0.02))
+
+    def found(problem):
+        result = taccl.synthesize(
+            problem, backend="greedy", sketch="none", parameters=brief, time_limit_s=600
+        )
+        return result.schedule.digest()
+
+    def made():
+        return make_problem(topologies.ndv2(), "reduce-scatter", size_bytes=10**6, chunks_per_rank=2)
+
+    began = time.monotonic()
+    first = found(made())
+    took_s, moments = time.monotonic() - began, random.Random(0)
+    for _ in range(some(3, 8)):
+        problem = made()
+        with contextlib.suppress(OutOfTime), Deadline.after(moments.uniform(0.0, took_s)).enforced():
+            found(problem)
+        assert found(problem) == first
+
+
+@pytest.mark.slow
+def test_the_interpreter_waits_for_work_that_was_left_behind():
+    """A thread that ends after the script does ends before its interpreter."""
+    script = """
+import os, threading, time
+from contextlib import suppress
+from taccl._internal.deadline import Deadline, OutOfTime
+
+is_left = threading.Event()
+
+def work():
+    is_left.wait()
+    time.sleep(0.3)
+    os.write(1, b"ended")
+
+with suppress(OutOfTime):
+    Deadline.after(0.0).run(work, patience_s=0.0)
+os.write(1, b"left, ")
+is_left.set()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "left, ended"
+
+
+@pytest.mark.slow
+def test_an_interrupt_waits_until_a_context_is_left():
+    """In `contextlib` a thread may be on its way out of the deadline, which could not catch it there."""
+    with pytest.raises(OutOfTime) as error, Deadline.after(0.05).enforced():
+        with contextlib.ExitStack() as stack:
+            stack.callback(time.sleep, 0.3)
+        while True:
+            pass
+    assert error.value.__context__ is not None
+    trace = error.value.__context__.__traceback__
+    assert trace is not None
+    modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(trace)]
+    assert modules[-1] == __name__
+
+
+def test_an_interrupt_that_comes_as_its_deadline_is_left_is_out_of_time():
+    """An exception of a deadline within, which its own handler missed, ends the work of the one around it."""
+    with pytest.raises(OutOfTime), Deadline.after(1000).enforced():
+        inner = deadline._Interrupt(math.inf, None)
+        raise inner.kind
+
+
+def test_an_interrupt_of_a_deadline_around_passes_the_one_within():
+    """Only the deadline whose time is up raises `OutOfTime`."""
+    outer = deadline._Interrupt(math.inf, None)
+    with pytest.raises(outer.kind), Deadline.after(1000).enforced():
+        raise outer.kind
+
+
+def test_an_error_that_replaces_the_interrupt_is_out_of_time():
+    """Compiled code that calls Python may drop the interrupt and raise an error of its own."""
+
+    def compiled():
+        try:
+            while True:
+                pass
+        except BaseException:
+            raise ValueError("not an array") from None
+
+    with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+        compiled()
+
+
+def test_an_error_before_time_is_up_stays_what_it_is():
+    """Only an error after the interrupt is taken for it."""
+    with pytest.raises(ValueError, match="not an array"), Deadline.after(1000).enforced():
+        raise ValueError("not an array")

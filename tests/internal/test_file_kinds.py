@@ -1,0 +1,168 @@
+"""Kinds of files: told by content, named in messages, and followed by what helps."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+import taccl
+from taccl._internal.file_kinds import _ADVICE, _BINARY, _TEXTS, LOGS, MARKS, a, advice_on, kinds_of_text
+from taccl._internal.reading import kinds_of
+from taccl.errors import InputError
+from taccl.formats.native import load as load_schedule
+from taccl.measure.logs import read_log
+from tests.effort import cpu_s
+from tests.outputs import FIELDS, TEXTS
+
+ALL = {**TEXTS, **FIELDS}
+
+
+def test_every_kind_has_a_sample():
+    """No kind goes untried."""
+    assert {each.name for each in _TEXTS} == TEXTS.keys()
+    assert MARKS.keys() | {"topology", "sketch"} == FIELDS.keys()
+    assert ALL.keys() | _BINARY.keys() == _ADVICE.keys()
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_kind_is_told_by_its_top_lines(tmp_path, kind):
+    """The first kind that a file is told as is its own."""
+    path = tmp_path / "file"
+    path.write_text(ALL[kind])
+    assert kinds_of(path)[0] == kind
+
+
+@pytest.mark.parametrize("before", ["$ the command\n", "\ufeff", "\n\n", "[1,0]<stdout>:"])
+@pytest.mark.parametrize("kind", ["log of nccl-tests or rccl-tests", "debug log of NCCL (NCCL_DEBUG=INFO)"])
+def test_what_a_shell_puts_before_changes_nothing(kind, before):
+    """A prompt, a byte order mark, empty lines, and a launcher's prefix."""
+    assert kinds_of_text(before + TEXTS[kind]) == [kind]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_known_output_is_named_wherever_it_is_not_read(tmp_path, kind):
+    """As a topology, a sketch, a schedule and a log: what it is, what was expected, and what to do."""
+    path = tmp_path / "a file.txt"
+    path.write_text(TEXTS[kind])
+    are_logs = (*LOGS, "file of logs by pair")
+    readers = (load_schedule, taccl.load_sketch, *(() if kind in are_logs else (read_log,)))
+    for read in readers:
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert f"found {a(kind)}; expected " in caught.value.message
+        assert caught.value.message.endswith(advice_on(kind, str(path)))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("#------\n#    Intel (R) MPI Benchmarks 2018, MPI-1 part\n", "log of Intel MPI Benchmarks"),
+        ("                    Send Bidirectional BW Test\n", "log of perftest (ib_write_bw and its kind)"),
+        ("                    RDMA_Read Latency Test\n", "log of perftest (ib_write_bw and its kind)"),
+        ("# OSU MPI-CUDA All-to-All Personalized Exchange Latency Test v7\n", "log of OSU micro-benchmarks"),
+        ("#   size   count   time   algbw   busbw  #wrong\n", "table of measured times"),
+        ("0: 1024 256 bfloat16 sum -1 12.1 0.08 0.15 0\n", "log of nccl-tests or rccl-tests"),
+        ("Machine (62GB)\n  Package L#0\n", "topology of hwloc (lstopo)"),
+        ("tcp_bw:\n    bw  =  1.18 GB/sec\n", "log of iperf, netperf, qperf or ucx_perftest"),
+        ("\tCOMMS-RES-all_reduce-float32\t 1024\n", "log of PARAM or of gloo's benchmark"),
+        ("  tree:\n    switches:\n      - switch: root\n", "topology.conf or topology.yaml of Slurm"),
+        ("- topology: flat\n  flat: true\n", "topology.conf or topology.yaml of Slurm"),
+        (
+            '[{"gpu": 0, "bdf": "0:5:0.0", "links": [{"link_type": "XGMI"}]}]\n',
+            "output of `amd-smi topology`",
+        ),
+        ("gpu,bdf,link_0\n0,0000:05:00.0,SELF\n", "output of `amd-smi topology`"),
+        (
+            '{"system": {"(Topology) Hops between DRM devices 0 and 1": "1"}}',
+            "output of `rocm-smi --showtopo`",
+        ),
+        ("index, name, pci.bus_id\n0, GPU, 0:1B:00.0\n", "output of nvidia-smi"),
+        ("[n1:7] MCW rank 0 bound to socket 0[core 0]: [B/.]\n", "map of processes by mpirun"),
+        ("import torch\nprint(1)\n", "script"),
+        ("graph [\n  node [ id 0 ]\n]\n", "graph (GraphML, GML or DOT)"),
+        ("-+-[0000:e0]-+-00.0  Example bridge\n", "output of lspci"),
+        ("e1:00.0 3D controller: Example Corporation GPU (rev a1)\n", "output of lspci"),
+        ('0000:e1:00.0 "3D controller" "Example" "GPU"\n', "output of lspci"),
+        ("e1:00.0 0302: 10de:0000 (rev a1)\n", "output of lspci"),
+        ("mlx5_0 port 1 ==> ib0 (Up)\n", "output of ibstat, iblinkinfo or ibv_devinfo"),
+        ("hca_id:\tmlx5_0\n", "output of ibstat, iblinkinfo or ibv_devinfo"),
+        ("1: lo: <LOOPBACK,UP> mtu 65536 qdisc noqueue\n", "output of ethtool, ip or ifconfig"),
+        ("GPU[0]\t\t: (Topology) Numa Node: 0\n", "output of `rocm-smi --showtopo`"),
+        ("==============NVSMI LOG==============\n", "output of nvidia-smi"),
+        ("LINK METRIC TABLE:\n  bdf  bit_rate\n", "output of `amd-smi topology`"),
+        ("       GPU0   GPU1\nGPU0   0      XGMI\nGPU1   XGMI   0\n", "output of `rocm-smi --showtopo`"),
+        ("0000:18:00.0 3D controller: Example\n", "output of lspci"),
+        ("\tLnkSta:\tSpeed 32GT/s, Width x16\n", "output of lspci"),
+        ("Client connecting to h2, TCP port 5001\n", "log of iperf, netperf, qperf or ucx_perftest"),
+        ("   #bytes #repetitions  t[usec]  Mbytes/sec\n", "log of Intel MPI Benchmarks"),
+        ("10.0.0.1:8\n10.0.0.2:8\n", "host file"),
+        ("us  a  b  c\na  0 10 20\nb 10  0 20\nc 20 20  0\n", "matrix without commas"),
+        (
+            "| us | a | b |\n|--|--|--|\n| a | 0 | 10 |\n| b | 10 | 0 |\n| c | 20 | 20 |\n",
+            "matrix without commas",
+        ),
+        ("n1:7:7 [0] MSCCLPP INFO Connected\n", "debug log of NCCL (NCCL_DEBUG=INFO)"),
+    ],
+)
+def test_other_forms_of_an_output_are_told(text, kind):
+    """Other versions and sub-commands of a tool."""
+    assert kinds_of_text(text) == [kind]
+
+
+@pytest.mark.parametrize("pasted", [
+    lambda text: "".join(f"> {line}\n" for line in text.splitlines()),
+    lambda text: "".join(f"    {line}\n" for line in text.splitlines()),
+    lambda text: text.replace("\n", "\r\n"),
+], ids=["quoted", "indented", "lines of Windows"])  # fmt: skip
+@pytest.mark.parametrize("kind", ALL)
+def test_a_pasted_file_is_told_as_the_file(tmp_path, kind, pasted):
+    """Marks of quotes, indentation and carriage returns change no kind."""
+    path = tmp_path / "file"
+    path.write_bytes(pasted(ALL[kind]).encode())
+    assert kinds_of(path)[0] == kind
+
+
+def test_advice_holds_paths_as_a_shell_takes_them():
+    """A blank in a path is quoted, so that the command can be pasted."""
+    assert advice_on("sketch", "a b.toml") == "`taccl show 'a b.toml'` reads it"
+
+
+def test_unknown_text_is_quoted(tmp_path):
+    """A text of no kind is told by how it begins, and not by a fault in TOML that it never was."""
+    path = tmp_path / "notes.txt"
+    path.write_text("dear reader,\nthis is a letter\n")
+    with pytest.raises(InputError, match="found text of no known kind, which begins 'dear reader,'"):
+        taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize("begins", ["[    0.000000] Linux version 6", "[tuning] 24 SMs: 58.1 GB/s"])
+def test_brackets_before_other_words_are_no_toml(tmp_path, begins):
+    """A table's head is alone on its line."""
+    path = tmp_path / "log.txt"
+    path.write_text(begins + "\n")
+    with pytest.raises(InputError, match="found text of no known kind, which begins "):
+        taccl.topologies.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(gzip.compress(b"a,b\n"), "an archive"), (b"%PDF-1.7\n", "a PDF"), (b"\x89PNG\r\n", "a picture")],
+)
+def test_files_that_are_no_text_are_named(tmp_path, content, kind):
+    """By how they begin, with what to do."""
+    path = tmp_path / "file.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"found {kind}; expected UTF-8 text; (unpack it|taccl does not)"):
+        taccl.topologies.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "piece", ["\n", ",", "1,", " ", "GPU0 ", "GPU0 X ", "a;1", "\t", "<!-- ", "# \n", "size time "]
+)
+def test_hostile_texts_are_told_in_time_that_grows_with_them(piece):
+    """Four times the text takes far less than sixteen times the CPU, which patterns that start over would."""
+    short, long = (piece * (size // len(piece)) for size in (1 << 14, 1 << 16))
+    kinds_of_text(short)
+    assert cpu_s(lambda: kinds_of_text(long)) < 10 * cpu_s(lambda: kinds_of_text(short)) + 0.05

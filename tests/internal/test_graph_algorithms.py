@@ -1,0 +1,94 @@
+"""Shortest paths, components, orbits and flows, against networkx, each other and cases by hand."""
+
+from __future__ import annotations
+
+import networkx
+import numpy as np
+import pytest
+
+from taccl._internal import graph_algorithms
+from taccl._internal.graph_algorithms import (
+    fiedler_vector,
+    maximum_flow,
+    paths_from_nearest,
+    shortest_paths,
+    smallest_of_orbits,
+    strong_components,
+)
+from tests.fuzzing import MANY
+
+SEEDS = range(200 if MANY else 20)
+
+
+def random_graph(seed):
+    """Number of nodes; sources, ends and lengths of arcs, some of them parallel, loops or of length 0."""
+    draw = np.random.default_rng(seed)
+    num_nodes, num_arcs = int(draw.integers(2, 12)), int(draw.integers(0, 40))
+    ends = draw.integers(0, num_nodes, (2, num_arcs))
+    return num_nodes, *ends, draw.integers(0, 5, num_arcs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shortest_paths_are_those_of_networkx(seed):
+    """Also for arcs of length 0 and parallel arcs; of several starts, the nearest counts."""
+    num_nodes, src, dst, length = random_graph(seed)
+    graph = networkx.MultiDiGraph()
+    graph.add_nodes_from(range(num_nodes))
+    graph.add_weighted_edges_from(zip(src.tolist(), dst.tolist(), length.tolist(), strict=True))
+    found = shortest_paths(num_nodes, src, dst, length, np.arange(num_nodes))
+    for start in range(num_nodes):
+        known = networkx.single_source_dijkstra_path_length(graph, start)
+        assert found[start].tolist() == [known.get(node, np.inf) for node in range(num_nodes)]
+    nearest = paths_from_nearest(num_nodes, src, dst, length, [0, 1])
+    assert np.array_equal(nearest, found[:2].min(axis=0))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nodes_of_a_component_reach_each_other(seed):
+    """Two nodes have one number just where each reaches the other."""
+    num_nodes, src, dst, _ = random_graph(seed)
+    number = strong_components(num_nodes, src, dst)
+    reached = np.isfinite(shortest_paths(num_nodes, src, dst, 1, np.arange(num_nodes)))
+    assert np.array_equal(number[:, None] == number, reached & reached.T)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_maximum_flow_fills_its_cut(seed):
+    """The arcs that leave the reached nodes, and never the sink, have the capacity of the flow."""
+    num_nodes, src, dst, width = random_graph(seed)
+    apart = src != dst
+    src, dst, width = src[apart], dst[apart], width[apart]
+    value, reached = maximum_flow(num_nodes, src, dst, width, 0, num_nodes - 1)
+    leaves = np.isin(src, reached) & ~np.isin(dst, reached)
+    assert width[leaves].sum() == value
+    assert num_nodes - 1 not in reached
+
+
+def test_a_path_has_a_vector_that_falls_along_it():
+    """The second eigenvector of the path 0-1-2-3 is monotone; the full matrix and ARPACK agree up to sign."""
+    src, dst, weight = np.arange(3), np.arange(1, 4), np.ones(3)
+    here = fiedler_vector(4, src, dst, weight)
+    steps = np.diff(here)
+    assert (steps > 0).all() or (steps < 0).all()
+    there = graph_algorithms._by_arpack(4, src, dst, weight, np.cos(np.arange(4)))
+    assert np.allclose(np.abs(here @ there), 1)
+
+
+def test_long_cycles_are_one_orbit():
+    """The orbit of a cycle through all indices in a random order has the smallest index 0."""
+    order = np.random.default_rng(0).permutation(1000)
+    cycle = np.empty(1000, dtype=np.int64)
+    cycle[order] = np.roll(order, 1)
+    assert not smallest_of_orbits([cycle], 1000).any()
+
+
+def test_orbits_join_over_several_permutations():
+    """Swaps (0 1) and (1 2) make one orbit of three; 3 and 4 stay alone."""
+    assert smallest_of_orbits([[1, 0, 2, 3, 4], [0, 2, 1, 3, 4]], 5).tolist() == [0, 0, 0, 3, 4]
+
+
+def test_parallel_paths_add_up():
+    """0 to 3 over 1 and over 2, 2 and 3 wide, each with one arc of 1: the flow is 1 + 3."""
+    src, dst, width = np.array([0, 1, 0, 2]), np.array([1, 3, 2, 3]), np.array([2, 1, 3, 3])
+    value, reached = maximum_flow(4, src, dst, width, 0, 3)
+    assert (value, reached.tolist()) == (4, [0, 1])

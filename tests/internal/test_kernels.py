@@ -1,0 +1,331 @@
+"""Where compiled kernels are kept: folders that cannot be written, and files that are damaged."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+from numba.core import caching
+
+import taccl
+from taccl._internal import kernel_cache, kernels
+from taccl.errors import CacheWarning
+from tests.fuzzing import MANY
+from tests.hardships import without_privileges
+
+SOURCE = """
+from taccl._internal.kernels import compiled
+
+@compiled
+def scaled(x):
+    return 2 * x
+
+@compiled
+def shifted(x):
+    return x + 1
+"""
+#: Prints an answer, how many kernels were not compiled anew, and the warnings.
+SCRIPT = """
+import sys, warnings
+sys.path.insert(0, sys.argv[1])
+with warnings.catch_warnings(record=True) as said:
+    from small import scaled, shifted
+    answer = shifted(scaled(20))
+print(answer, sum(f.stats.cache_hits[s] for f in (scaled, shifted) for s in f.signatures))
+for warning in said:
+    print(warning.category.__name__, warning.message)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_cache_named(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("numba.config.CACHE_DIR", "")
+    kernel_cache._warn.cache_clear()
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """The kernels of SOURCE as a process sees them that has just begun, without what Python compiled before."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path = tmp_path / "small.py"
+    path.write_text(SOURCE)
+
+    def load():
+        spec = importlib.util.spec_from_file_location("small", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    load.path = path
+    return load
+
+
+def hits(kernel) -> int:
+    return sum(kernel.stats.cache_hits.values())
+
+
+def run_small(folder, **environment):
+    """What SCRIPT prints where files keep to their permissions: the first line, and the warnings."""
+    names = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder)], capture_output=True, text=True, cwd=folder,
+        env={name: str(value) for name, value in names.items()}, preexec_fn=without_privileges,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer, *said = done.stdout.splitlines()
+    return answer, said
+
+
+@pytest.mark.slow
+def test_what_is_compiled_is_known_before_it_is_loaded(small):
+    """Of a process that has just begun, too; and not of a source that has changed since."""
+    scaled = small().scaled
+    assert not kernels.is_compiled(scaled)
+    scaled(1)
+    assert kernels.is_compiled(scaled)
+    later = small().scaled
+    assert not later.signatures
+    assert kernels.is_compiled(later)
+    assert not kernels.is_compiled(small().shifted)
+    small.path.write_text(SOURCE.replace("2 * x", "3 * x  # more"))
+    assert not kernels.is_compiled(small().scaled)
+
+
+@pytest.mark.slow
+def test_numba_is_imported_at_the_first_call_of_a_kernel(tmp_path):
+    """Neither a module of kernels nor the question whether they are compiled imports it."""
+    (tmp_path / "small.py").write_text(SOURCE)
+    code = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from small import scaled\n"
+        "from taccl._internal.kernels import is_compiled\n"
+        "print(is_compiled(scaled), 'numba' in sys.modules, scaled(2), 'numba' in sys.modules)\n"
+    )
+    outputs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert outputs == ["False False 4 True\n", "True False 4 True\n"]
+
+
+def test_a_kernel_is_pickled_by_its_name(monkeypatch, small):
+    """Another process imports it, and compiles or loads it itself."""
+    monkeypatch.setitem(sys.modules, "small", small())
+    scaled = sys.modules["small"].scaled
+    assert pickle.loads(pickle.dumps(scaled)) is scaled
+
+
+@pytest.mark.slow
+def test_threads_share_one_dispatcher(small):
+    """Threads that call a kernel for the first time at once wait for one of them to prepare it."""
+    scaled, together = small().scaled, threading.Barrier(4)
+    found = []
+
+    def work():
+        together.wait()
+        found.append((scaled(20), id(scaled._dispatcher)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == [(40, id(scaled._dispatcher))] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("home", ["read-only", "unset"])
+def test_kernels_are_kept_in_a_private_folder_where_neither_package_nor_home_can_be_written(
+    read_only, tmp_path, home
+):
+    """The second process compiles nothing; each warns once, and the folder is this user's alone."""
+    (read_only / "small.py").write_text(SOURCE)
+    read_only.chmod(0o555)
+    environment = {"TMPDIR": tmp_path}
+    if home == "read-only":
+        environment["HOME"] = read_only
+    else:
+        environment["XDG_CACHE_HOME"] = read_only
+    answers = [run_small(read_only, **environment) for _ in range(2)]
+    folder = tmp_path / f"taccl-kernels-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [answer for answer, _ in answers] == ["41 0", "41 2"]
+    for _, (said,) in answers:
+        assert said.startswith(f"CacheWarning compiled functions are kept in {folder}, as neither")
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_anew_where_no_folder_can_be_trusted(read_only, tmp_path):
+    """Others could put code into a folder that they may write: nothing is kept there, with one warning."""
+    (read_only / "small.py").write_text(SOURCE)
+    read_only.chmod(0o555)
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").mkdir(mode=0o777)
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").chmod(0o777)
+    answer, (said,) = run_small(read_only, HOME=read_only, TMPDIR=tmp_path)
+    assert answer == "41 0"
+    assert said.startswith("CacheWarning compiled functions are kept nowhere")
+
+
+@pytest.mark.slow
+def test_an_ordinary_command_works_where_neither_package_nor_home_can_be_written(read_only, tmp_path):
+    """No word of it where nothing is compiled."""
+    shutil.copytree(
+        Path(taccl.__file__).parent, read_only / "taccl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    folders = [read_only, *(path for path in read_only.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    words = ["synthesize", "ring:3", "--collective", "allgather", "--size", "3KB", "--backend", "greedy"]
+    done = subprocess.run(
+        [sys.executable, "-m", "taccl", *words], capture_output=True, text=True, cwd=read_only,
+        env={"PATH": os.environ["PATH"], "HOME": str(read_only), "TMPDIR": str(tmp_path)},
+        preexec_fn=without_privileges,
+    )  # fmt: skip
+    for folder in folders:
+        folder.chmod(0o755)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "0.00%" in done.stdout
+
+
+def test_a_folder_of_somebody_else_is_not_used(small, tmp_path, monkeypatch):
+    """Neither a folder of another user nor a link to one holds kernels."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"taccl-kernels-{os.geteuid()}").symlink_to(tmp_path)
+    assert kernel_cache._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+    (tmp_path / "taccl-kernels-12345").mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert kernel_cache._TemporaryLocator.from_function(small().scaled.py_func, str(small.path)) is None
+
+
+def test_kernels_are_kept_beside_the_source_where_it_can_be_written(small, tmp_path):
+    """As numba does, and without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert small().scaled(20) == 40
+    assert len(list((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))) == 1
+
+
+def test_an_inner_function_has_nothing_that_python_could_call(monkeypatch):
+    """Which is half of what compiling it would take; kernels call it all the same."""
+    monkeypatch.setattr(
+        kernel_cache, "KernelCache", lambda *_: caching.NullCache()
+    )  # of what is read nothing can be seen
+
+    @kernels.inner
+    def twice(x):
+        return 2 * x
+
+    @kernels.compiled
+    def once_more(x):
+        return twice(x) + 1
+
+    assert once_more(20) == 41
+    (code,) = twice.overloads.values()
+    assert "cpython" not in code.library.get_llvm_str()
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0" * 500, b"no pickle", pickle.dumps(3), pickle.dumps((1, 2, 3)), None]
+)
+def test_a_damaged_file_is_compiled_anew_and_mended(small, tmp_path, kind, content):
+    """Empty, garbage, of other types, or cut in half."""
+    assert small().scaled(20) == 40
+    (path,) = (tmp_path / "__pycache__").glob(f"small.scaled-*.{kind}")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content is None else content)
+    damaged = small()
+    assert (damaged.scaled(20), hits(damaged.scaled)) == (40, 0)
+    mended = small()
+    assert (mended.scaled(20), hits(mended.scaled)) == (40, 1)
+
+
+@pytest.mark.slow
+def test_code_for_other_types_is_not_run(small, tmp_path):
+    """Two processes that write at once may leave numba's index with the code of the other."""
+    first = small()
+    assert (first.scaled(20), first.scaled(2.5)) == (40, 5.0)
+    one, two = sorted((tmp_path / "__pycache__").glob("small.scaled-*.nbc"))
+    one_bytes = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(one_bytes)
+    mixed = small()
+    assert (mixed.scaled(20), mixed.scaled(2.5), hits(mixed.scaled)) == (40, 5.0, 0)
+
+
+def test_code_of_an_older_source_is_not_run(small, tmp_path):
+    """A process that is ended once the index is written leaves the code that was there before."""
+    assert small().scaled(20) == 40
+    (path,) = (tmp_path / "__pycache__").glob("small.scaled-*.nbc")
+    older = path.read_bytes()
+    small.path.write_text(SOURCE.replace("2 * x", "3 * x"))
+    assert small().scaled(20) == 60
+    path.write_bytes(older)
+    assert small().scaled(20) == 60
+
+
+def test_a_full_disk_costs_one_warning(small, monkeypatch):
+    """What cannot be kept runs all the same."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", fail)
+    module = small()
+    with pytest.warns(CacheWarning) as said:
+        assert module.shifted(module.scaled(20)) == 41
+    assert [str(warning.message).partition(";")[0] for warning in said] == [
+        "compiled functions cannot be kept (No space left on device)"
+    ]
+
+
+#: Prints the finish, the seconds of CPU, and the kernels that were compiled while a time limit ran.
+TIMED = """
+import sys, time, traceback
+import taccl
+from taccl._internal import kernel_cache
+
+late = []
+save = kernel_cache.KernelCache.save_overload
+
+def noted(self, sig, data):
+    if not any(frame.name.startswith("compile_") for frame in traceback.extract_stack()):
+        late.append(self._function.__qualname__)
+    return save(self, sig, data)
+
+kernel_cache.KernelCache.save_overload = noted
+problem = taccl.make_problem(taccl.topologies.dgx2(2), getattr(taccl.collectives, sys.argv[1])(32), size_bytes=2**24)
+result = taccl.synthesize(problem, time_limit_s=8)
+print(result.finish_us, time.process_time(), *late)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MANY, reason="compiles all kernels, for two minutes of CPU; set TACCL_MANY=1")
+@pytest.mark.parametrize("collective", ["allgather", "alltoall"])
+def test_a_cold_start_answers_as_well_as_a_warm_one(collective, tmp_path):
+    """Nothing compiles while the time limit runs; the CPU that a cold start takes is a multiple of a warm one's."""
+
+    def run():
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", TIMED, collective], capture_output=True, text=True, check=True,
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        )  # fmt: skip
+        finish, seconds, *late = done.stdout.split()
+        return float(finish), float(seconds), late
+
+    cold, warm = run(), run()
+    print(f"{collective}: cold {cold[1] / warm[1]:.1f} times the CPU of warm")
+    assert cold[2] == warm[2] == []
+    assert cold[0] <= 1.01 * warm[0]
+    assert cold[1] <= 60 * warm[1]

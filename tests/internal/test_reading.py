@@ -1,0 +1,234 @@
+"""Text of files from outside, TOML and JSON."""
+
+from __future__ import annotations
+
+import os
+from decimal import Decimal
+
+import pytest
+
+import taccl
+from taccl._internal.reading import MAX_FILE_BYTES, parse_json, parse_toml, read_text
+from taccl.errors import FormatError, InputError
+from taccl.formats.native import load as load_schedule
+from taccl.measure.logs import read_log
+from taccl.placement.launchers import read_hosts
+from taccl.workload.files import load_workload
+from tests.effort import cpu_s
+
+
+def test_missing_file(tmp_path):
+    """A missing file is named."""
+    with pytest.raises(FormatError, match="none.toml: there is no such file"):
+        read_text(tmp_path / "none.toml")
+
+
+def test_directory(tmp_path):
+    """A directory is not a file."""
+    with pytest.raises(FormatError, match="is a folder"):
+        read_text(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_empty_file(tmp_path, content):
+    """An empty file is refused, blank or not."""
+    path = tmp_path / "empty.toml"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="the file is empty"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfd\x00a", b"schema\x00"])
+def test_binary_file(tmp_path, content):
+    """Bytes that are no text are refused."""
+    path = tmp_path / "binary.toml"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="binary data"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be"])
+def test_utf_16_file(tmp_path, coding):
+    """Text as some editors save it: the message says how to save it instead."""
+    path = tmp_path / "wide.toml"
+    mark = b"\xfe\xff" if coding == "utf-16-be" else b""
+    path.write_bytes(mark + "schema = 1".encode(coding))
+    with pytest.raises(FormatError, match="save it as UTF-8"):
+        read_text(path)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    """Bytes of another coding are placed."""
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"name = 'caf\xe9'")
+    with pytest.raises(FormatError, match="not UTF-8 text, at byte 11"):
+        read_text(path)
+
+
+def test_byte_order_mark(tmp_path):
+    """Files from editors that write one are read."""
+    (tmp_path / "a.toml").write_bytes(b"\xef\xbb\xbfname = 1\n")
+    assert read_text(tmp_path / "a.toml") == "name = 1\n"
+
+
+def test_file_of_just_the_limit(tmp_path):
+    """The limit is inclusive."""
+    (tmp_path / "a").write_text("x" * 10)
+    assert read_text(tmp_path / "a", 10) == "x" * 10
+    with pytest.raises(FormatError, match="larger than 9B"):
+        read_text(tmp_path / "a", 9)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "n/" * 5000, "\ud800", ""])
+def test_impossible_path(name):
+    """Paths that the system refuses are one short sentence."""
+    with pytest.raises(FormatError, match="cannot be read|there is no such file") as caught:
+        read_text(name)
+    assert len(str(caught.value)) < 600
+    assert str(caught.value).isprintable()
+
+
+def test_pipe_is_not_waited_for(tmp_path):
+    """A pipe without a writer is refused at once."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FormatError, match="is no ordinary file but a pipe or a device"):
+        read_text(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", "/dev/tty"])
+def test_device_is_not_read(name):
+    """A device that never ends is refused."""
+    with pytest.raises(FormatError, match="is no ordinary file|cannot be read"):
+        read_text(name)
+
+
+def test_links_in_a_circle_and_to_nowhere(tmp_path):
+    """Symbolic links that lead to no file."""
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_text(tmp_path / "circle")
+    with pytest.raises(FormatError, match="no such file"):
+        read_text(tmp_path / "nowhere")
+
+
+def test_large_file(tmp_path):
+    """A file over the limit is refused without being read."""
+    path = tmp_path / "large.toml"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(FormatError, match="larger than 16MB"):
+        read_text(path)
+
+
+@pytest.mark.parametrize("text", ["schema = 1\nname = ]", "schema = 1\nname ="])
+def test_toml_error_has_line(text):
+    """A fault in TOML is placed by file and line."""
+    with pytest.raises(FormatError, match=r"a\.toml: found text that is not TOML.*line 2"):
+        parse_toml(text, source="a.toml")
+
+
+def test_json_error_has_line():
+    """A fault in JSON is placed by file and line."""
+    with pytest.raises(FormatError, match=r"a\.json: found text that is not JSON.*line 2"):
+        parse_json('{\n"a" 1}', source="a.json")
+
+
+def test_json_top_is_object():
+    """A JSON list is no sketch."""
+    with pytest.raises(FormatError, match="JSON list; expected an object"):
+        parse_json("[1]", source="a.json")
+
+
+def test_json_repeated_key():
+    """A key that would silently win over its namesake is refused."""
+    with pytest.raises(FormatError, match="'0' twice"):
+        parse_json('{"0": 1, "0": 2}', source="a.json")
+
+
+def test_json_exact_decimals():
+    """Decimals keep the digits that were written."""
+    assert parse_json('{"a": 0.1}', source="a.json", exact=True)["a"] == Decimal("0.1")
+
+
+@pytest.mark.slow
+def test_json_repeated_key_among_many():
+    """A hundred thousand keys are gone through once: eight times as many take far less than 64 times the CPU."""
+
+    def refused(count):
+        keys = ", ".join(f'"{key}": 0' for key in range(count))
+        with pytest.raises(FormatError, match="'last' twice"):
+            parse_json(f'{{{keys}, "last": 1, "last": 2}}', source="a.json")
+
+    assert cpu_s(lambda: refused(96_000)) < 30 * cpu_s(lambda: refused(12_000))
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "NaN", "-Infinity"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_json_number_that_cannot_be_read(number, exact):
+    """Digits without end, and what JSON does not know."""
+    with pytest.raises(FormatError, match="number that cannot be read"):
+        parse_json(f'{{"a": {number}}}', source="a.json", exact=exact)
+
+
+@pytest.mark.parametrize("depth", [100, 20_000, 2_000_000])
+@pytest.mark.parametrize(
+    ("before", "inside", "after"),
+    [("a = ", "[", "]"), ("a", ".a", " = 1"), ("[a", ".a", "]\nb = 1"), ("'a'", ' . "a"', " = 1")],
+)
+def test_toml_nested_deeply(before, inside, after, depth):
+    """Lists and dotted keys: what recursion might not get to the end of is refused where it is read."""
+    closing = after * depth if inside == "[" else after
+    with pytest.raises(FormatError, match="nested too deeply"):
+        parse_toml(before + inside * depth + closing, source="a.toml")
+
+
+@pytest.mark.parametrize("depth", [100, 900, 20_000])
+def test_json_nested_deeply(depth):
+    """The same limit, whatever Python's own happens to be."""
+    with pytest.raises(FormatError, match="nested too deeply"):
+        parse_json('{"a":' * depth + "1" + "}" * depth, source="a.json")
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400"])
+def test_json_number_too_large(number):
+    """A number beyond those of 64 bits is not taken for infinity."""
+    with pytest.raises(FormatError, match="number that cannot be read"):
+        parse_json(f'{{"a": {number}}}', source="a.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"format": "taccl-schedule"}', "a schedule"),
+        ('{"format": "taccl-plan"}', "a plan"),
+        ('{"before_us": 2, "after_us": 1}', "a placement"),
+        ('{"num_ranks": 2, "operations": []}', "a workload"),
+        ("transfer,chunk,\n", "a table of transfers"),
+        ("<!-- a -->\n<algo name=''/>", "a program"),
+        ('machine = "ndv2"\nsource = "log"\n[constants]', "a profile"),
+        ("schema = 1\n[nics]", "a topology"),
+        ("schema = 1\n[routing]\nspeed = 1", "a sketch"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(tmp_path, text, kind):
+    """Whatever a reader misses in it; one of the right kind is told by what is wrong in it."""
+    path = tmp_path / "file"
+    path.write_text(text)
+    readers = {
+        "a topology": taccl.topologies.load, "a sketch": taccl.load_sketch, "a schedule": load_schedule,
+        "a workload": load_workload, "a set of search parameters": taccl.SearchParameters.load,
+        "a log of a benchmark": read_log, "a host file": read_hosts,
+    }  # fmt: skip
+    for wanted, read in readers.items():
+        with pytest.raises(InputError) as caught:
+            read(path)
+        assert caught.value.message.startswith(f"found {kind}; expected {wanted}") == (wanted != kind)
+
+
+def test_a_sketch_with_a_strange_field_stays_one(tmp_path):
+    """A file that has fields of both kinds is told by what its reader does not know."""
+    path = tmp_path / "file.toml"
+    path.write_text("schema = 1\nfabric = 'ring:4'\n[routing]")
+    with pytest.raises(InputError, match="fabric: found an unknown field"):
+        taccl.load_sketch(path)

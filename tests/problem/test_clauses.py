@@ -1,0 +1,413 @@
+"""Every clause, taken from the declarations: kept by files, obeyed by searches, checked, explained and told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.violation import KINDS
+from taccl.errors import InfeasibleError, InputError
+from taccl.problem.clauses import CLAUSES, Clauses, SwitchPolicy
+from taccl.problem.collective import Chunk, Collective
+from taccl.problem.problem import Problem, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.sketch.reachability import check_reachable
+from taccl.sketch.sketch import sketch_json_schema
+from taccl.synthesis.explaining.explain import explain
+from taccl.synthesis.proposers.large import schedule_large, suits
+from taccl.topology.builder import TopologyBuilder
+from tests.effort import brief_synthesis
+from tests.fuzzing import MANY, cases
+from tests.synthesis.explaining.test_explain import random_sketch
+
+if TYPE_CHECKING:
+    from taccl.topology.topology import Topology
+
+MB = 10**6
+ROOT = Path(__file__).parents[2]
+#: A ring through two nodes of two ranks comes first, then all other links.
+PAIRS = [(0, 1), (1, 2), (2, 3), (3, 0), (1, 0), (3, 2), (0, 2), (2, 0), (0, 3), (1, 3), (2, 1), (3, 1)]
+RING = frozenset(range(4))
+EVERY = frozenset(range(len(PAIRS)))
+BACKENDS = ("greedy", "highs", "auto", *(("cpsat", "scip", "cbc") if MANY else ()))
+
+
+def full() -> Topology:
+    """Two nodes of two ranks: round the ring in 2 us a link for 1 MB, over any other link in 9."""
+    builder = TopologyBuilder("two nodes, all pairs", [0, 0, 1, 1])
+    for e, (src, dst) in enumerate(PAIRS):
+        builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1 if e in RING else 8)
+    return builder.build()
+
+
+class Case(NamedTuple):
+    """A value of a clause, clauses that leave no schedule, and who does not obey the value.
+
+    `chunks` of a schedule that takes every chunk round the ring, or sums, break it; or merged `sends` do, as
+    (chunk, link, group).
+    """
+
+    value: Any
+    without_any: dict[str, Any] | None = None
+    collective: Collective = collectives.allgather(4)
+    sends: tuple[tuple[int, int, int], ...] = ()
+    others: dict[str, Any] = {}
+
+
+def groups() -> Collective:
+    """An allgather in each node."""
+    pair = collectives.allgather(2)
+    return collectives.together([pair.among([0, 1], num_ranks=4), pair.among([2, 3], num_ranks=4)])
+
+
+#: Of every clause that binds a schedule.
+CASES: dict[str, Case] = {
+    "links_allowed": Case(EVERY - {0}, {"links_allowed": frozenset({0, 1})}),
+    "carries_from": Case({1: frozenset({1})}, {"carries_from": dict.fromkeys(EVERY, frozenset({0}))}),
+    "carries_to": Case(
+        {1: frozenset({2})},
+        {"carries_to": dict.fromkeys(EVERY, frozenset({0}))},
+        collectives.reduce_scatter(4),
+    ),
+    "direct_crossing": Case(True, {"direct_crossing": True, "links_allowed": RING}),
+    "own_first": Case(frozenset({1})),
+    "max_merge": Case(2, sends=((3, 3, 0), (2, 2, 1), (2, 3, 2), (0, 0, 3), (2, 0, 3), (3, 0, 3))),
+    "merging": Case(frozenset({1}), sends=((3, 3, 0), (3, 0, 1), (0, 0, 1)), others={"max_merge": 2}),
+    "relays": Case(frozenset(), {"relays": frozenset(), "links_allowed": RING}, groups()),
+    "max_hops": Case(2, {"max_hops": 2, "links_allowed": RING}),
+}
+#: Of every clause that guides the search.
+GUIDING: dict[str, Any] = {
+    "symmetry": ((2, 3, 0, 1),),
+    "switch_policies": (SwitchPolicy("one", "min-connections", (0, 4)),),
+    "link_use": "min-max",
+    "objective_weight": 2,
+    "routing_slack": 3,
+}
+BINDING = [name for name, each in CLAUSES.items() if each.scope != "search"]
+IN_SKETCHES = [field for each in CLAUSES.values() for field in each.said if field != "relays"]
+
+
+def problem_of(name: str, **clauses: Any) -> Problem:
+    """The problem of a clause's case with some clauses."""
+    return make_problem(full(), CASES[name].collective, chunk_bytes=MB, clauses=Clauses(**clauses))
+
+
+def asked(name: str) -> Problem:
+    """The problem of a clause's case under the clause."""
+    merges = {"merging": EVERY} if name == "max_merge" else {}
+    return problem_of(name, **CASES[name].others, **merges, **{name: CASES[name].value})
+
+
+def breaking(name: str) -> Schedule:
+    """A schedule that is valid but for the clause."""
+    case, problem = CASES[name], asked(name)
+    sends = list(case.sends)
+    if not sends and name == "relays":
+        sends = [(c, e, i) for i, (c, e) in enumerate([(0, 6), (0, 10), (1, 4), (2, 2), (3, 5)])]
+    elif not sends:
+        sums = problem.collective.combining
+        around = [(c, (c + step + sums) % 4) for c in range(4) for step in range(3)]
+        sends = [(c, e, i) for i, (c, e) in enumerate(around)]
+    chunk, link, group = zip(*sends, strict=True)
+    free = replace(problem, clauses=Clauses(max_merge=4, merging=EVERY))
+    reduce = [problem.collective.combining] * len(sends)
+    found = exact_times(free, chunk=chunk, link=link, sequence=group, group=group, reduce=reduce)
+    assert case.sends or verify(found).ok
+    return replace(found, problem=problem)
+
+
+def compact(schedule: Schedule) -> Schedule:
+    """The same in columns in order of start."""
+    order = np.argsort(schedule.start, kind="stable")
+    columns = (schedule.chunk[order], schedule.link[order], schedule.start[order])
+    return Schedule(schedule.problem, *columns, reduce=int(schedule.reduce.sum()), producer="by hand")
+
+
+def test_every_clause_has_a_case() -> None:
+    """Whoever declares a clause gives it a value here: what follows then asks all of it."""
+    assert set(CASES) == set(BINDING)
+    assert set(GUIDING) == set(CLAUSES) - set(BINDING)
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_a_clause_survives_a_dict_and_a_file(name: str, tmp_path: Path) -> None:
+    """As plain values, as JSON, and in taccl's own file of a schedule."""
+    value = CASES[name].value if name in CASES else GUIDING[name]
+    clauses = Clauses(**{name: value})
+    assert Clauses.from_dict(json.loads(json.dumps(clauses.to_dict()))) == clauses != Clauses()
+    problem = make_problem(full(), collectives.allgather(4), chunk_bytes=MB, clauses=clauses)
+    empty = exact_times(problem, chunk=[], link=[], starts=[])
+    taccl.save(empty, tmp_path / "schedule.json")
+    assert taccl.load(tmp_path / "schedule.json").problem.clauses == clauses
+    assert problem.digest() != problem.without_clauses(name).digest()
+
+
+@pytest.mark.parametrize("name", CLAUSES)
+def test_a_clause_can_be_given_up(name: str) -> None:
+    """Said, it is among what is said; without it nothing is."""
+    clauses = Clauses(**{name: CASES[name].value if name in CASES else GUIDING[name]})
+    assert [each.field for each in clauses.said()] == [name]
+    assert clauses.without(name) == Clauses()
+
+
+@pytest.mark.parametrize("field", IN_SKETCHES)
+def test_the_schema_and_the_docs_have_every_field(field: str) -> None:
+    """Editors complete it, and people can read what it means."""
+    table, _, name = field.partition(".")
+    schema, page = sketch_json_schema(), (ROOT / "docs" / "sketches.md").read_text()
+    assert table in schema["properties"]
+    tables = {each.lower(): content for each, content in schema["$defs"].items()}
+    assert not name or name in tables[table]["properties"]
+    assert f"`{name or table}`" in page or f"[[{table}]]" in page
+
+
+@pytest.mark.parametrize("name", BINDING)
+def test_the_verifier_names_what_breaks_a_clause(name: str) -> None:
+    """By the kind that the clause declares, and by its field."""
+    violations = verify(breaking(name)).violations
+    assert CLAUSES[name].violation in KINDS
+    assert (CLAUSES[name].violation, name) in {(each.kind, each.clause) for each in violations}
+
+
+@pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
+def test_the_verifier_of_compact_schedules_does_too(name: str) -> None:
+    """Nothing merges in those."""
+    assert {each.kind for each in verify(compact(breaking(name))).violations} == {CLAUSES[name].violation}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", BINDING)
+def test_every_backend_obeys_a_clause(name: str, backend: str) -> None:
+    """And its bound, whose witness checks out, is below what is found."""
+    found = brief_synthesis(asked(name), backend=backend)
+    assert verify(found.schedule).ok
+    assert found.bound.bound <= found.schedule.finish
+    assert found.bound.check()
+
+
+@pytest.mark.parametrize("name", BINDING)
+def test_the_compiled_searches_obey_a_clause(name: str) -> None:
+    """Those for very many sends, wherever they say that they suit."""
+    problem = asked(name)
+    assert suits(problem)
+    assert verify(schedule_large(problem, num_runs=2)).ok
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.without_any])
+def test_explain_names_a_clause_that_leaves_no_schedule(name: str) -> None:
+    """And what it proposes leaves one."""
+    problem = problem_of(name, **(CASES[name].without_any or {}))
+    with pytest.raises(InputError):
+        check_reachable(problem)
+    found = explain(problem)
+    assert not found.feasible
+    assert any(field in clause for field in CLAUSES[name].said for clause in found.conflict)
+    assert found.loosened is not None
+    check_reachable(found.loosened)
+
+
+@pytest.mark.parametrize("name", [name for name in BINDING if CLAUSES[name].scope != "merge"])
+def test_explain_prices_a_clause(name: str) -> None:
+    """No clause makes a problem easier."""
+    costs = {cost.clause: cost for cost in explain(asked(name)).costs}
+    found = [cost for clause, cost in costs.items() if any(field in clause for field in CLAUSES[name].said)]
+    assert found
+    assert all(cost.difference_us >= 0 for cost in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BINDING if name not in ("links_allowed", "max_merge")])
+def test_a_replanned_schedule_obeys_a_clause(name: str) -> None:
+    """Also one of an old schedule that did not have to."""
+    problem = asked(name)
+    free = problem.without_clauses(name)
+    old = brief_synthesis(free, backend="greedy").schedule
+    assert isinstance(old, Schedule)
+    assert verify(taccl.replan(old, problem, time_limit_s=0.2).schedule).ok
+
+
+def random_limited(seed: int) -> Problem:
+    """Up to six ranks on a ring and some chords, any collective, and a limit that leaves a schedule."""
+    rng = random.Random(seed)
+    n = rng.choice((3, 4, 5, 6))
+    builder = TopologyBuilder(f"random {seed}", [2 * r // n for r in range(n)] if n % 2 == 0 else [0] * n)
+    pairs = [(r, (r + 1) % n) for r in range(n)]
+    others = [(a, b) for a in range(n) for b in range(n) if a != b and (a, b) not in pairs]
+    for src, dst in pairs + rng.sample(others, rng.randint(0, len(others))):
+        builder.add_link(src, dst, alpha_us=rng.choice((0, 1)), beta_us_per_mb=rng.choice((1, 2, 5)))
+    names = ("allgather", "alltoall", "broadcast", "reduce", "reduce-scatter", "allreduce", "scatter", "scan")
+    collective = collectives.make(rng.choice(names), n)
+    problem = make_problem(builder.build(), collective, chunk_bytes=MB, clauses=Clauses(routing_slack=2))
+    for limit in range(rng.choice((1, 1, 2, 3)), n):
+        limited = problem.with_clauses(max_hops=limit)
+        with suppress(InputError):
+            check_reachable(limited)
+            return limited
+    return problem
+
+
+def longest_path(schedule: Schedule) -> int:
+    """The most links that a chunk passes, or a contribution on its way to where its sum is first whole."""
+    collective, links = schedule.problem.collective, schedule.problem.topology.links
+    worst = 0
+    for c, data in enumerate(collective.chunks):
+        made = tuple(each.rank for each in collective.derivations if each.chunk == c)
+        held = {r: {r: 0} for r in data.origins} if collective.sums_up else {}
+        copies = dict.fromkeys((data.root,) if collective.sums_up else (*data.origins, *made), 0)
+        own = [t for t in schedule if t.chunk == c]
+        moments = [(t.start_ticks, 1, t) for t in own] + [(t.end_ticks, 0, t) for t in own]
+        taken: dict[int, Any] = {}
+        for _, starts, t in sorted(moments, key=lambda each: each[:2]):
+            src, dst = links[t.link].src, links[t.link].dst
+            if starts:
+                mine = dict(held.get(src, {})) if t.reduce else copies[src]
+                taken[id(t)] = {r: k + 1 for r, k in mine.items()} if t.reduce else mine + 1
+                worst = max([worst, *(taken[id(t)].values() if t.reduce else (taken[id(t)],))])
+            elif t.reduce:
+                held.setdefault(dst, {}).update(taken[id(t)])
+            else:
+                copies[dst] = min(taken[id(t)], copies.get(dst, taken[id(t)]))
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_no_search_passes_more_links_than_it_may() -> None:
+    """Counted anew; and the least finish is no less than the bound with the limit, nor that without."""
+    for seed in cases("path limits", few=3, many=40):
+        problem = random_limited(seed)
+        limit = problem.clauses.max_hops or problem.topology.num_ranks
+        bound, free = lower_bound(problem), lower_bound(problem.without_clauses("max_hops"))
+        assert free.bound <= bound.bound
+        assert bound.check()
+        found = [
+            brief_synthesis(problem, backend=backend).schedule
+            for backend in ("greedy", "highs", "cpsat", "auto")
+        ]
+        if suits(problem):
+            found.append(schedule_large(problem, num_runs=2))
+        for schedule in found:
+            assert isinstance(schedule, Schedule)
+            assert verify(schedule).ok
+            assert bound.bound <= schedule.finish
+            assert longest_path(schedule) <= limit
+            tight = replace(
+                schedule, problem=problem.with_clauses(max_hops=max(1, longest_path(schedule) - 1))
+            )
+            told = {each.kind for each in verify(tight).violations}
+            assert told <= {"too-many-hops"}
+            assert bool(told) == (longest_path(schedule) > 1)
+            in_turn = np.diff(schedule.reduce[np.argsort(schedule.start, kind="stable")].astype(int)) <= 0
+            # In columns copies come after all sums, and no sums are kept apart.
+            if suits(problem) and in_turn.all() and schedule.carries is None:
+                assert {each.kind for each in verify(compact(tight)).violations} == told
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_sum_of_one_contribution_counts_from_where_it_starts(root: int, most: int) -> None:
+    """On a line from rank 0 on it comes to rank 2 over two links, wherever its root is said to be."""
+    line = taccl.topologies.mesh(3, 1)
+    collective = Collective("one", 3, (Chunk((0,), (1, 2), root),), combining=True)
+    problem = make_problem(line, collective, chunk_bytes=MB, clauses=Clauses(max_hops=most))
+    if most == 2:
+        assert lower_bound(problem).bound == taccl.synthesize(problem, backend="greedy").schedule.finish
+        return
+    with pytest.raises(InputError, match="max_hops leaves no path"):
+        lower_bound(problem)
+    with pytest.raises(InfeasibleError, match="max_hops"):
+        taccl.synthesize(problem, backend="greedy")
+
+
+@pytest.mark.slow
+def test_a_limit_keeps_a_symmetry_and_renames_no_half() -> None:
+    """Whatever maps links to links keeps how many a path has."""
+    text = "schema = 1\n[routing]\nmax_hops = 2\n[[symmetry]]\noffset = 1\ngroup = 4\n"
+    problem = taccl.Sketch.from_toml(text).apply(
+        taccl.topologies.ring(4), collectives.allreduce(4), chunk_size="1MB"
+    )
+    assert problem.clauses.symmetry == ((1, 2, 3, 0),)
+    found = brief_synthesis(problem)
+    assert verify(found.schedule).ok
+    assert found.bound.bound <= found.schedule.finish
+
+
+def test_explain_gives_the_least_limit() -> None:
+    """Opposite ranks of a ring of seven are three links apart; check_sketch says the same."""
+    sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 2\n", source="my.toml")
+    ring = taccl.topologies.ring(7)
+    problem = sketch.apply(ring, collectives.allreduce(7), chunk_size="1MB", reachable=False)
+    found = explain(problem)
+    assert found.change == "my.toml: routing.max_hops: set it to 3"
+    assert found.proven
+    told = taccl.check_sketch(sketch, ring, "allreduce", chunk_size="1MB")
+    assert [(each.clause, each.verdict) for each in told.clauses] == [("routing.max_hops", "blocks")]
+    with pytest.raises(InfeasibleError, match="set it to 3"):
+        taccl.synthesize(problem)
+
+
+@pytest.mark.slow
+def test_what_a_limit_costs_is_told() -> None:
+    """Round the ring a chunk comes in 6 us; with one link for each, over a slow one in 9."""
+    sketch = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 1\n")
+    told = taccl.check_sketch(sketch, full(), "allgather", chunk_size="1MB")
+    assert [(each.clause, each.verdict, each.cost_us) for each in told.clauses] == [
+        ("routing.max_hops", "binds", 3.0)
+    ]
+    vain = taccl.Sketch.from_toml("schema = 1\n[routing]\nmax_hops = 3\n")
+    told = taccl.check_sketch(vain, full(), "allgather", chunk_size="1MB")
+    assert [(each.clause, each.verdict) for each in told.clauses] == [("routing.max_hops", "unused")]
+
+
+def test_a_search_that_is_compiled_says_over_which_paths_it_goes(compiled_search) -> None:
+    """Where models reach no further, a limit is obeyed by paths of the fewest links, and the result tells."""
+    problem = make_problem(
+        taccl.topologies.torus(3, 3), collectives.allreduce(9), chunk_bytes=MB, clauses=Clauses(max_hops=2)
+    )
+    nothing = taccl.SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
+    found = taccl.synthesize(problem, time_limit_s=2, parameters=nothing)
+    assert found.choice.startswith("the compiled list scheduler, over paths of the fewest links:")
+    assert verify(found.schedule).ok
+    assert found.bound.bound <= found.schedule.finish
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_what_explain_proposes_leaves_a_schedule() -> None:
+    """Of random sketches with short paths; and where a limit is all that is in the way, the least one is told."""
+    for seed in cases("explained path limits", few=8, many=400):
+        rng = random.Random(seed)
+        content, name, extra, nodes, local = random_sketch(rng)
+        content["routing"] = {"max_hops": rng.choice((1, 2, 3))}
+        count = nodes * local
+        builder = TopologyBuilder("all pairs", [r // local for r in range(count)])
+        for src, dst in itertools.permutations(range(count), 2):
+            builder.add_link(src, dst, alpha_us=1, beta_us_per_mb=1)
+        collective = collectives.make(name, count, **extra)
+        problem = taccl.Sketch.from_dict(content).apply(builder.build(), collective, reachable=False)
+        found = explain(problem)
+        if found.feasible:
+            check_reachable(problem)
+            continue
+        assert found.loosened is not None
+        check_reachable(found.loosened)
+        if found.change.startswith("sketch: routing.max_hops"):
+            limit = found.loosened.clauses.max_hops
+            assert limit is not None
+            with pytest.raises(InputError):
+                check_reachable(problem.with_clauses(max_hops=limit - 1))

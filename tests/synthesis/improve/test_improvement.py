@@ -1,0 +1,332 @@
+"""Ruin and recreate: what it finds is right, no later than what it begins with, and the same again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from taccl import collectives, topologies
+from taccl._internal.deadline import Deadline
+from taccl.analysis.verification.verify import verify
+from taccl.problem.problem import Problem, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.improve.improvement import (
+    Improvement,
+    first_turns,
+    improve_schedule,
+    suits_improvement,
+)
+from taccl.synthesis.improve.routes import bare_trees, read_trees
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.synthesize import synthesize
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.transform import without
+from tests.fuzzing import cases
+from tests.synthesis.brute_force import optimal_ticks
+from tests.synthesis.small_problems import (
+    MB,
+    custom,
+    full,
+    late_hold,
+    problem_of,
+    random_group_problem,
+    random_problem,
+    relayed,
+    ring,
+    star,
+    two_nodes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def first_of(problem: Problem) -> Schedule:
+    """Schedule of the list scheduler."""
+    found = synthesize(problem, backend="greedy", time_limit_s=0.2).schedule
+    assert isinstance(found, Schedule)
+    return found
+
+
+def from_nothing(problem: Problem, *, turns: int = 300, seed: int = 0) -> Schedule:
+    """Schedule found without a schedule to begin with."""
+    search = Improvement(problem, bare_trees(problem), Limits(seed=seed))
+    assert search.run(turns=turns) >= 0
+    return search.schedule()
+
+
+def pair_of_pairs(*, multicast: bool) -> Problem:
+    """Rank 0 has four chunks for ranks 1 and 2; a link to both at once is slower than one to each, or quicker."""
+    builder = TopologyBuilder("two to serve", [0] * 3)
+    port = builder.add_resource("port of 0")
+    for dst in (1, 2):
+        link = builder.add_link(0, dst, alpha_us=0, beta_us_per_mb=2)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=2)
+    if multicast:
+        link = builder.add_link(0, (1, 2), alpha_us=0, beta_us_per_mb=3)
+        builder.add_hold(link, port, alpha_us=0, beta_us_per_mb=3)
+    return problem_of(builder.build(), custom(3, [([0], [1, 2])] * 4))
+
+
+def _suited(problems: Iterable[Problem], *, at_least: int) -> list[Problem]:
+    """Those in which no own chunks go first, and no chunks are made from others; there are enough of them."""
+    suited = [problem for problem in problems if suits_improvement(problem)]
+    assert len(suited) >= at_least
+    return suited
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("combining", [False, True])
+def test_problems_of_any_shape(combining: bool) -> None:
+    """Holds of either side, merging, chunks of several sizes and origins: it verifies, and is no later."""
+    problems = (random_problem(seed, combining=combining) for seed in range(16))
+    for seed, problem in enumerate(_suited(problems, at_least=3)):
+        first = first_of(problem)
+        better, _ = improve_schedule(first, Limits(seed=seed), turns=200)
+        verify(better).raise_if_failed()
+        assert better.finish_ticks <= first.finish_ticks
+
+
+@pytest.mark.slow
+def test_clauses_of_all_kinds() -> None:
+    """Process groups, relays, links of several ends and what a sketch says of single chunks are obeyed."""
+    for seed, problem in enumerate(_suited(map(random_group_problem, range(24)), at_least=10)):
+        better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=200)
+        verify(better).raise_if_failed()
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_sums_of_any_shape() -> None:
+    """Contributions from some ranks, sums for others, and what a send may carry: what a few turns find verifies."""
+    for seed in cases("sums, ruined and recreated", few=10, many=800, first=300):
+        problem = random_problem(seed, combining=True)
+        if suits_improvement(problem):
+            better, _ = improve_schedule(first_of(problem), Limits(seed=seed), turns=10)
+            verify(better).raise_if_failed()
+            verify(from_nothing(problem, turns=10, seed=seed)).raise_if_failed()
+
+
+def test_a_sum_that_is_passed_on_like_a_contribution() -> None:
+    """Ranks 0 and 1 sum up at 1; the sum goes on to 3 by sends that add: its order is kept all the same."""
+    topology = ring(4)
+    problem = problem_of(topology, custom(4, [([0, 1], [3])], combining=True))
+    ways = [
+        next(e for e, link in enumerate(topology.links) if (link.src, link.dst) == (r, r + 1))
+        for r in range(3)
+    ]
+    took = problem.costs.duration(ways[0], int(problem.costs.chunk_units[0]))
+    starts = [0, took, 2 * took]
+    first = exact_times(problem, chunk=[0, 0, 0], link=ways, starts=starts, reduce=[True] * 3)
+    verify(first).raise_if_failed()
+    for seed in range(4):
+        better, _ = improve_schedule(first, Limits(seed=seed), turns=10)
+        verify(better).raise_if_failed()
+
+
+@pytest.mark.faulty
+def test_the_verifier_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that the verifier refuses does not take the place of one that is right."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    search = Search(problem, Options(), Deadline.after(60))
+    right = from_nothing(problem)
+    search.offer_whole(right, producer="")
+    wrong = replace(right, start=right.start // 2, end=right.end // 2)
+    monkeypatch.setattr(stages, "improve_schedule", lambda *_, **__: (wrong, ""))
+    stages.ruin_and_recreate(search)
+    assert search.best is right
+
+
+def test_a_chunk_that_comes_from_several_ranks_at_once() -> None:
+    """Ranks 1 and 2 send the same to 0 over one link: no tree grows that way, so the schedule stays as it is."""
+    builder = TopologyBuilder("together", [0] * 3)
+    builder.add_link(2, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(3, [([2], [0, 1])] * 3))
+    first = first_of(problem)
+    assert improve_schedule(first, turns=100) == (first, "not every chunk has a way along a tree")
+
+
+@pytest.mark.parametrize(
+    "name", ["allreduce", "broadcast", "allgather", "reduce", "reduce_scatter", "alltoall", "gather"]
+)
+def test_no_schedule_is_needed(name: str) -> None:
+    """Bare trees are completed: collectives of every kind on two machines."""
+    topology = topologies.ndv2(2)
+    problem = make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=MB)
+    assert verify(from_nothing(problem, turns=20)).ok
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        problem_of(ring(3), collectives.allgather(3)),
+        problem_of(star(3), collectives.broadcast(4, chunks_per_rank=2)),
+        problem_of(full(3, port=True), collectives.allgather(3)),
+        problem_of(two_nodes(), custom(4, [([0], [2, 3]), ([1], [2, 3])])),
+        problem_of(late_hold(), custom(4, [([0], [2]), ([1], [3]), ([0], [3])])),
+        problem_of(ring(3), custom(3, [([0, 1, 2], [0]), ([0, 1, 2], [1])], combining=True)),
+        problem_of(full(3, port=True), custom(3, [([0, 1, 2], [1])] * 2, combining=True)),
+    ],
+    ids=lambda problem: problem.title,
+)
+def test_the_least_finish_of_tiny_problems(problem: Problem) -> None:
+    """From nothing it finds what exhaustive search finds."""
+    found = from_nothing(problem)
+    assert verify(found).ok
+    assert found.finish_ticks == optimal_ticks(problem)
+
+
+def test_halves_of_an_allreduce_overlap() -> None:
+    """Nothing keeps one chunk's copies back until the last sum is complete."""
+    topology = topologies.ndv2(2)
+    problem = make_problem(topology, collectives.allreduce(16), chunk_bytes=MB)
+    found = from_nothing(problem, turns=50)
+    reduces = found.reduce
+    assert found.start[~reduces].min() < found.end[reduces].max()
+
+
+def test_a_reduction_is_improved_as_far_as_a_broadcast() -> None:
+    """If links are the same in reverse, its trees are not inserted up to an earlier finish."""
+    topology, finish = topologies.dgx_h100(4), {}
+    for name in ("broadcast", "reduce"):
+        problem = make_problem(topology, collectives.make(name, 32, chunks_per_rank=16), chunk_bytes=4 * MB)
+        first = schedule_large(problem, num_runs=1)
+        best, _ = improve_schedule(first, turns=5_000)
+        verify(best).raise_if_failed()
+        assert best.finish <= first.finish
+        finish[name] = best.finish
+    assert finish["reduce"] <= 1.03 * finish["broadcast"]
+
+
+def test_more_links_do_not_hurt() -> None:
+    """Four chunks to two ranks through a port: 16 us one by one, 12 us by a link to both."""
+    alone = from_nothing(pair_of_pairs(multicast=False))
+    both = from_nothing(pair_of_pairs(multicast=True))
+    assert alone.finish_us == 16
+    assert both.finish_us == 12
+
+
+def test_what_merges_pays_the_latency_once() -> None:
+    """Eight chunks over one link of alpha 10 and beta 1: 18 us in one send, 88 us apart."""
+    builder = TopologyBuilder("pair", [0, 1])
+    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(), collectives.broadcast(2, chunks_per_rank=8), merging=frozenset({0}), max_merge=8
+    )
+    assert from_nothing(problem).finish_us == 18
+
+
+@pytest.mark.slow
+def test_a_seed_finds_the_same_again() -> None:
+    """Two runs of one seed: the same sends at the same times."""
+    problem = make_problem(topologies.ndv2(2), collectives.allreduce(16), chunk_bytes=MB)
+    first, second = (from_nothing(problem, turns=100, seed=3) for _ in range(2))
+    assert first.digest() == second.digest()
+
+
+@pytest.mark.slow
+def test_few_turns_go_far() -> None:
+    """dgx1 x4, allgather in 2 chunks per rank: 300 turns improve open spreading by more than 4 %."""
+    topology = topologies.dgx1(4)
+    problem = make_problem(topology, collectives.allgather(32, chunks_per_rank=2), size_bytes=MB)
+    first = schedule_large(problem, num_runs=1)
+    better, _ = improve_schedule(first, turns=300)
+    verify(better).raise_if_failed()
+    assert better.finish_ticks < 0.96 * first.finish_ticks
+
+
+def test_chunks_that_are_not_free_keep_their_routes() -> None:
+    """Only chunk 2 of an allgather may change: all others keep their paths."""
+    problem = make_problem(topologies.ndv2(1), collectives.allgather(8), chunk_bytes=MB)
+    before = from_nothing(problem, turns=0)
+    search = Improvement(problem, read_trees(before), chunks={2})
+    search.run(turns=300)
+    after = search.schedule()
+    assert search.counts[1] > 0
+    for old, new in zip(read_trees(before), read_trees(after), strict=True):
+        assert old.chunk == 2 or old.link_to == new.link_to
+
+
+def test_a_bound_that_is_met_ends_it() -> None:
+    """A finish that is good enough is not improved."""
+    problem = problem_of(ring(4), collectives.allgather(4))
+    search = Improvement(problem, bare_trees(problem), Limits(target_ticks=10**9))
+    search.run(turns=50)
+    assert search.counts.tolist() == [0, 0, 0]
+
+
+def test_a_rank_without_a_way_ends_it() -> None:
+    """No link leads to rank 3 any more: there is no schedule."""
+    topology = ring(4)
+    lost = [e for e, link in enumerate(topology.links) if 3 in link.dsts]
+    problem = problem_of(without(topology, links=lost), collectives.allgather(4))
+    search = Improvement(problem, bare_trees(problem))
+    assert search.run(turns=5) == -1
+
+
+def test_who_asks_for_more_is_sent_away() -> None:
+    """Chunks made from others, and own chunks that go first, are not known to it."""
+    assert not suits_improvement(relayed())
+    assert not suits_improvement(problem_of(ring(3), collectives.make("scan", 3)))
+
+
+def test_the_calendar_holds_one_send_at_a_time() -> None:
+    """After a search no two entries of a resource overlap, and the load is what all sends hold."""
+    problem = make_problem(
+        topologies.dgx_h100(2, profile="nominal"), collectives.allgather(16), chunk_bytes=MB
+    )
+    search = Improvement(problem, bare_trees(problem))
+    search.run(turns=30)
+    best, arcs = search.best, search.arcs
+    load = np.zeros_like(best.load)
+    for m in best.order[: best.size[0]].tolist():
+        rows = slice(arcs.hold_of[best.link[m]], arcs.hold_of[best.link[m] + 1])
+        load[arcs.resource[rows]] += arcs.hold_alpha[rows] + best.units[m] * arcs.hold_beta[rows]
+    assert best.load.tolist() == load.tolist()
+    assert verify(search.schedule()).ok
+
+
+def test_a_search_without_success_ends():
+    """A problem of two sends has few schedules: millions of turns that are granted are not used."""
+    first = schedule_large(make_problem(topologies.ring(2), collectives.allgather(2), chunk_bytes=MB))
+    better, done = improve_schedule(first, turns=10**7)
+    assert better == first
+    turns = 3 * first_turns(len(first), DEFAULTS.ruin)  # one run, and another of twice the turns
+    assert done == f"{turns} turns, 0 better, from {first.finish_us:.4g} us"
+
+
+@pytest.mark.slow
+def test_what_one_seed_does_not_find_another_may():
+    """After a run that found nothing better the next has twice the turns, and a seed of its own."""
+    collective = collectives.broadcast(5, chunks_per_rank=8)
+    problem = make_problem(topologies.star(5), collective, chunk_bytes=MB)
+    first, found = schedule_large(problem, num_runs=1), []
+    for runs in (1, 6):
+        ruin = {"idle_runs": runs, "run_turns": 10}
+        limits = Limits(parameters=SearchParameters.from_dict({"ruin": ruin}))
+        found.append(improve_schedule(first, limits, turns=20_000))
+    (alone, few), (best, many) = found
+    assert verify(best).ok
+    assert best.finish < alone.finish
+    assert int(few.split()[0]) < int(many.split()[0])
+
+
+def test_a_send_that_is_taken_over_has_one_link():
+    """Sends of one chunk over two links stay two where they come under one number, as in re-planning."""
+    problem = make_problem(topologies.ring(5), collectives.allgather(5), chunk_bytes=MB)
+    problem = problem.with_clauses(max_merge=4, merging=frozenset(range(len(problem.topology.links))))
+    trees = read_trees(first_of(problem))
+    for number, tree in enumerate(trees):
+        tree.read_from = {rank: sent._replace(group=-1 - number) for rank, sent in tree.read_from.items()}
+    now = Improvement(problem, trees).now
+    used = now.way >= 0
+    assert (now.link[now.send[used]] == now.way[used]).all()

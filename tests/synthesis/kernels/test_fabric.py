@@ -1,0 +1,41 @@
+"""Classes of fast and slow links."""
+
+from __future__ import annotations
+
+import taccl
+from taccl.problem.problem import make_problem
+from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.topology.builder import TopologyBuilder
+
+
+def two_leaves(*, uplink):
+    """Ranks 0, 1 and 2, 3 at two leaves, all pairs linked at 1 us a MB; `uplink`: a leaf's ranks share one."""
+    builder = TopologyBuilder("leaves", [0] * 4)
+    uplinks = [builder.add_resource(f"uplink {leaf}") for leaf in range(2)]
+    for src in range(4):
+        for dst in range(4):
+            if src != dst:
+                link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+                if uplink and src // 2 != dst // 2:
+                    builder.add_hold(link, uplinks[src // 2], alpha_us=0, beta_us_per_mb=1)
+    problem = make_problem(builder.build(), taccl.collectives.allgather(4), chunk_bytes=10**6)
+    return problem_arrays(problem)[0]
+
+
+def test_links_of_one_rate_are_one_class():
+    """Without a shared uplink all links are alike."""
+    assert len(two_leaves(uplink=False).component) == 1
+
+
+def test_links_that_ranks_share_are_slower():
+    """Two ranks share an uplink: what takes it is as slow as half a link."""
+    fabric = two_leaves(uplink=True)
+    crossing = fabric.src // 2 != fabric.dst // 2
+    assert fabric.speed.tolist() == crossing.astype(int).tolist()
+    assert len(set(fabric.component[1].tolist())) == 2
+
+
+def test_a_port_of_one_rank_is_not_shared():
+    """All sends of a rank hold its port of a star, and yet a rank alone gets the full rate."""
+    problem = make_problem(taccl.topologies.star(4), taccl.collectives.allgather(4), chunk_bytes=10**6)
+    assert len(problem_arrays(problem)[0].component) == 1

@@ -1,0 +1,224 @@
+"""The job shop: what it is given, what it answers, and sums that are complete when all parts have come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from taccl import collectives
+from taccl.synthesis.milp import jobshop
+from taccl.synthesis.milp.routing import needed_hops
+from taccl.synthesis.proposers.greedy import ListSchedule, critical_priorities, list_schedule
+from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.topology.builder import TopologyBuilder
+from tests.effort import AMPLE_S, in_time
+from tests.synthesis.small_problems import custom, full, problem_of, ring
+
+if TYPE_CHECKING:
+    from taccl.problem.problem import Problem
+    from taccl.synthesis.milp.jobshop import JobShopAnswer
+
+
+def orbits_of(problem: Problem) -> Quotient:
+    """The problem itself."""
+    return take_quotient(problem)
+
+
+def listed(quotient: Quotient, *, backward: bool = False) -> ListSchedule:
+    """A schedule to start from; `backward`, with the priorities turned round."""
+    sign = -1 if backward else 1
+    found = list_schedule(quotient, [sign * p for p in critical_priorities(quotient)])
+    assert found is not None
+    return found
+
+
+def solved(quotient: Quotient, upper: int, **options: Any) -> JobShopAnswer:
+    """With every hop optional, unless the options say otherwise."""
+    hops = {"optional": range(len(quotient.hops)), "required": (), "time_limit_s": AMPLE_S}
+    return jobshop.solve(quotient, upper_ticks=upper, **(hops | options))
+
+
+def late(problem: Problem) -> Quotient:
+    """The quotient; its list schedule by backward priorities takes 6, the best one 4."""
+    quotient = orbits_of(problem)
+    assert listed(quotient, backward=True).finish_ticks == 6
+    return quotient
+
+
+def two_hops() -> Problem:
+    """One chunk for rank 1, one for rank 2 by rank 1, 2 us a hop: the one with far to go first takes 4."""
+    builder = TopologyBuilder("line", [0] * 3)
+    builder.add_link(0, 1, alpha_us=1, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=1, beta_us_per_mb=1)
+    return problem_of(builder.build(), custom(3, [([0], [1]), ([0], [2])]))
+
+
+def test_a_hint_is_improved_on() -> None:
+    """From 6 to the optimum."""
+    quotient = late(two_hops())
+    answer = solved(quotient, 6, hint=listed(quotient, backward=True))
+    assert (answer.status, answer.bound_ticks) == ("optimal", 4)
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def test_a_hint_that_does_not_fit_does_no_harm() -> None:
+    """It finishes at 6, at most 4 is asked for."""
+    quotient = late(two_hops())
+    answer = solved(quotient, 4, hint=listed(quotient, backward=True))
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def test_a_hint_may_make_hops_that_are_not_given() -> None:
+    """A schedule of all chunks, while only chunk 0's hops are to be timed."""
+    quotient = orbits_of(problem_of(ring(3), collectives.broadcast(3)))
+    hint = listed(quotient)
+    needed = [m for send in hint.sends for m in send.hops]
+    answer = solved(quotient, hint.finish_ticks, optional=(), required=needed, hint=hint)
+    assert answer.schedule is not None
+    assert sorted(m for send in answer.schedule.sends for m in send.hops) == sorted(needed)
+
+
+def test_no_schedule_is_shorter_than_the_best() -> None:
+    """At most 3 us, where 4 are needed, is infeasible: no schedule, no bound."""
+    answer = solved(late(two_hops()), 3)
+    assert (answer.status, answer.schedule, answer.bound_ticks) == ("infeasible", None, None)
+
+
+def test_a_proven_lower_bound_is_believed() -> None:
+    """The finish that is reported is never below it, nor is the bound."""
+    answer = solved(late(two_hops()), 6, lower_ticks=5)
+    assert answer.schedule is not None
+    assert (answer.status, answer.schedule.finish_ticks, answer.bound_ticks) == ("optimal", 5, 5)
+    assert max(send.end_ticks for send in answer.schedule.sends) <= 5
+
+
+def test_a_lower_bound_above_the_upper_one_is_cut() -> None:
+    """A schedule that meets the bound is asked for again, not refused."""
+    answer = solved(late(two_hops()), 4, lower_ticks=5)
+    assert answer.schedule is not None
+    assert answer.schedule.finish_ticks == 4
+
+
+def heavy() -> tuple[Quotient, ListSchedule]:
+    """Far too much for some seconds: alltoall on a ring of 12, without symmetry."""
+    quotient = orbits_of(problem_of(ring(12, betas=(0, 1, 3, 2)), collectives.alltoall(12)))
+    return quotient, listed(quotient)
+
+
+def test_a_time_limit_is_kept() -> None:
+    """What is not proven in time is not called optimal; whatever schedule there is comes with a bound."""
+    quotient, hint = heavy()
+    answer = solved(quotient, hint.finish_ticks, hint=hint, time_limit_s=0.3)
+    assert answer.status in ("feasible", "no-solution")
+    assert (answer.schedule is None) == (answer.status == "no-solution")
+    assert answer.schedule is None or (answer.bound_ticks or 0) < answer.schedule.finish_ticks
+
+
+def test_what_was_found_by_the_time_limit_is_returned() -> None:
+    """All hops of a known schedule, so that there is something to find, but too little time to prove it."""
+    quotient, hint = heavy()
+    needed = needed_hops(quotient, hint)
+
+    def attempt(limit_s: float) -> JobShopAnswer:
+        return solved(
+            quotient, 2 * hint.finish_ticks, optional=(), required=needed, hint=hint, time_limit_s=limit_s
+        )
+
+    answer = in_time(attempt, lambda found: found.schedule is not None)
+    assert answer.status in ("feasible", "optimal")
+    assert answer.schedule is not None
+    assert sum(len(send.hops) for send in answer.schedule.sends) == len(needed)
+    assert answer.schedule.finish_ticks <= hint.finish_ticks
+
+
+def test_progress_tells_of_every_better_schedule() -> None:
+    """Each with its finish, the last one the answer's."""
+    quotient, news = late(two_hops()), []
+    answer = solved(quotient, 6, hint=listed(quotient, backward=True), on_progress=news.append)
+    assert answer.schedule is not None
+    finishes = [each["finish"] for each in news]
+    assert finishes == sorted(finishes, reverse=True)
+    assert finishes[-1] == answer.schedule.finish_ticks
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    """On one thread."""
+    quotient = orbits_of(problem_of(ring(4), collectives.allgather(4)))
+    one, same = (solved(quotient, 6, seed=3, threads=1) for _ in range(2))
+    assert one.schedule == same.schedule
+
+
+def hops_of(answer: JobShopAnswer) -> list[int]:
+    """The hops that are made."""
+    assert answer.schedule is not None
+    return sorted(m for send in answer.schedule.sends for m in send.hops)
+
+
+def test_optional_hops_are_made_as_needed() -> None:
+    """A broadcast to three others takes three of the nine hops."""
+    quotient = orbits_of(problem_of(full(4), collectives.broadcast(4)))
+    assert len(quotient.hops) == 9
+    assert len(hops_of(solved(quotient, 1))) == 3
+
+
+def test_required_hops_are_made() -> None:
+    """Even a longer way: 1 by 0 and 2 by 1 is asked for, though 0 sends to both in 1 us."""
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    ends = {(m.srcs[0], m.dsts[0]): i for i, m in enumerate(quotient.hops)}
+    number = {state.rank: p for p, state in enumerate(quotient.states)}
+    ways = [ends[number[0], number[1]], ends[number[1], number[2]]]
+    answer = solved(quotient, 3, optional=(), required=ways)
+    assert hops_of(answer) == sorted(ways)
+    assert answer.bound_ticks == 2
+
+
+def test_hops_that_are_not_given_are_not_made() -> None:
+    """Without 0 -> 1, a broadcast on a full graph goes by 2."""
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    links = quotient.problem.topology.links
+    left = [m for m, hop in enumerate(quotient.hops) if (links[hop.link].src, links[hop.link].dst) != (0, 1)]
+    answer = solved(quotient, 3, optional=left)
+    assert answer.bound_ticks == 2
+    assert set(hops_of(answer)) <= set(left)
+
+
+def test_a_destination_that_nothing_enters_is_infeasible() -> None:
+    """No hop is given at all."""
+    quotient = orbits_of(problem_of(full(3), collectives.broadcast(3)))
+    assert solved(quotient, 5, optional=()).status == "infeasible"
+
+
+def test_one_send_carries_what_it_was_given_together() -> None:
+    """Three chunks of 2 + 1 us over a link that merges three: one send of 5 us."""
+    builder = TopologyBuilder("merge", [0, 1])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(2, [([0], [1])] * 3), merging=frozenset({0}), max_merge=3)
+    answer = solved(orbits_of(problem), 9)
+    assert answer.schedule is not None
+    (send,) = answer.schedule.sends
+    assert (len(send.hops), send.start_ticks, send.end_ticks) == (3, 0, 5)
+
+
+@pytest.mark.parametrize("merging", [frozenset(), frozenset({0})], ids=["one by one", "merging"])
+def test_own_chunks_go_first(merging: frozenset[int]) -> None:
+    """Two chunks of 2 + 1 us, the first of them the link's own, do not merge."""
+    builder = TopologyBuilder("lane", [0, 1])
+    builder.add_link(0, 1, alpha_us=2, beta_us_per_mb=1)
+    problem = problem_of(
+        builder.build(),
+        custom(2, [([0], [1])] * 2),
+        merging=merging,
+        max_merge=2,
+        own_first=frozenset({0}),
+    )
+    quotient = orbits_of(problem)
+    own, relayed = quotient.hops
+    quotient = replace(quotient, hops=(own, replace(relayed, is_own=False)))
+    answer = solved(quotient, 10, optional=(), required=(0, 1))
+    assert answer.schedule is not None
+    assert [send.hops for send in answer.schedule.sends] == [(0,), (1,)]
+    assert answer.bound_ticks == 6

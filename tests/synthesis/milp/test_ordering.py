@@ -1,0 +1,132 @@
+"""Ordering rules: each gives a schedule of a routing's hops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives
+from taccl.analysis.verification.verify import verify
+from taccl.errors import InputError
+from taccl.sketch.group import symmetry_group
+from taccl.synthesis.milp.ordering import RULES, best_order, order
+from taccl.synthesis.milp.routing import needed_hops
+from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import Quotient, take_quotient
+from taccl.topology.builder import TopologyBuilder
+from tests.synthesis.small_problems import custom, problem_of, relayed, ring, two_nodes
+
+if TYPE_CHECKING:
+    from taccl.problem.problem import Problem
+
+
+def tree() -> Quotient:
+    """Allgather on a ring of 4 in which every chunk goes round one way."""
+    topology = ring(4)
+    problem = problem_of(topology, collectives.allgather(4))
+    onward = {e for e, link in enumerate(topology.links) if link.dst == (link.src + 1) % 4}
+    return take_quotient(problem, symmetry_group(problem)).restrict(
+        (c, e) for c in range(4) for e in onward if topology.links[e].dst != c
+    )
+
+
+def routed(problem: Problem) -> Quotient:
+    """The quotient with the hops that the list scheduler makes."""
+    quotient = take_quotient(problem, symmetry_group(problem))
+    found = list_schedule(quotient, critical_priorities(quotient))
+    assert found is not None
+    needed = needed_hops(quotient, found)
+    return quotient.restrict((quotient.hops[m].chunk, quotient.hops[m].link) for m in needed)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_makes_a_valid_schedule(rule: str) -> None:
+    """Three hops of 2 us; no two chunks ever want one link at once."""
+    quotient = tree()
+    found = order(quotient, rule)
+    assert found is not None
+    schedule = expand(quotient, found.sends, producer=rule)
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == 6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_obeys_own_first(rule: str) -> None:
+    """Where the sketch orders chunks the rule does not."""
+    quotient = routed(relayed())
+    found = order(quotient, rule)
+    assert found is not None
+    assert verify(expand(quotient, found.sends, producer=rule)).ok
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    """The message names the known ones."""
+    with pytest.raises(InputError, match="longest-path-first"):
+        order(tree(), "shortest-first")
+
+
+def test_the_best_rule_is_no_worse_than_any() -> None:
+    """Over all rules, on links that merge."""
+    problem = problem_of(two_nodes(), collectives.allgather(4), merging=frozenset({4, 5, 6}), max_merge=2)
+    quotient = routed(problem)
+    best = best_order(quotient)
+    assert best is not None
+    assert best[1] in RULES
+    for rule in RULES:
+        found = order(quotient, rule)
+        assert found is None or best[0].finish_ticks <= found.finish_ticks
+
+
+def line(rule: str) -> list[int]:
+    """In what order link 0 -> 1 sends chunk 0 (to 1), chunk 1 (to 2), with chunk 2 (from 3 to 1) after."""
+    builder = TopologyBuilder("line", [0] * 4)
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 2, alpha_us=0, beta_us_per_mb=5)
+    builder.add_link(3, 0, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(4, [([0], [1]), ([3], [2]), ([0], [1]), ([0], [1])]))
+    found = order(take_quotient(problem, symmetry_group(problem)), rule)
+    assert found is not None
+    return [
+        hop
+        for send in found.sends
+        if send.link == 0
+        for hop in (take_quotient(problem, symmetry_group(problem)).hops[m].chunk for m in send.hops)
+    ]
+
+
+def test_longest_path_first_lets_a_late_chunk_with_far_to_go_overtake() -> None:
+    """Chunk 1 comes at 1 and has 6 us to go: it is second, after what could start at 0."""
+    assert line("longest-path-first").index(1) == 1
+
+
+def test_earliest_first_is_first_come_first_served() -> None:
+    """Chunk 1 is there last, so it goes last."""
+    assert line("earliest-first").index(1) == 3
+
+
+def test_own_chunk_first_prefers_what_starts_here() -> None:
+    """Chunk 1 starts at rank 3: rank 0's own go before it."""
+    assert line("own-chunk-first").index(1) == 3
+
+
+@pytest.mark.slow
+def test_a_way_of_many_ranks_is_no_recursion() -> None:
+    """A chunk goes round 1,200 ranks one way: the last of its hops comes last, by any rule."""
+    builder = TopologyBuilder("one way", [0] * 1200)
+    for rank in range(1199):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), custom(1200, [([0], [1199])]))
+    quotient = take_quotient(problem, symmetry_group(problem))
+    for rule in RULES:
+        found = order(quotient, rule)
+        assert found is not None
+        assert found.finish_ticks == 1199
+
+
+def test_a_way_that_leads_back_ends():
+    """Hops that go round between ranks 1 to 3, as multicasts may: nothing follows from an arrival of old."""
+    quotient = take_quotient(problem_of(ring(4), collectives.broadcast(4)))
+    schedule = order(quotient, "longest-path-first")
+    assert schedule is not None
+    assert schedule.finish_ticks == 2 * quotient.hops[0].duration

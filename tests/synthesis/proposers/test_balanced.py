@@ -1,0 +1,209 @@
+"""Chunks balanced over dimensions: orders by shares or one by one, the backend, and what it promises."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl._internal.deadline import NEVER
+from taccl.baselines.along import translations_along
+from taccl.baselines.hierarchical import level_orders
+from taccl.cli import main
+from taccl.errors import CollectiveError, InputError, TopologyError
+from taccl.explore import plan as planning
+from taccl.problem.problem import make_problem
+from taccl.synthesis.proposers.balanced import choose_num_chunks, choose_orders
+from taccl.topologies import parse
+from tests.effort import AMPLE_S, brief_synthesis
+from tests.fuzzing import MANY, thinned
+
+#: The products of the benchmark, and how much of the optimum's rate is to be reached.
+PRODUCTS = (
+    "switch16@100,switch64@100", "switch16@100,switch8@100,switch8@100",
+    "switch4@100,switch8@100,switch8@100,switch4@100", "switch16@200,switch8@100,switch8@50",
+    "switch8@100,switch16@25,switch8@12.5",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lp", "greedy"])
+@pytest.mark.parametrize("dims", PRODUCTS)
+def test_most_of_the_optimum_is_reached(dims, policy):
+    """1 GB in 64 chunks over 1,024 ranks: 95 % of what the linear program can do, latency included."""
+    result = taccl.synthesize_implicit(
+        f"multidim:{dims}", "allreduce", chunk_size=-(-(10**9) // 65536), chunks_per_rank=64,
+        backend="dimension-balanced", policy=policy,
+    )  # fmt: skip
+    assert result.dimension_bound.bound_us >= 0.95 * result.finish_us
+    assert result.bound.bound_us <= result.finish_us and result.dimension_bound.check()
+    assert result.to_dict()["dimension_bound_us"] == result.dimension_bound.bound_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [0, 1] if MANY else [0])
+@pytest.mark.parametrize(
+    ("number", "dims"),
+    thinned(enumerate(["ring8@100,switch6@50", "fully-connected5@200,ring7@50,switch3@25", "ring4@100,ring4@100,ring4@100",
+     "ring16@100,ring4@25", "fully-connected8@400,switch16@50",
+     # few long passages along slow dimensions
+     "switch8@200,ring16@12.5,ring4@200,fully-connected9@400", "switch2@25,ring2@50,switch2@100,ring5@25",
+     "switch13@50,switch7@25,switch2@25,switch14@200", "fully-connected5@400,switch5@12.5,ring12@400"])),
+)  # fmt: skip
+def test_rings_and_groups_reach_it_too(number, dims, turn):
+    """The same of other kinds and sizes, by both policies in turn."""
+    policy = ("lp", "greedy")[(number + turn) % 2]
+    host = taccl.dimensions(f"multidim:{dims}")
+    result = taccl.synthesize_implicit(
+        f"multidim:{dims}", "allreduce", chunk_size=-(-(10**9) // (64 * host.num_ranks)), chunks_per_rank=64,
+        backend="dimension-balanced", policy=policy,
+    )  # fmt: skip
+    assert result.dimension_bound.bound_us >= 0.95 * result.finish_us
+
+
+def test_shares_are_rounded_to_the_least_load():
+    """No other number of 64 chunks in each order of 16 x 64 loads the busiest dimension less."""
+    dims = taccl.dimensions("multidim:switch16@100,switch64@100")
+    orders = choose_orders(dims, "allreduce", 64)
+    loads = np.array([dims.loads_us_per_mb(order) for order in ((0, 1), (1, 0))], float)
+    count = orders.count((0, 1))
+    busiest = [max(n * loads[0] + (64 - n) * loads[1]) for n in range(65)]
+    assert busiest[count] == min(busiest)
+
+
+def test_few_chunks_still_go_along_all_dimensions():
+    """One chunk has one order, two have two."""
+    dims = taccl.dimensions("multidim:switch4@100,switch4@100")
+    for choose in (partial(choose_orders, collective="allreduce"), level_orders):
+        assert len(choose(dims, num_chunks=1)) == 1
+        assert sorted(choose(dims, num_chunks=2)) == [(0, 1), (1, 0)]
+
+
+def test_small_data_is_cut_into_few_chunks():
+    """Where latency counts most, more chunks only take longer; large data is cut into many."""
+    dims = taccl.dimensions("multidim:switch4@100,switch4@100")
+    assert choose_num_chunks(dims, "allreduce", 64) == 1
+    dims = taccl.dimensions("multidim:switch16@100,switch64@100")
+    assert choose_num_chunks(dims, "allreduce", 10**9) >= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collective", ["allreduce", "allgather", "reduce-scatter", "alltoall"])
+def test_the_backend_on_a_problem(collective):
+    """`synthesize` cuts open data itself, verifies, and tells both bounds."""
+    topology = parse("multidim:switch4@100,ring3@50")
+    result = taccl.synthesize(
+        make_problem(topology, collective, size_bytes=12 * 10**6), backend="dimension-balanced"
+    )
+    assert taccl.verify(result.schedule).ok and result.bound_us <= result.finish_us
+    values = result.to_dict()
+    assert values["dimension_bound_us"] <= values["finish_us"] and "dimension-balanced" in values["producer"]
+    assert "along dimensions" in repr(result)
+
+
+@pytest.mark.slow
+def test_chunks_that_are_given_are_kept():
+    """Three chunks a rank stay three."""
+    topology = parse("multidim:switch4@100,ring3@50")
+    problem = make_problem(topology, "allreduce", size_bytes=12 * 10**6, chunks_per_rank=3)
+    result = taccl.synthesize(problem, backend="dimension-balanced", policy="greedy")
+    assert result.schedule.problem.collective.chunks_per_rank == 3
+
+
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (
+            lambda: make_problem(taccl.topologies.ndv2(2), "allreduce", size_bytes=10**6),
+            "no product of dimensions",
+        ),
+        (lambda: make_problem(parse("torus:3x3"), "broadcast", size_bytes=10**6, root=0), "found broadcast"),
+        (lambda: make_problem(parse("mesh:3x3"), "alltoall", size_bytes=10**6), "found a line"),
+    ],
+)
+def test_what_does_not_go_along_dimensions_is_refused(problem, said):
+    """One sentence says why."""
+    with pytest.raises(CollectiveError, match=said):
+        taccl.synthesize(problem(), backend="dimension-balanced")
+
+
+@pytest.mark.slow
+def test_a_sketch_that_forbids_it_is_named():
+    """Without a link that the algorithm needs there is no schedule of this backend."""
+    problem = make_problem(parse("torus:3x3"), "allreduce", size_bytes=10**6)
+    links = frozenset(range(1, len(problem.topology.links)))
+    with pytest.raises(InputError, match="the sketch forbids what goes along dimensions"):
+        taccl.synthesize(problem.with_clauses(links_allowed=links), backend="dimension-balanced")
+
+
+def test_too_many_transfers_are_left_to_implicit_schedules(monkeypatch):
+    """The refusal names what lists none."""
+    monkeypatch.setattr("taccl.synthesis.proposers.balanced.MOST_TRANSFERS", 500)
+    problem = make_problem(parse("torus:4x4"), "allreduce", size_bytes=10**6, chunks_per_rank=1)
+    with pytest.raises(CollectiveError, match="use synthesize_implicit"):
+        taccl.synthesize(problem, backend="dimension-balanced")
+
+
+def test_a_topology_that_looks_alike_has_an_implicit_schedule():
+    """DGX with rails: shifts of GPUs and of nodes."""
+    dims = taccl.dimensions(taccl.topologies.dgx_h100(3))
+    result = taccl.synthesize_implicit(dims.host, "allreduce", chunk_size="1MB", backend="dimension-balanced")
+    assert result.finish_us >= result.bound.bound_us
+    with pytest.raises(TopologyError, match="found a line"):
+        translations_along(taccl.dimensions("mesh:3x3"))
+
+
+@pytest.mark.slow
+def test_the_portfolio_tries_it():
+    """On a product with chunks enough the general search ends no later than the balanced schedule."""
+    topology = parse("multidim:switch3@100,switch3@100,switch2@100")
+    problem = make_problem(topology, "allreduce", size_bytes=18 * 10**6, chunks_per_rank=6)
+    balanced = taccl.synthesize(problem, backend="dimension-balanced")
+    found = brief_synthesis(problem, backend="greedy")
+    assert found.finish_us <= balanced.finish_us
+
+
+@pytest.mark.slow
+def test_suggestions_go_along_dimensions_where_that_is_sooner():
+    """On a mesh whose axes differ a schedule along them comes with a sketch, ahead of the list scheduler's."""
+    topology = taccl.topologies.mesh(4, 4, bandwidth_gb_per_s=[100, 25], alpha_meaning="pipelined")
+    found = taccl.suggest_sketches(topology, "allreduce", "16MB", chunks_per_rank=8, time_limit_s=AMPLE_S)
+    assert found[0].schedule.producer.startswith("dimension-balanced") and taccl.verify(found[0].schedule).ok
+
+
+@pytest.mark.slow
+def test_plans_go_along_dimensions(monkeypatch):
+    """The baseline balanced over dimensions is a candidate of a plan."""
+    made = []
+    balanced = taccl.baselines.BASELINES["dimension-balanced"]
+    spy = lambda problem, cut: made.append(balanced(problem, cut=cut)) or made[-1]  # noqa: E731
+    monkeypatch.setitem(taccl.baselines.BASELINES, "dimension-balanced", spy)
+    topology, sizes = parse("multidim:switch3@100,switch2@100"), [10**6]
+    search = planning.PlanSearch(sizes, lambda _: None, [topology])
+    search.add_baselines([("no sketch", planning._problems(topology, "allreduce", None, None, sizes))], NEVER)
+    assert made and all(taccl.verify(each).ok for each in made)
+
+
+@pytest.mark.slow
+def test_the_command_line(capsys):
+    """The example of the documentation: 1,024 ranks, implicit, with three figures."""
+    words = "synthesize --topology multidim:switch16@100,switch64@100 --collective allreduce --size 1GB"
+    assert main([*words.split(), "--backend", "dimension-balanced", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["dimension_bound_us"] / values["finish_us"] >= 0.95 and values["verified"]
+    assert Fraction(values["bound_us"]) <= Fraction(values["finish_us"])
+
+
+@pytest.mark.parametrize(
+    "topology", ["multidim:switch16", "multidim:swich4@5", "multidim:ring4@0", "multidim:ring0@5"]
+)
+def test_the_command_line_refuses_what_is_no_product(topology, capsys):
+    """One sentence, exit code 2 or 65 as other bad input, nothing on stdout."""
+    words = ["synthesize", "--topology", topology, "--collective", "allreduce", "--size", "1MB"]
+    code = main([*words, "--backend", "dimension-balanced"])
+    out = capsys.readouterr()
+    assert code not in (0, 70) and not out.out and "multidim" in out.err

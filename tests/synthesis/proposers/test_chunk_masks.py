@@ -1,0 +1,189 @@
+"""The compiled list scheduler under a sketch: what links may carry, what goes first, who may relay."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl.problem.problem import Clauses, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.proposers.chunk_masks import has_chunk_masks
+from taccl.synthesis.proposers.large import effort, schedule_large, why_not
+from taccl.topology.builder import TopologyBuilder
+from tests.analysis.valid_schedules import full
+from tests.fuzzing import by_turns
+
+topologies = taccl.topologies
+MB = 10**6
+
+
+def under_sketch(name, collective, *, nodes):
+    """A collective of a shipped sketch, on so many nodes."""
+    sketch = taccl.load_sketch(name).with_nodes(nodes, ranks_per_node=16)
+    topology = sketch.topology(nodes=nodes)
+    made = collectives.make(collective, topology.num_ranks, chunks_per_rank=sketch.chunks.per_rank)
+    return sketch.apply(topology, made)
+
+
+def columns_of(schedule, **changes):
+    """The schedule with some columns replaced."""
+    columns = {"chunk": schedule.chunk, "link": schedule.link, "start": schedule.start} | changes
+    return Schedule(schedule.problem, **columns, reduce=schedule.kept.reduce)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("collective", "name"), by_turns(["allgather", "allreduce", "alltoall"], ["dgx2/sk1", "dgx2/sk2"])
+)
+def test_shipped_sketches_are_obeyed(name, collective):
+    """Both verifiers accept the schedule: of columns without ends and of full ones."""
+    problem = under_sketch(name, collective, nodes=2)
+    assert has_chunk_masks(problem) and not why_not(problem)
+    schedule = schedule_large(problem)
+    assert taccl.verify(schedule).violations == ()
+    assert taccl.verify(full(schedule)).violations == ()
+
+
+@pytest.mark.slow
+def test_many_nodes_under_a_sketch():
+    """Eight DGX-2 with 606,208 hops: every rank receives each of 256 chunks but its own two, just once."""
+    problem = under_sketch("dgx2/sk1", "allgather", nodes=8)
+    assert effort(problem) == 606_208
+    schedule = schedule_large(problem)
+    assert taccl.verify(schedule).ok
+    assert schedule.num_transfers == 128 * 254
+
+
+def four_ranks(**clauses):
+    """An allgather of a ring of four."""
+    return make_problem(
+        topologies.ring(4), collectives.allgather(4), chunk_bytes=MB, clauses=Clauses(**clauses)
+    )
+
+
+@pytest.mark.slow
+def test_link_carries_what_it_may():
+    """The link from 0 to 1 carries rank 0's chunk only: those of 2 and 3 go round the other way."""
+    topology = topologies.ring(4)
+    link = next(e for e, ends in enumerate(topology.links) if (ends.src, ends.dst) == (0, 1))
+    schedule = schedule_large(four_ranks(carries_from={link: frozenset({0})}))
+    assert taccl.verify(schedule).ok
+    assert {int(c) for c, e in zip(schedule.chunk, schedule.link, strict=True) if e == link} <= {0}
+
+
+def test_own_chunks_go_first():
+    """On every link of a ring the rank's own chunk starts before any other."""
+    schedule = schedule_large(four_ranks(own_first=frozenset(range(8))))
+    assert taccl.verify(schedule).ok
+    assert taccl.verify(full(schedule)).ok
+
+
+def test_ranks_that_may_not_relay():
+    """Ranks 0 and 2 of a ring of four exchange chunks; only 3 may relay."""
+    topology = topologies.ring(4)
+    collective = collectives.allgather(2).among([0, 2], num_ranks=4)
+    problem = make_problem(topology, collective, chunk_bytes=MB, clauses=Clauses(relays=frozenset({3})))
+    schedule = schedule_large(problem)
+    assert taccl.verify(schedule).ok
+    assert {topology.links[e].dst for e in schedule.link.tolist()} == {0, 2, 3}
+
+
+def test_pipelined_links_and_own_chunks_first():
+    """A link that is free before a send ends cannot keep relayed chunks waiting: said, not done."""
+    problem = make_problem(
+        topologies.ring(4, alpha_meaning="pipelined"),
+        collectives.allgather(4),
+        chunk_bytes=MB,
+        clauses=Clauses(own_first=frozenset({0})),
+    )
+    assert "own chunks first" in why_not(problem)
+
+
+@pytest.mark.parametrize(
+    ("kind", "clauses"),
+    [
+        ("carries-from", {"carries_from": {0: frozenset({2})}}),
+        ("link-not-allowed", {"links_allowed": frozenset(range(1, 8))}),
+        ("own-first", {"own_first": frozenset(range(8))}),
+    ],
+)
+def test_verifier_names_the_clause(kind, clauses):
+    """A schedule that was found without the sketch, with rank 0's link used last of all by its own chunk."""
+    free = schedule_large(four_ranks())
+    judged = Schedule(four_ranks(**clauses), free.chunk, free.link, free.start)
+    if kind == "own-first":
+        # Rank 0's own chunk once more over its link, when all is over: allowed, but not after relayed ones.
+        relayed = next(
+            e for c, e in zip(free.chunk, free.link, strict=True) if free.problem.topology.links[e].src != c
+        )
+        own = free.problem.topology.links[relayed].src
+        judged = Schedule(
+            judged.problem,
+            np.append(free.chunk, np.array(own, free.chunk.dtype)),
+            np.append(free.link, np.int32(relayed)),
+            np.append(free.start, np.array(free.finish_ticks, free.start.dtype)),
+        )
+    found = taccl.verify(judged)
+    assert {violation.kind for violation in found.violations} == {kind}
+
+
+@pytest.mark.slow
+def test_verifier_names_a_relay():
+    """All ranks of a ring relay for 0 and 2, but only 3 may."""
+    collective = collectives.allgather(2).among([0, 2], num_ranks=4)
+    free = schedule_large(make_problem(topologies.ring(4), collective, chunk_bytes=MB))
+    if not any(1 in (free.problem.topology.links[e].dst,) for e in free.link.tolist()):
+        links = free.problem.topology.links
+        through = {(0, 1): 0, (1, 2): 0}
+        chunk = np.zeros(2, free.chunk.dtype)
+        link = [next(e for e, x in enumerate(links) if (x.src, x.dst) == ends) for ends in through]
+        free = columns_of(
+            free, chunk=chunk, link=np.array(link, np.int32), start=np.array([0, 10**6], np.int64)
+        )
+    problem = free.problem.with_clauses(relays=frozenset({3}))
+    found = taccl.verify(Schedule(problem, free.chunk, free.link, free.start))
+    assert {violation.kind for violation in found.violations} == {"link-not-allowed"}
+
+
+def test_verifier_names_a_detour_between_nodes():
+    """A line of three nodes: the chunk of the first may not pass the second on its way to the third."""
+    builder = TopologyBuilder("line", [0, 1, 2])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+    free = schedule_large(make_problem(builder.build(), collective, chunk_bytes=MB))
+    problem = free.problem.with_clauses(direct_crossing=True)
+    found = taccl.verify(Schedule(problem, free.chunk, free.link, free.start))
+    assert {violation.kind for violation in found.violations} == {"direct-crossing"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_clauses_are_obeyed(seed):
+    """Whatever a sketch asks of the links of a full mesh of two nodes, both verifiers are content."""
+    rng = random.Random(seed)
+    num_ranks = rng.choice([4, 6])
+    builder = TopologyBuilder("two nodes", [r * 2 // num_ranks for r in range(num_ranks)])
+    for src in range(num_ranks):
+        for dst in range(num_ranks):
+            if src != dst:
+                builder.add_link(src, dst, alpha_us=rng.randint(0, 2), beta_us_per_mb=rng.choice([1, 2, 5]))
+    topology = builder.build()
+    links = range(len(topology.links))
+    clauses = Clauses(
+        # The direct link always may, so that every chunk has a way.
+        carries_from={
+            e: frozenset({topology.links[e].src, *rng.sample(range(num_ranks), 1)})
+            for e in rng.sample(links, len(links) // 2)
+        },
+        own_first=frozenset(rng.sample(links, len(links) // 3)),
+        direct_crossing=rng.random() < 0.5,
+    )
+    name = rng.choice(["allgather", "alltoall", "scatter", "broadcast"])
+    problem = make_problem(topology, collectives.make(name, num_ranks), chunk_bytes=MB, clauses=clauses)
+    schedule = schedule_large(problem, seed=seed)
+    assert taccl.verify(schedule).violations == ()
+    assert taccl.verify(full(schedule)).violations == ()

@@ -1,0 +1,194 @@
+"""Baselines that give a search its first schedule."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+import taccl
+from taccl._internal.deadline import NEVER, Deadline, OutOfTime
+from taccl.baselines import BASELINES
+from taccl.errors import InputError
+from taccl.synthesis.proposers import competing
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.suggesting.chunks import cut
+from tests.effort import AMPLE_S, BRIEF, PATIENT
+
+synthesizing = import_module("taccl.synthesis.synthesize")
+
+
+def problem_of(collective="allreduce", num_ranks=4):
+    """A collective on a ring, in one chunk per rank."""
+    topology = taccl.topologies.ring(num_ranks)
+    return taccl.make_problem(topology, collective, size_bytes=4000, chunks_per_rank=1)
+
+
+@pytest.mark.parametrize("collective", ["allgather", "allreduce", "alltoall", "broadcast"])
+def test_the_best_baseline_is_the_first_schedule(collective):
+    """With time for all of them, none finishes sooner."""
+    problem = problem_of(collective)
+    search = Search(problem, Options(), NEVER)
+    competing.offer_first(search)
+    finishes = []
+    for make in BASELINES.values():
+        try:
+            finishes.append(make(problem, cut=False).finish)
+        except InputError:
+            continue
+    assert search.best.finish == min(finishes)
+    assert taccl.verify(search.best).ok
+
+
+def test_without_time_the_quickest_is_offered():
+    """One schedule exists even if time was up before the start."""
+    search = Search(problem_of(), Options(parameters=PATIENT), Deadline.after(0.0))
+    competing.offer_first(search)
+    assert taccl.verify(search.best).ok
+
+
+def test_one_that_takes_too_long_is_broken_off(monkeypatch):
+    """The others compete all the same."""
+    made = competing.baseline
+
+    def endless(name, problem, *, cut):
+        while name == "tree":
+            pass
+        return made(name, problem, cut=cut)
+
+    monkeypatch.setattr(competing, "baseline", endless)
+    search = Search(problem_of(), Options(), Deadline.after(1.0))
+    competing.offer_first(search)
+    assert taccl.verify(search.best).ok
+
+
+def test_the_best_baseline_as_a_rule_has_a_larger_share(monkeypatch):
+    """It comes as soon as there is a schedule, and may take twice as long as the others."""
+    problem = problem_of()
+    search = Search(problem, Options(), Deadline.after(1000))
+    builds_s = {"pairwise": 0.0, "ring": 300.0, "multiplying": 300.0}
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(competing, "_build_times", lambda *_: builds_s)
+    competing.offer_first(search)
+    assert set(competing._made(problem)) == {"pairwise", "multiplying"}
+
+
+def test_baselines_that_take_long_come_last(monkeypatch):
+    """What takes more than a share of the time is built once the search has ended, where time is left."""
+    problem = problem_of()
+    search = Search(problem, Options(), Deadline.after(1000))
+    monkeypatch.setattr(competing, "busy_factor", lambda: 1.0)
+    monkeypatch.setattr(
+        competing, "_build_times", lambda *_: {"pairwise": 0.0, "ring": 500.0, "tree": 2000.0}
+    )
+    competing.offer_first(search)
+    assert set(competing._made(problem)) == {"pairwise"}
+    competing.offer_rest(search, search.best)
+    assert set(competing._made(problem)) == {"pairwise", "ring"}
+
+
+@pytest.mark.slow
+def test_baselines_in_finer_chunks_come_last():
+    """A ring that passes on 64 pieces of a broadcast, one behind another, is offered for its own chunks."""
+    topology = taccl.topologies.ring(6)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**6, chunks_per_rank=1)
+    search = Search(problem, Options(), Deadline.after(1000))
+    competing.offer_first(search)
+    found = competing.offer_cut(search, cut, search.deadline)
+    assert found.problem.collective.chunks_per_rank > 1
+    assert found.best.finish < search.best.finish
+    assert found.best.finish == taccl.baselines.best(problem).finish
+    assert competing.offer_cut(search, cut, search.deadline) is search, "none is made in finer chunks again"
+
+
+@pytest.mark.slow
+def test_baselines_of_many_transfers_are_cut_finer_too():
+    """A ring of 2,256 transfers finishes three times earlier in finer chunks."""
+    problem = taccl.make_problem(taccl.topologies.fully_connected(48), "allgather", size_bytes=4 * 10**6)
+    search = Search(problem.in_its_chunks, Options(), Deadline.after(1000))
+    ring = competing._as_asked("ring", search.problem)
+    search.offer_whole(ring, producer="ring", verified=True)
+    found = competing.offer_cut(search, cut, search.deadline)
+    assert found.best.finish * 3 < ring.finish
+
+
+def test_a_result_is_no_later_than_the_first_schedule(monkeypatch):
+    """The search's schedule replaces the first one only if it is no later."""
+    problem = problem_of("allgather")
+    best = taccl.baselines.best(problem, cut=False)
+
+    def offers(search):
+        search.offer_whole(best, producer="first", verified=True)
+
+    def none(*_, **__):
+        raise synthesizing.NoSolutionError("nothing")
+
+    monkeypatch.setattr(synthesizing, "offer_first", offers)
+    monkeypatch.setattr(synthesizing, "_search_and_improve", none)
+    result = taccl.synthesize(problem)
+    assert result.finish_us == best.finish_us
+    assert any("the search found no schedule: nothing" in note for note in result.notes)
+    assert 0 < result.bound_us <= result.finish_us
+
+
+def test_baselines_of_an_equal_problem_are_not_made_again(monkeypatch):
+    """Notes tell two problems apart that have the same baselines."""
+    one, other = problem_of(), problem_of()
+    competing.obeying("ring", one)
+    competing.share_baselines(other, one)
+    monkeypatch.setattr(competing, "baseline", lambda *_, **__: pytest.fail("made again"))
+    assert competing.obeying("ring", other).problem is other
+
+
+@pytest.mark.slow
+def test_the_time_before_the_search_has_rows_of_its_own():
+    """Baselines and the choice of chunks are stages, so that stages add up to the whole."""
+    topology = taccl.topologies.ring(4)
+    problem = taccl.make_problem(topology, "broadcast", size_bytes=10**9)
+    found = taccl.synthesize(problem, backend="greedy", time_limit_s=AMPLE_S, parameters=BRIEF)
+    names = [stage.name for stage in found.stages]
+    assert names[0] == "baselines" and "chunks" in names
+    assert set(names[: names.index("chunks")]) == {"baselines"}
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [({"sketch": "ndv2/sk1"}, "sketch"), ({"backend": "hghs"}, "backend")]
+)
+def test_arguments_are_checked_before_any_schedule_is_made(given, where, monkeypatch):
+    """However little time there is, a word that is not known is refused."""
+    monkeypatch.setattr(synthesizing, "offer_first", lambda _: pytest.fail("a schedule was made"))
+    with pytest.raises(taccl.errors.InputError) as error:
+        taccl.synthesize(problem_of(), time_limit_s=1e-9, **given)
+    assert error.value.where == where
+
+
+def test_the_best_as_a_rule_comes_first_if_time_suffices(monkeypatch):
+    """No quicker baseline is made before it, as that would take the time of what follows."""
+    tried = []
+    made = competing.baseline
+    monkeypatch.setattr(
+        competing, "baseline", lambda name, *given, **named: tried.append(name) or made(name, *given, **named)
+    )
+    competing.offer_first(Search(problem_of(), Options(), Deadline.after(1000)))
+    assert tried[0] == "multiplying"
+
+
+def test_what_is_complete_of_a_baseline_counts(monkeypatch):
+    """A plan of multiplying that has its times is offered if time ends what would improve on it."""
+
+    def ends(*_, **__):
+        raise OutOfTime("time")
+
+    problem = taccl.make_problem(taccl.topologies.dgx1(1), "allreduce", size_bytes=10**6, chunks_per_rank=1)
+    monkeypatch.setattr(import_module("taccl.baselines.multiplying"), "listed", ends)
+    monkeypatch.setattr(competing, "_build_times", lambda *_: {"multiplying": 0.0})
+    search = Search(problem, Options(), NEVER)
+    competing.offer_first(search)
+    assert search.best.producer.startswith("multiplying") and taccl.verify(search.best).ok
+
+
+def test_a_search_that_ends_without_a_schedule_says_so(monkeypatch):
+    """Stages that return without a schedule are an error with advice rather than a failed assertion."""
+    monkeypatch.setattr(synthesizing, "_search_and_improve", lambda *_: None)
+    with pytest.raises(synthesizing.NoSolutionError, match="give more time"):
+        taccl.synthesize(problem_of("allgather"), backend="highs")

@@ -1,0 +1,384 @@
+"""Problems that only the compiled list schedulers reach: limits, Ctrl-C, news on the way, and what is said."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal import deadline
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.errors import InputError, NoSolutionError
+from taccl.problem.problem import make_problem
+from taccl.schedule.summary import ScheduleSummary
+from taccl.synthesis.observing import Observer
+from taccl.synthesis.parameters import DEFAULTS, SearchParameters
+from taccl.synthesis.proposers import competing, large_search, queues, router, spreading
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.search import Options, Search
+from tests.effort import AMPLE_S, brief_synthesis
+from tests.fuzzing import MANY
+
+topologies = taccl.topologies
+
+
+def problem_of(topology, name="allgather"):
+    return make_problem(topology, collectives.make(name, topology.num_ranks), chunk_bytes=10**6)
+
+
+MESH = problem_of(topologies.mesh(8, 8))
+synthesize_module = import_module("taccl.synthesis.synthesize")
+
+
+#: More than a thousand hops are many, so that tests need not be large.
+FEW = SearchParameters.from_dict({"choice": {"most_hops": 1000}})
+synthesize = partial(taccl.synthesize, parameters=FEW)
+
+
+class TestPhases:
+    """Balancing routes, ordering and queueing sends: each tells how far it is, and can be stopped."""
+
+    @pytest.mark.slow
+    def test_each_is_told_with_the_part_that_is_done(self, monkeypatch):
+        """For an alltoall on 16 x 16 ranks, in this order, progress never falls by more than a tenth."""
+        monkeypatch.setattr(deadline, "_TICK_S", 0.005)
+        told = []
+        problem = problem_of(topologies.mesh(16, 16), "alltoall")
+        never = Deadline()
+        never.run(
+            lambda: schedule_large(problem, num_runs=1, deadline=never),
+            tell=lambda *what: told.append(what[1:]),
+        )
+        phases = [doing.split(",")[0] for doing, done in told if doing and done is not None]
+        assert list(dict.fromkeys(phases)) == ["balancing routes", "ordering sends", "queueing sends"]
+        assert "balancing routes, pass 2 of 8" in dict(told)
+        parts = [done for _, done in told if done is not None]
+        assert all(0 <= before <= after + 0.1 <= 1.1 for before, after in itertools.pairwise(parts))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("phase", "ends"),
+        [("balancing routes", pytest.raises(KeyboardInterrupt)), ("queueing sends", nullcontext())],
+    )
+    def test_ctrl_c_ends_it_at_once(self, phase, ends, monkeypatch):
+        """An alltoall on 20 x 20 ranks; where routes are known, each hop is sent along them once."""
+        monkeypatch.setattr(deadline, "_TICK_S", 0.01)
+        if phase != "balancing routes":
+            monkeypatch.setattr(router, "_PATH_EXPONENTS", (0,))
+            monkeypatch.setattr(router, "_PATH_CHOICES", ((1,),))
+
+        def press(_, doing, __):
+            if doing.startswith(phase):
+                raise KeyboardInterrupt
+
+        problem = problem_of(topologies.mesh(20, 20), "alltoall")
+        never = Deadline()
+        with ends:
+            found = never.run(
+                lambda: schedule_large(problem, num_runs=1, deadline=never),
+                tell=press,
+                patience_s=math.inf,
+            )
+            assert taccl.verify(found).ok
+            assert found.finish > schedule_large(problem, num_runs=1).finish
+
+    @pytest.mark.slow
+    def test_limit_keeps_the_best(self):
+        """A thousand runs take longer than half a second; the best of those that were made is whole."""
+        problem = problem_of(topologies.mesh(8, 8), "alltoall")
+        schedule_large(problem, num_runs=1)  # which loads the kernels
+        limit = Deadline.after(1.0)
+        found = limit.run(lambda: schedule_large(problem, num_runs=1000, deadline=limit), patience_s=5)
+        assert limit.has_passed
+        assert taccl.verify(found).ok
+
+    def test_no_pass_that_leaves_no_time_for_sending(self, monkeypatch):
+        """With no time left routes are those of the first pass, and complete."""
+        searches = []
+        search = router.route
+        monkeypatch.setattr(router, "_MARGIN", 1e9)
+        monkeypatch.setattr(router, "route", lambda *what: (searches.append(what[3]), search(*what))[1])
+        problem = problem_of(topologies.mesh(5, 5), "alltoall")
+        assert taccl.verify(schedule_large(problem, num_runs=1, deadline=Deadline.after(60))).ok
+        assert {prices.exponent for prices in searches} == {0}  # and none of a later pass
+
+    @pytest.mark.slow
+    def test_relays_stop(self):
+        """A search for relays that is stopped says that there was not the time."""
+        stopped = Deadline()
+        stopped.cancellation.cancel("interrupted")
+        some = collectives.custom(9, precondition={0: [0]}, postcondition={0: [4, 8]})
+        problem = make_problem(topologies.mesh(3, 3), some, chunk_bytes=10**6)
+        with pytest.raises(OutOfTime, match="before every chunk had a tree"):
+            schedule_large(problem, deadline=stopped)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("relays", [{}, {0: (0,), 1: (1,)}], ids=["free", "guided"])
+    def test_no_first_run_in_time(self, monkeypatch, relays):
+        """Stopped before its first run has ended, it is out of time, and not without a solution."""
+        for module in (queues, spreading):
+            monkeypatch.setattr(module, "best_of", lambda *_, **__: None)
+        internode = {"internode": {"connections": "direct-map", "relays": relays}} if relays else {}
+        sketch = taccl.Sketch.from_dict({"schema": 1, "name": "some", **internode})
+        problem = sketch.apply(topologies.dgx_a100(2), "allgather", chunk_size="1MB")
+        with pytest.raises(OutOfTime, match="give more time"):
+            schedule_large(problem)
+
+
+class TestChoice:
+    """The choice of the search, and its reason with figures."""
+
+    def test_result_says_why(self):
+        """The number of hops, and what they are more than."""
+        result = synthesize(MESH, backend="greedy")
+        assert "compiled list scheduler: about 1.4e+04 hops" in result.choice
+        assert "more than the 1000" in result.choice
+        assert result.choice in repr(result) and result.to_dict()["choice"] == result.choice
+
+    def test_few_hops_are_left_to_the_portfolio(self):
+        """Twelve chunks... over eight links: 32 hops."""
+        result = synthesize(problem_of(topologies.ring(4)), time_limit_s=2)
+        assert result.choice == "the portfolio: 32 hops, at most 1000"
+
+    def test_named_solver_was_asked_for(self):
+        """Nothing was chosen."""
+        result = synthesize(problem_of(topologies.ring(4)), backend="highs", time_limit_s=2)
+        assert result.choice == "highs, as asked"
+
+
+class TestKept:
+    """Facts kept about a schedule that was found and verified."""
+
+    def test_summary(self):
+        """The figures are those of the whole schedule, and the result says that it is gone."""
+        result = synthesize(MESH, backend="greedy", keep="summary")
+        assert isinstance(result.schedule, ScheduleSummary)
+        assert (result.finish_us, result.schedule.num_transfers) == (656, 4032)
+        assert any("verified and then dropped" in note for note in result.notes)
+        said = "ScheduleSummary(allgather on mesh:8x8: 4032 transfers in 4032 sends, finish 656.000 us)"
+        assert repr(result.schedule) == said
+
+    @pytest.mark.slow
+    def test_summary_of_what_switches_or_ranks_do(self):
+        """Both are compared before the transfers are dropped."""
+        topology = topologies.dgx_h100(1, nvls=True)
+        problem = make_problem(topology, collectives.allreduce(8), chunk_bytes=10)
+        result = brief_synthesis(problem, keep="summary")
+        assert isinstance(result.schedule, ScheduleSummary)
+        assert "ranks alone" in result.choice
+
+    def test_spilled(self, tmp_path):
+        """The columns are in the folder, and the result says where."""
+        result = synthesize(MESH, backend="greedy", spill_dir=tmp_path / "columns")
+        assert isinstance(result.schedule.kept.chunk, np.memmap)
+        assert taccl.load_spilled(tmp_path / "columns").digest() == result.schedule.digest()
+        assert any(str(tmp_path / "columns") in note for note in result.notes)
+
+    def test_what_a_baseline_does_sooner_is_spilled(self, tmp_path, compiled_search):
+        """Its columns are in the folder as well."""
+        problem = make_problem(topologies.ring(4), collectives.allreduce(4), chunk_bytes=1000)
+        nothing = SearchParameters.from_dict({"choice": {"most_hops": 0, "few_hops": 0}})
+        result = synthesize(problem, spill_dir=tmp_path, parameters=nothing, time_limit_s=2)
+        assert result.schedule.producer != "compiled list scheduler"
+        assert taccl.load_spilled(tmp_path) == result.schedule
+
+    def test_spilling_what_is_small(self, tmp_path):
+        """Nothing would be in the folder: an error, before any work."""
+        with pytest.raises(InputError, match="spill_dir: only the compiled list scheduler spills"):
+            synthesize(problem_of(topologies.ring(4)), spill_dir=tmp_path)
+
+    def test_keep_has_two_values(self):
+        """A word that means nothing is an error."""
+        with pytest.raises(InputError, match="keep: found 'all'; expected 'schedule' or 'summary'"):
+            synthesize(MESH, keep="all")
+
+
+class TestLimits:
+    """The time limit, and Ctrl-C, in each part of the search."""
+
+    def test_first_run_obeys_the_limit(self, monkeypatch):
+        """A run that takes longer is stopped, and a baseline is returned."""
+
+        def waits(*_, deadline, **__):
+            signal = np.zeros(1, np.int64)
+            with deadline.stopping(signal):
+                while not signal[0]:
+                    time.sleep(0.01)
+            raise OutOfTime("nothing")
+
+        monkeypatch.setattr(large_search, "compile_kernels", lambda _: None)
+        monkeypatch.setattr(large_search, "schedule_large", waits)
+        result = synthesize(MESH, backend="greedy", time_limit_s=0.5)  # or it waits for ever
+        assert result.stopped == "time limit"
+        assert result.choice.startswith("the first schedule")
+        assert taccl.verify(result.schedule).ok
+
+    def test_without_a_baseline_the_time_that_is_needed_is_said(self, monkeypatch):
+        """No schedule in time is an error; the advice is for the whole of the time, not for one run's rest."""
+
+        def waits(*_, deadline, **__):
+            with deadline.scope("queueing sends", done=lambda: 0.5), deadline.stopping(np.zeros(1, np.int64)):
+                while not deadline.has_passed:
+                    time.sleep(0.01)
+            raise OutOfTime("nothing")
+
+        monkeypatch.setattr(large_search, "compile_kernels", lambda _: None)
+        monkeypatch.setattr(large_search, "schedule_large", waits)
+        monkeypatch.setattr(synthesize_module, "offer_first", lambda _: None)
+        with pytest.raises(NoSolutionError, match=r"give about [\d.]+ s in all") as caught:
+            synthesize(MESH, backend="greedy", time_limit_s=2)
+        advice = re.search(r"no schedule in ([\d.]+) s.*about ([\d.]+) s in all", str(caught.value))
+        assert float(advice[2]) > float(advice[1])
+
+    def test_ctrl_c_in_the_first_run(self, monkeypatch):
+        """A baseline is returned."""
+
+        def interrupts(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(large_search, "schedule_large", interrupts)
+        result = synthesize(MESH, backend="greedy")
+        assert result.stopped == "interrupted"
+        assert taccl.verify(result.schedule).ok
+
+    def test_ctrl_c_in_the_proof(self, monkeypatch):
+        """The schedule is returned, without a bound, and the result says that it was interrupted."""
+
+        def interrupts(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(large_search, "lower_bound", interrupts)
+        result = synthesize(MESH, backend="greedy")
+        assert (result.stopped, result.bound_us, result.finish_us) == ("interrupted", 0, 656)
+        assert any("before a lower bound was proven" in note for note in result.notes)
+
+    def test_limit_in_the_proof(self, monkeypatch):
+        """When time is up within the verifier a bound is still proven."""
+        verified = large_search.verify
+        monkeypatch.setattr(large_search, "verify", lambda found: (time.sleep(0.6), verified(found))[1])
+        result = synthesize(MESH, backend="greedy", time_limit_s=0.5)
+        assert result.stopped == "time limit"
+        assert 0 < result.bound_us <= result.finish_us
+
+    @pytest.mark.slow
+    def test_ctrl_c_in_a_further_run(self, monkeypatch):
+        """The first run's schedule is returned."""
+        calls = []
+
+        def second_time(*args, **options):
+            calls.append(args)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return schedule_large(*args, **options)
+
+        monkeypatch.setattr(large_search, "schedule_large", second_time)
+        result = synthesize(
+            problem_of(topologies.mesh(7, 9), "allreduce"), backend="greedy", time_limit_s=AMPLE_S
+        )
+        assert result.stopped == "interrupted"
+        assert taccl.verify(result.schedule).ok
+
+    def test_same_seed_same_schedule(self):
+        """A second synthesis finds the same."""
+        one, two = (synthesize(MESH, backend="greedy", seed=3).schedule.digest() for _ in range(2))
+        assert one == two
+
+    def test_progress_is_told(self, monkeypatch):
+        """A run that takes long says how far it is and when it will be done."""
+        told = []
+        options = Options(observer=Observer(progress=lambda *what: told.append(what[0])))
+        runs = large_search._Runs(Search(MESH, options, Deadline()))
+        runs._tell(Deadline(30.0), 0.0, 10.0, "queueing sends", 0.25)
+        assert told == [
+            "compiled list scheduler, queueing sends, 25% done, about 30 s left (time limit in 20 s)"
+        ]
+
+
+def test_a_first_schedule_has_the_time_that_is_kept_for_later():
+    """With 90 of 100 s kept, a part has at most 10 s once a schedule exists, and all of them before."""
+    search = Search(MESH, Options(), Deadline.after(100))
+    with search.keeping(90):
+        part = search.part(MESH, "", search.deadline.sooner(5), serves_above=True)
+        assert part.deadline.left_s <= 5
+        assert 90 < part.patience.left_s <= 100
+        search.best = schedule_large(MESH, num_runs=1)
+        assert part.patience.left_s <= 5
+    assert search.kept_s == 0
+
+
+def test_compiling_is_told(monkeypatch):
+    """The first use compiles, for half a minute: who waits is told so."""
+    heard = threading.Event()
+    monkeypatch.setattr(large_search, "compile_kernels", lambda problem: heard.wait(60))
+
+    def progress(doing, *_):
+        assert re.fullmatch(r"compiling, for this time only, \d+ s so far", doing)
+        heard.set()
+
+    options = Options(
+        observer=Observer(progress=progress),
+        parameters=SearchParameters.from_dict({"large": {"told_after_s": 0}}),
+    )
+    assert large_search.compile_telling(MESH, options, Deadline())
+    assert heard.is_set()
+
+
+def test_kernels_are_compiled_only_with_time_for_them(monkeypatch):
+    """The time to compile counts: with too little of it left nothing is begun."""
+    monkeypatch.setattr(large_search, "are_kept", lambda _: False)
+    monkeypatch.setattr(large_search, "compile_kernels", lambda _: pytest.fail("it began"))
+    assert not large_search.compile_telling(MESH, Options(), Deadline.after(DEFAULTS.choice.cold_s / 2))
+
+
+def test_without_kernels_a_baseline_is_returned_and_a_note_says_why(monkeypatch):
+    """A baseline without kernels answers, and the note names the limit that compiles them."""
+    monkeypatch.setattr(large_search, "are_kept", lambda _: False)
+    monkeypatch.setattr(competing, "are_kept", lambda _: False)
+    cold = SearchParameters.from_dict({"choice": {"most_hops": 1000, "cold_s": 2 * AMPLE_S}})
+    result = synthesize(MESH, backend="greedy", time_limit_s=AMPLE_S, parameters=cold)
+    assert taccl.verify(result.schedule).ok
+    assert any("compiled search was left out" in note for note in result.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "fabric"),
+    [
+        (signal.SIGKILL, "mesh:63x65"),
+        (signal.SIGINT, "mesh:63x65"),
+        *([(signal.SIGKILL, "mesh:64x64"), (signal.SIGINT, "mesh:64x64")] if MANY else []),
+    ],
+)
+def test_killed_run_leaves_no_part_of_a_file(number, fabric, tmp_path):
+    """Killed in the middle; the first is implicit and may have been quicker, and then its file is whole."""
+    words = (
+        f"synthesize --topology {fabric} --collective allgather --chunk-size 1MB --backend greedy -o x.json"
+    )
+    command = [sys.executable, "-m", "taccl", *words.split()]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    time.sleep(2)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert b"Traceback" not in said
+    left = os.listdir(tmp_path)
+    if fabric == "mesh:63x65":
+        assert process.returncode == (-number if number == signal.SIGKILL else 130)
+        assert left == []
+    elif left:
+        assert left == ["x.json"]
+        assert json.loads((tmp_path / "x.json").read_text())["verified"]

@@ -1,0 +1,386 @@
+"""Collectives in which every chunk goes to one rank: balanced paths, and sends along them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.loops import accept_copies, compiled_loop
+from taccl.analysis.verification.verify import verify
+from taccl.errors import CollectiveError
+from taccl.problem.problem import Clauses, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.kernels import queue_kernel, spreading_kernel
+from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.proposers import queues
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.proposers.queues import send_at_once, send_queued
+from taccl.synthesis.proposers.router import find_paths
+from taccl.synthesis.proposers.spreading import spread
+from taccl.topology.builder import TopologyBuilder
+from tests.fuzzing import some
+
+MB = 10**6
+topologies = taccl.topologies
+
+
+def problem_of(topology, collective, *, chunk_bytes=MB):
+    """A problem in which no sends merge."""
+    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses())
+
+
+def finish_us(problem, **options):
+    """When the schedule found ends, once both verifiers accepted it."""
+    fabric, demand = problem_arrays(problem)
+    found = spread(fabric, demand, Limits(**options))
+    schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
+    assert verify(schedule).violations == ()
+    assert verify(schedule_large(problem)).ok
+    assert schedule.finish_ticks == found.finish_ticks
+    return schedule.finish_us
+
+
+def ring_with_chords(rng, *, meaning):
+    """Ranks on a ring in random order, and chords; some links share NICs, their holds of any length."""
+    num_ranks = rng.randint(2, 9)
+    builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
+    shared = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(2)]
+    order = rng.sample(range(num_ranks), num_ranks)
+    pairs = {(order[i - 1], order[i]) for i in range(num_ranks)}
+    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(num_ranks)}
+    for src, dst in sorted(pairs):
+        alpha, beta = rng.choice([0, 1, 4]), rng.choice([1, 2, 6])
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        if rng.random() < 0.6:
+            cost = {"alpha_us": rng.randint(0, alpha), "beta_us_per_mb": rng.choice([1, beta])}
+            builder.add_hold(link, shared[src % 2][0], **cost)
+            builder.add_hold(link, shared[dst % 2][1], side="receive", **cost)
+    topology = builder.build()
+    return topology.reversed() if rng.random() < 0.5 else topology
+
+
+def exchange(rng, num_ranks):
+    """An alltoall, a scatter, a gather, or chunks of several origins that each go anywhere."""
+    name = rng.choice(["alltoall", "scatter", "gather", "custom"])
+    if name != "custom":
+        return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
+    chunks = range(rng.randint(1, 12))
+    return collectives.custom(
+        num_ranks,
+        precondition={c: rng.sample(range(num_ranks), rng.randint(1, 2)) for c in chunks},
+        postcondition={c: [rng.randrange(num_ranks)] for c in chunks},
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=some(20, 150), deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(["occupies", "pipelined"]), st.booleans())
+def test_random_exchanges_verify(seed, meaning, several_sizes):
+    """Any topology, exchange, alpha meaning and sizes: both verifiers accept it, no bound is beaten."""
+    rng = random.Random(seed)
+    topology = ring_with_chords(rng, meaning=meaning)
+    collective = exchange(rng, topology.num_ranks)
+    sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks] if several_sizes else MB
+    problem = problem_of(topology, collective, chunk_bytes=sizes)
+    assert finish_us(problem, num_runs=2, seed=seed) >= lower_bound(problem).bound_us
+    fabric, demand = problem_arrays(problem)
+    at_once = send_at_once(fabric, demand, find_paths(fabric, demand))
+    schedule = Schedule(problem, at_once.chunk, at_once.link, at_once.start, producer="greedy")
+    assert verify(schedule).ok
+    assert schedule.finish_ticks == at_once.finish_ticks
+
+
+@pytest.mark.parametrize("num_ranks", [4, 16])
+def test_alltoall_of_a_star_keeps_ports_busy(num_ranks):
+    """Every port passes n - 1 chunks of 20.5 us; within a few rounds of that."""
+    problem = problem_of(topologies.star(num_ranks), collectives.alltoall(num_ranks))
+    assert (num_ranks - 1) * 20.5 <= finish_us(problem) <= (num_ranks + 1) * 20.5
+
+
+def test_alltoall_of_a_mesh_meets_its_bound():
+    """4 x 4: 8 ranks send to 8 over 4 links, 16 rounds of 20.5 us."""
+    assert finish_us(problem_of(topologies.mesh(4, 4), collectives.alltoall(16))) == 328
+
+
+def test_alltoall_of_a_torus_is_near_its_bound():
+    """5 x 5: 25 * 24 chunks go 2.5 links on average, over 100 links: 15 rounds of 20.5 us, and one more."""
+    assert finish_us(problem_of(topologies.torus(5, 5), collectives.alltoall(25))) <= 328
+
+
+def test_paths_balance_parallel_paths():
+    """Of 8 chunks from 0 to 3 half go through 1, half through 2."""
+    builder = TopologyBuilder("diamond", [0] * 4)
+    for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    collective = collectives.custom(
+        4, precondition={c: [0] for c in range(8)}, postcondition={c: [3] for c in range(8)}
+    )
+    fabric, demand = problem_arrays(problem_of(builder.build(), collective))
+    paths = find_paths(fabric, demand)
+    assert np.bincount(paths.slot, minlength=4).tolist() == [4, 4, 4, 4]
+    assert paths.peak_ticks == 4
+
+
+def test_paths_go_round_what_is_busy():
+    """Of 4 chunks from 0 to 1, over a link or over a detour through 2: 2 or more take the detour."""
+    builder = TopologyBuilder("triangle", [0] * 3)
+    for src, dst in ((0, 1), (0, 2), (2, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=10)
+    collective = collectives.custom(
+        3, precondition={c: [0] for c in range(4)}, postcondition={c: [1] for c in range(4)}
+    )
+    assert finish_us(problem_of(builder.build(), collective)) == 30
+
+
+def test_large_chunks_choose_first():
+    """Chunks of 3, 1, 1 and 1 MB over two paths: the large one has a path of its own, 3 us a link."""
+    builder = TopologyBuilder("diamond", [0] * 4)
+    for src, dst in ((0, 1), (0, 2), (1, 3), (2, 3)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    collective = collectives.custom(
+        4, precondition={c: [0] for c in range(4)}, postcondition={c: [3] for c in range(4)}
+    )
+    problem = problem_of(builder.build(), collective, chunk_bytes=[MB, MB, 3 * MB, MB])
+    fabric, demand = problem_arrays(problem)
+    assert find_paths(fabric, demand).peak_ticks * problem.costs.us(1) == 3
+
+
+def test_chunk_with_several_origins_leaves_the_nearest():
+    """A chunk at ranks 0 and 3 of a path of five goes to 4 by one send."""
+    collective = collectives.custom(5, precondition={0: [0, 3]}, postcondition={0: [4]})
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(5), collective))
+    assert len(find_paths(fabric, demand).slot) == 1
+
+
+def test_chunk_that_is_there_is_not_sent():
+    """What a rank keeps of an alltoall needs no send."""
+    fabric, demand = problem_arrays(problem_of(topologies.ring(2), collectives.alltoall(2)))
+    assert np.diff(find_paths(fabric, demand).hop_of).tolist() == [0, 1, 1, 0]
+
+
+def test_target_out_of_reach_is_an_error():
+    """One link from 0 to 1: nothing gets from 1 to 0."""
+    builder = TopologyBuilder("one way", [0, 0])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    fabric, demand = problem_arrays(problem_of(builder.build(), collectives.alltoall(2)))
+    with pytest.raises(CollectiveError, match="chunk 2 cannot reach"):
+        find_paths(fabric, demand)
+
+
+def test_same_seed_same_sends():
+    """Everything is repeated exactly."""
+    fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
+    one, two = (send_queued(fabric, demand, Limits(seed=3, num_runs=6)) for _ in range(2))
+    assert (one.link == two.link).all() and (one.start == two.start).all()
+
+
+def num_runs(monkeypatch, limits):
+    """How many runs the kernel makes for an alltoall."""
+    runs, send = [], queues._send
+    monkeypatch.setattr(queues, "_send", lambda *given, **named: runs.append(1) or send(*given, **named))
+    fabric, demand = problem_arrays(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
+    send_queued(fabric, demand, limits)
+    return len(runs)
+
+
+def test_further_runs_stop_at_the_target(monkeypatch):
+    """No second run once the finish is as asked."""
+    assert num_runs(monkeypatch, Limits(target_ticks=2**40)) == 1
+
+
+@pytest.mark.parametrize("name", ["alltoall", "gather"])
+def test_columns_lie_in_files(name, tmp_path, monkeypatch):
+    """Where there is a folder for them; the sends are the same as in memory."""
+    problem = problem_of(topologies.mesh(4, 4), collectives.make(name, 16))
+    monkeypatch.setattr("taccl.synthesis.proposers.large.MANY", 0)  # few would be put in order in memory
+    spilled, held = (schedule_large(problem, spill_dir=folder) for folder in (tmp_path, None))
+    assert all(isinstance(column.base, np.memmap) for column in spilled.kept[:3])
+    assert spilled.digest() == held.digest()
+
+
+def test_starts_are_in_order():
+    """As the kernel finds them, in columns as narrow as may be."""
+    found = schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))
+    assert (np.diff(found.start) >= 0).all()
+    assert [each.dtype for each in found.kept[:3]] == [np.uint16] * 3
+
+
+def test_starts_beyond_32_bits():
+    """Two hops of 3,000,000,001 ticks of a nanosecond: their end is in a wide column."""
+    builder = TopologyBuilder("slow", [0] * 3)
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us="0.001", beta_us_per_mb=3_000_000)
+    collective = collectives.custom(3, precondition={0: [0]}, postcondition={0: [2]})
+    problem = problem_of(builder.build(), collective)
+    found = schedule_large(problem)
+    assert (found.kept.start.dtype, found.start.tolist()) == (np.int64, [0, 3_000_000_001])
+    assert verify(found).ok
+
+
+def test_no_run_goes_on_after_the_time_limit(monkeypatch):
+    """A limit of no seconds leaves the first run only."""
+    assert num_runs(monkeypatch, Limits(num_runs=100, until=Deadline.after(0))) == 1
+
+
+def test_paths_are_none_without_time() -> None:
+    """Stopped before every chunk has a path, the search says so."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
+    with pytest.raises(OutOfTime, match="before every chunk had a path"):
+        find_paths(fabric, demand, Limits(Deadline.after(0.0)))
+
+
+def test_a_stopped_search_keeps_the_ways_it_has() -> None:
+    """However short the time, there are no paths, or a whole one for each of 4032 chunks that hop."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(8, 8), collectives.alltoall(64)))
+    for milliseconds in (1, 3, 10, 30, 100):
+        try:
+            paths = find_paths(fabric, demand, Limits(Deadline.after(milliseconds / 1000)))
+        except OutOfTime:
+            continue
+        hops = demand.origin != demand.target
+        assert (np.diff(paths.hop_of) > 0).tolist() == hops.tolist()
+        last = paths.slot[paths.hop_of[1:][hops] - 1]
+        assert (fabric.dst[last] == demand.target[hops]).all()
+
+
+@pytest.mark.slow
+def test_a_limit_stops_the_search_for_ways() -> None:
+    """65280 chunks, choice after choice: with a twentieth of a second, most of the work is left."""
+    fabric, demand = problem_arrays(problem_of(topologies.mesh(16, 16), collectives.alltoall(256)))
+
+    def cpu_s(limit: Deadline) -> float:
+        began = time.process_time()
+        with contextlib.suppress(OutOfTime):
+            limit.run(lambda: find_paths(fabric, demand, Limits(limit)), patience_s=math.inf)
+        return time.process_time() - began
+
+    cpu_s(Deadline())  # which loads the kernels
+    assert cpu_s(Deadline.after(0.05)) < cpu_s(Deadline()) / 2
+
+
+def test_ranks_serve_others_in_step() -> None:
+    """Four DGX-H100: 24 ranks elsewhere send to each rank, so a NIC takes in 24 chunks of 20 us, one by one."""
+    found = schedule_large(
+        problem_of(topologies.dgx_h100(4, profile="nominal"), collectives.alltoall(32)), num_runs=1
+    )
+    assert found.finish_us == 480.0
+
+
+def test_what_is_broken_off_is_sent_at_once(monkeypatch) -> None:
+    """Where queueing the sends along routes is stopped, they are a schedule all the same."""
+    monkeypatch.setattr(queues, "_send", lambda *_, **__: None)
+    assert verify(schedule_large(problem_of(topologies.dgx2(2), collectives.alltoall(32)))).ok
+
+
+@pytest.mark.parametrize("name", ["allgather", "alltoall"])
+def test_one_kernel_serves_long_and_short_schedules(name) -> None:
+    """Ticks of 64 bits are words in rows, so nothing is compiled for them while a time limit runs."""
+    kernels = (spreading_kernel.spread_chunks, queue_kernel.send_along, compiled_loop(accept_copies))
+    counts = []
+    for chunk_bytes in (1, 10**15):
+        collective = collectives.make(name, 3)
+        sizes = [chunk_bytes, 1, 1] * (collective.num_chunks // 3)
+        problem = problem_of(topologies.star(3), collective, chunk_bytes=sizes)
+        found = schedule_large(problem, num_runs=1)
+        assert found.kept.start.dtype == (np.uint16 if chunk_bytes == 1 else np.int64)
+        assert verify(found).ok
+        counts.append([len(getattr(kernel, "signatures", ())) for kernel in kernels])
+    assert counts[0] == counts[1]
+
+
+def through_rank_1(num_ranks):
+    """Ranks that all send to rank 0 through rank 1, over one link that takes 1 us and 1 us/MB."""
+    builder = TopologyBuilder("through rank 1", [0] * num_ranks)
+    for rank in range(2, num_ranks):
+        builder.add_link(rank, 1, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link(1, 0, alpha_us=1, beta_us_per_mb=1)
+    return builder.build()
+
+
+def to_rank_0(num_ranks, ranks):
+    """A chunk of each of some ranks, for rank 0."""
+    starts = {c: [rank] for c, rank in enumerate(ranks)}
+    return collectives.custom(num_ranks, precondition=starts, postcondition=dict.fromkeys(starts, [0]))
+
+
+def test_chunks_that_wait_for_a_link_are_merged():
+    """Five chunks of 1 MB are at the relay after 1 us; two sends of at most 3 take 4 us and 3 us."""
+    topology = through_rank_1(7)
+    link = len(topology.links) - 1
+    clauses = Clauses(max_merge=3, merging=frozenset([link]))
+    problem = make_problem(topology, to_rank_0(7, range(2, 7)), chunk_bytes=MB, clauses=clauses)
+    alone, together = (schedule_large(problem, merges=merges) for merges in (False, True))
+    assert alone.finish_us == 1 + 5 * 2
+    assert together.finish_us == 1 + 4 + 3
+    assert verify(together).ok
+
+
+def test_chunks_take_the_routes_that_merging_makes_short():
+    """Of 4 chunks the link takes two, in one send of 8 + 2 us, and each detour of two links of 5 us one: 10 us.
+
+    One by one they take 9 us each over the link, so that a detour takes two of them, in 15 us.
+    """
+    builder = TopologyBuilder("detours", [0] * 4)
+    link = builder.add_link(0, 1, alpha_us=8, beta_us_per_mb=1)
+    for src, dst in ((0, 2), (2, 1), (0, 3), (3, 1)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=5)
+    some = range(4)
+    four = collectives.custom(4, precondition={c: [0] for c in some}, postcondition={c: [1] for c in some})
+    clauses = Clauses(max_merge=4, merging=frozenset([link]))
+    problem = make_problem(builder.build(), four, chunk_bytes=MB, clauses=clauses)
+    alone, together = (schedule_large(problem, merges=merges) for merges in (False, True))
+    assert (alone.finish_us, together.finish_us) == (15, 10)
+    assert verify(together).ok
+
+
+def test_nothing_merges_where_latency_is_a_small_part():
+    """With 1 us of latency for a chunk of 1 GB nothing is gained, and the schedule stays compact."""
+    topology = through_rank_1(5)
+    clauses = Clauses(max_merge=3, merging=frozenset([len(topology.links) - 1]))
+    problem = make_problem(topology, to_rank_0(5, range(2, 5)), chunk_bytes=1000 * MB, clauses=clauses)
+    assert schedule_large(problem, merges=True).kept.group is None
+
+
+def test_own_chunks_are_not_merged_with_relayed_ones():
+    """Where a sketch has own chunks go first over a link, relayed ones follow in sends of their own."""
+    topology = through_rank_1(4)
+    link = len(topology.links) - 1
+    clauses = Clauses(max_merge=4, merging=frozenset([link]), own_first=frozenset([link]))
+    problem = make_problem(topology, to_rank_0(4, (1, 1, 2, 3)), chunk_bytes=MB, clauses=clauses)
+    found = schedule_large(problem, merges=True)
+    assert verify(found).ok
+    assert found.num_sends < found.num_transfers
+    assert {tuple(sorted(found.chunk[found.group == g])) for g in found.group[found.link == link]} == {
+        (0, 1), (2, 3),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=some(20, 300), deadline=None)
+def test_random_problems_that_merge_are_verified(seed):
+    """Whatever merges, on links and ends at random, the verifier accepts, and finishes no later."""
+    rng = random.Random(seed)
+    topology = ring_with_chords(rng, meaning=rng.choice(["occupies", "pipelined"]))
+    merging = frozenset(e for e in range(len(topology.links)) if rng.random() < 0.7)
+    name = rng.choice(["allgather", "alltoall", "allreduce", "scatter"])
+    problem = make_problem(
+        topology, collectives.make(name, topology.num_ranks, chunks_per_rank=rng.randint(1, 3)),
+        chunk_bytes=rng.choice([1_000, 50_000]), clauses=Clauses(max_merge=rng.randint(2, 6), merging=merging),
+    )  # fmt: skip
+    alone, together = (schedule_large(problem, num_runs=1, merges=merges) for merges in (False, True))
+    assert verify(together).ok
+    if not problem.collective.combining:
+        assert together.finish_ticks <= alone.finish_ticks

@@ -1,0 +1,213 @@
+"""Trees of chunks that load a fabric evenly, and sends along them."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline, OutOfTime
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.verification.verify import verify
+from taccl.errors import CollectiveError
+from taccl.problem.collectives import together
+from taccl.problem.problem import Clauses, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.kernels.fabric import problem_arrays
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.proposers.queues import send_along_trees
+from taccl.synthesis.proposers.router import find_trees
+from taccl.synthesis.proposers.spreading import spread
+from taccl.topology.builder import TopologyBuilder
+from tests.analysis.valid_schedules import full
+from tests.fuzzing import MANY
+from tests.synthesis.small_problems import custom
+
+MB = 10**6
+topologies = taccl.topologies
+
+
+def arrays(topology, collective, *, chunk_bytes=MB):
+    """Fabric and demand of a problem in which no sends merge, and the problem."""
+    problem = make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses())
+    return *problem_arrays(problem), problem
+
+
+def star(*pairs):
+    """Links of 1 us a MB between ranks 0 to 3."""
+    builder = TopologyBuilder("star", [0] * 4)
+    for src, dst in pairs:
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def ends(fabric, trees, c):
+    """(source, destination) of every hop of a chunk's tree."""
+    slots = trees.slot[trees.hop_of[c] : trees.hop_of[c + 1]]
+    return [(int(fabric.src[e]), int(fabric.dst[e])) for e in slots]
+
+
+def test_a_tree_shares_the_way_to_its_targets() -> None:
+    """0 -> 1 -> {2, 3}: the chunk passes 0 -> 1 once, though nobody wants it at 1."""
+    wants = custom(4, [([0], [2, 3])])
+    fabric, demand, _ = arrays(star((0, 1), (1, 2), (1, 3)), wants)
+    trees = find_trees(fabric, demand)
+    assert sorted(ends(fabric, trees, 0)) == [(0, 1), (1, 2), (1, 3)]
+    assert ends(fabric, trees, 0)[0] == (0, 1)
+
+
+def test_chunks_part_where_one_way_would_be_full() -> None:
+    """Two chunks of 0 for 3, over 1 or over 2: each way takes one, so nothing is taken for more than 1 us."""
+    wants = custom(4, [([0], [1, 3]), ([0], [2, 3])])
+    fabric, demand, problem = arrays(star((0, 1), (0, 2), (1, 3), (2, 3)), wants)
+    assert find_trees(fabric, demand).peak_ticks * problem.costs.us(1) == 1
+
+
+def test_every_target_is_reached_once() -> None:
+    """Each rank that wants a chunk has one hop into it, from the origin or after one into its source."""
+    fabric, demand, problem = arrays(
+        topologies.mesh(3, 4), collectives.allgather(6).among([0, 2, 3, 7, 8, 11], num_ranks=12)
+    )
+    trees = find_trees(fabric, demand)
+    for c, chunk in enumerate(problem.collective.chunks):
+        there = set(chunk.origins)
+        for src, dst in ends(fabric, trees, c):
+            assert src in there and dst not in there
+            there.add(dst)
+        assert set(chunk.destinations) <= there
+
+
+def test_a_chunk_that_cannot_come_is_named() -> None:
+    """No link leads to rank 3."""
+    wants = custom(4, [([0], [1, 2]), ([0], [1, 3])])
+    fabric, demand, _ = arrays(star((0, 1), (0, 2)), wants)
+    with pytest.raises(CollectiveError, match="chunk 1 cannot reach"):
+        find_trees(fabric, demand)
+
+
+def test_a_stopped_search_has_no_trees_yet() -> None:
+    """Stopped before the first tree is grown, it says so."""
+    fabric, demand, _ = arrays(topologies.mesh(4, 4), collectives.allgather(16))
+    with pytest.raises(OutOfTime, match="give more time"):
+        find_trees(fabric, demand, Limits(Deadline.after(0.0)))
+
+
+@pytest.mark.slow
+def test_a_limit_stops_growing_trees() -> None:
+    """1600 chunks to 40 ranks each, pass after pass: after a twentieth of a second there are none yet."""
+    wants = [([c % 1600], [(c * 37 + 41 * i) % 1600 for i in range(1, 41)]) for c in range(1600)]
+    fabric, demand, _ = arrays(topologies.mesh(40, 40), custom(1600, wants))
+    limit = Deadline.after(0.05)
+    with pytest.raises(OutOfTime):  # a search that is not stopped, and waited for, returns trees
+        limit.run(lambda: find_trees(fabric, demand, Limits(limit)), patience_s=math.inf)
+
+
+def test_loads_are_those_of_the_trees() -> None:
+    """The peak kept up to date while trees are ripped up and grown is what their sends come to, one by one."""
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
+    routes = find_trees(fabric, demand)
+    load, resource_load = np.zeros(fabric.num_slots), np.zeros(fabric.num_resources)
+    for c, e in zip(routes.chunk, routes.slot, strict=True):
+        load[e] += fabric.own_alpha[e] + demand.units[c] * fabric.own_beta[e]
+        for h in range(fabric.hold_of[e], fabric.hold_of[e + 1]):
+            resource_load[fabric.hold_resource[h]] += (
+                fabric.hold_alpha[h] + demand.units[c] * fabric.hold_beta[h]
+            )
+    assert routes.peak_ticks == max(load.max(), resource_load.max())
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    """Twice the same starts."""
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
+    find = partial(find_trees, fabric, demand)
+    one, two = (
+        send_along_trees(fabric, demand, Limits(seed=5), find(Limits(seed=5)), find) for _ in range(2)
+    )
+    assert one is not None and two is not None
+    assert (one.start == two.start).all() and (one.link == two.link).all()
+
+
+def test_nothing_is_returned_that_ends_after_the_limit() -> None:
+    """No broadcast ends at once."""
+    fabric, demand, _ = arrays(
+        topologies.dgx_h100(2, profile="nominal"), collectives.broadcast(16, chunks_per_rank=4)
+    )
+    find = partial(find_trees, fabric, demand)
+    assert send_along_trees(fabric, demand, Limits(), find(), find, limit_ticks=1) is None
+
+
+@pytest.mark.slow
+def test_broadcast_uses_all_links_out_of_the_root() -> None:
+    """16 chunks of 20.5 us over the 2 links into a corner of a 4x4 mesh: 8 sends, 5 more hops: 266.5 us."""
+    problem = make_problem(
+        topologies.mesh(4, 4), collectives.broadcast(16, chunks_per_rank=16), chunk_bytes=MB
+    )
+    found = schedule_large(problem)
+    assert found.finish_us <= 287.0
+    assert float(lower_bound(problem).bound) == 266.5
+
+
+_LONG = pytest.mark.skipif(not MANY, reason="long; set TACCL_MANY=1 to run it")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("nodes", "kind", "at_most"),
+    [
+        (4, "strided", 1.08),  # three chunks of 20 us into a NIC, each passed on inside: 60 us + 2 * 2.2 us
+        (4, "random", 1.34),  # four chunks into some NIC, where three are the average
+        pytest.param(8, "strided", 1.01, marks=_LONG),
+        pytest.param(8, "random", 1.25, marks=_LONG),
+    ],
+)
+def test_process_groups_share_nics_evenly(nodes: int, kind: str, at_most: float) -> None:
+    """As many groups of eight ranks as there are DGX-H100."""
+    order = list(range(8 * nodes))
+    if kind == "random":
+        random.Random(0).shuffle(order)
+    parts = [order[g::nodes] if kind == "strided" else order[8 * g : 8 * g + 8] for g in range(nodes)]
+    groups = [collectives.allgather(8).among(sorted(ranks), num_ranks=len(order)) for ranks in parts]
+    problem = make_problem(topologies.dgx_h100(nodes, profile="nominal"), together(groups), chunk_bytes=MB)
+    found = schedule_large(problem)
+    bound = lower_bound(problem, budget_s=1)
+    assert verify(full(found)).ok
+    assert 1 <= found.finish / bound.bound <= at_most
+
+
+@pytest.mark.parametrize("seed", range(400 if MANY else 15))
+def test_random_groups_on_random_graphs_verify(seed: int) -> None:
+    """Every producer verifies, and none ends before the bound."""
+    rng = random.Random(seed)
+    num_ranks = rng.randint(4, 10)
+    builder = TopologyBuilder("random", [r // 3 for r in range(num_ranks)])
+    shared = [builder.add_resource(f"shared {i}") for i in range(3)]
+    pairs = {(r, (r + 1) % num_ranks) for r in range(num_ranks)}
+    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(2 * num_ranks)}
+    for src, dst in sorted(pairs):
+        alpha, beta = rng.choice([0, 1]), rng.choice([2, 6])
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        if rng.random() < 0.5:
+            side = rng.choice(["send", "receive"])
+            builder.add_hold(link, rng.choice(shared), alpha_us=0, beta_us_per_mb=beta, side=side)
+    topology = builder.build()
+    order = rng.sample(range(num_ranks), num_ranks)
+    groups = [order[: num_ranks // 2], order[num_ranks // 2 :]]
+    joint = together([collectives.allgather(len(g)).among(sorted(g), num_ranks=num_ranks) for g in groups])
+    problem = make_problem(topology, joint, chunk_bytes=MB, clauses=Clauses())
+    fabric, demand = problem_arrays(problem)
+    found = spread(fabric, demand, Limits(seed=seed))
+    schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
+    bound = lower_bound(problem)
+    assert verify(schedule).ok
+    assert bound.check()
+    assert bound.bound <= schedule.finish

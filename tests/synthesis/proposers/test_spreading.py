@@ -1,0 +1,415 @@
+"""Greedy synthesis at scale: the compiled kernel, its arrays, and the driver."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline
+from taccl.analysis.verification.verify import verify
+from taccl.errors import CollectiveError
+from taccl.problem.problem import Clauses, make_problem
+from taccl.schedule.schedule import Schedule
+from taccl.synthesis.kernels.fabric import Demand, make_demand, make_fabric, problem_arrays
+from taccl.synthesis.kernels.limits import Limits
+from taccl.synthesis.proposers import spreading
+from taccl.synthesis.proposers.spreading import Rule, spread
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.transform import without
+from tests.fuzzing import some
+
+MB = 10**6
+topologies = taccl.topologies
+
+
+def problem_of(topology, collective, *, chunk_bytes=MB, **clauses):
+    """A problem in which no sends merge."""
+    return make_problem(topology, collective, chunk_bytes=chunk_bytes, clauses=Clauses(**clauses))
+
+
+def solve(problem, *, rules=None, **limits):
+    """What `spread` finds."""
+    fabric, demand = problem_arrays(problem)
+    return spread(fabric, demand, Limits(**limits), rules=rules)
+
+
+def verified(problem, **options):
+    """The schedule, once the verifier accepted it and its finish is what the kernel says."""
+    found = solve(problem, **options)
+    schedule = Schedule(problem, found.chunk, found.link, found.start, producer="greedy")
+    assert verify(schedule).violations == ()
+    assert schedule.finish_ticks == found.finish_ticks
+    return schedule
+
+
+def faults_of_columns(problem, found):
+    """What is wrong with columns, by array arithmetic over all sends at once; for chunks of one size."""
+    topology, costs = problem.topology, problem.costs
+    src = np.array([e.src for e in topology.links])
+    dst = np.array([e.dst for e in topology.links])
+    units = int(costs.chunk_units[0])
+    took = costs.link_alpha + units * costs.link_beta
+    chunk, link, start = found.chunk.astype(np.int64), found.link, found.start.astype(np.int64)
+    never = np.iinfo(np.int64).max
+    there = np.full((len(costs.chunk_units), topology.num_ranks), never)
+    np.minimum.at(there, (chunk, dst[link]), start + took[link])
+    for c, each in enumerate(problem.collective.chunks):
+        there[c, list(each.origins)] = 0
+    faults = []
+    if (there[chunk, src[link]] > start).any():
+        faults.append("absent")
+    if any((there[c, list(e.destinations)] == never).any() for c, e in enumerate(problem.collective.chunks)):
+        faults.append("missing")
+    length = costs.hold_alpha + units * costs.hold_beta
+    holds_of_link = [[] for _ in topology.links]
+    for h, hold in enumerate(topology.holds):
+        holds_of_link[hold.link].append(h)
+    parts = []
+    for i in range(max(map(len, holds_of_link))):
+        row = np.array([hs[i] if i < len(hs) else -1 for hs in holds_of_link])
+        used = row[link] >= 0
+        h = row[link[used]]
+        receives = np.array([hold.side == "receive" for hold in topology.holds])[h]
+        begin = start[used] + np.where(receives, took[link[used]] - length[h], 0)
+        resource = np.array([hold.resource for hold in topology.holds])[h]
+        parts.append(np.stack((resource, begin, begin + length[h])))
+    rows = np.concatenate(parts, axis=1)
+    rows = rows[:, np.lexsort((rows[1], rows[0]))]
+    if ((rows[0, 1:] == rows[0, :-1]) & (rows[1, 1:] < rows[2, :-1])).any():
+        faults.append("overlap")
+    return faults
+
+
+def random_topology(rng, *, meaning):
+    """A ring in random order with chords, some links of which share NICs."""
+    num_ranks = rng.randint(2, 10)
+    builder = TopologyBuilder("random", [0] * num_ranks, alpha_meaning=meaning)
+    nics = [(builder.add_resource(f"out {i}"), builder.add_resource(f"in {i}")) for i in range(3)]
+    order = rng.sample(range(num_ranks), num_ranks)
+    pairs = {(order[i - 1], order[i]) for i in range(num_ranks)}
+    pairs |= {tuple(rng.sample(range(num_ranks), 2)) for _ in range(2 * num_ranks)}
+    for src, dst in sorted(pairs):
+        alpha, beta = rng.choice([0, 1, 3]), rng.choice([1, 2, 5, 7])
+        link = builder.add_link(src, dst, alpha_us=alpha, beta_us_per_mb=beta)
+        if rng.random() < 0.5:
+            cost = {"alpha_us": rng.randint(0, alpha), "beta_us_per_mb": rng.choice([1, beta])}
+            builder.add_hold(link, nics[src % 3][0], **cost)
+            builder.add_hold(link, nics[dst % 3][1], side="receive", **cost)
+    return builder.build()
+
+
+def random_collective(rng, num_ranks):
+    """One of those that spread, or one of random origins and destinations."""
+    name = rng.choice(["allgather", "broadcast", "scatter", "gather", "alltoall", "custom"])
+    if name != "custom":
+        return collectives.make(name, num_ranks, chunks_per_rank=rng.randint(1, 2))
+    chunks = range(rng.randint(1, 5))
+    return collectives.custom(
+        num_ranks,
+        precondition={c: rng.sample(range(num_ranks), rng.randint(1, 2)) for c in chunks},
+        postcondition={c: rng.sample(range(num_ranks), rng.randint(1, num_ranks)) for c in chunks},
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(some(20, 60)))
+def test_random_problems_verify(seed):
+    """Any topology, collective, alpha meaning, sizes and rule: the verifier accepts the schedule."""
+    rng = random.Random(seed)
+    topology = random_topology(rng, meaning=rng.choice(["occupies", "pipelined"]))
+    if rng.random() < 0.5:
+        topology = topology.reversed()
+    collective = random_collective(rng, topology.num_ranks)
+    sizes = MB
+    if rng.random() < 0.4:
+        sizes = [rng.choice([MB // 4, MB, 3 * MB]) for _ in collective.chunks]
+    rule = Rule(rng.choice(["in-turn", "fewest-first"]), rng.choice((0.0, 1.0, 2.0)), rng.random() < 0.5)
+    verified(problem_of(topology, collective, chunk_bytes=sizes), rules=[rule], seed=seed)
+
+
+def test_two_ranks():
+    """Each sends the other its chunk at once: 0.5 us + 20 us."""
+    assert verified(problem_of(topologies.ring(2), collectives.allgather(2))).finish_us == 20.5
+
+
+def test_ring_of_four():
+    """Three chunks over two links into each rank: two rounds of 20.5 us."""
+    assert verified(problem_of(topologies.ring(4), collectives.allgather(4))).finish_us == 41
+
+
+def test_switch_port_receives_one_at_a_time():
+    """Three chunks through one port: three rounds of 20.5 us, and no rank ever waits."""
+    assert verified(problem_of(topologies.star(4), collectives.allgather(4))).finish_us == 61.5
+
+
+def test_pipelined_alpha_does_not_hold_the_link():
+    """Two chunks over one link: the second starts after 20 us, not 30, and arrives at 50."""
+    builder = TopologyBuilder("pair", [0, 0], alpha_meaning="pipelined")
+    builder.add_link(0, 1, alpha_us=10, beta_us_per_mb=20)
+    problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=2))
+    assert verified(problem).finish_us == 50
+
+
+def test_shared_ingress_is_taken_without_a_gap():
+    """Ranks 1 and 2 send to 0 over one NIC, alpha 10 us apart from it: 20 us each, the last ends at 50."""
+    builder = TopologyBuilder("nic", [0, 1, 2])
+    nic = builder.add_resource("NIC")
+    for src in (1, 2):
+        link = builder.add_link(src, 0, alpha_us=10, beta_us_per_mb=20)
+        builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=20, side="receive")
+    assert verified(problem_of(builder.build(), collectives.custom(
+        3, precondition={0: [1], 1: [2]}, postcondition={0: [0], 1: [0]}
+    ))).finish_us == 50  # fmt: skip
+
+
+@pytest.mark.slow
+def test_mesh_meets_its_bound():
+    """8 x 8: a corner receives 63 chunks over 2 links, in 32 rounds of 20.5 us at least."""
+    assert verified(problem_of(topologies.mesh(8, 8), collectives.allgather(64))).finish_us == 656
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology",
+    [
+        topologies.mesh(12, 12),
+        topologies.mesh(10, 10, bandwidth_gb_per_s=(75, 50)),
+        topologies.mesh(10, 10, alpha_meaning="pipelined"),
+        topologies.dgx_h100(8, profile="nominal"),
+        topologies.dgx2(4),
+        without(topologies.torus(9, 9), links=[(0, 1)]),
+    ],
+    ids=lambda t: t.name,
+)
+def test_larger_fabrics_by_arithmetic(topology):
+    """Chunks are there when sent, reach everyone, and no resource is held twice."""
+    problem = problem_of(topology, collectives.allgather(topology.num_ranks))
+    assert faults_of_columns(problem, solve(problem)) == []
+
+
+def test_arithmetic_check_sees_faults():
+    """A send moved to the start takes what is not there yet, and overlaps; a send left out is missed."""
+    problem = problem_of(topologies.ring(4), collectives.allgather(4))
+    found = solve(problem)
+    assert faults_of_columns(problem, found) == []
+    early = np.zeros_like(found.start)
+    moved = replace(found, start=early)
+    assert faults_of_columns(problem, moved) == ["absent", "overlap"]
+    short = replace(found, chunk=found.chunk[:-1], link=found.link[:-1], start=found.start[:-1])
+    assert "missing" in faults_of_columns(problem, short)
+
+
+@pytest.mark.slow
+def test_every_rank_receives_a_chunk_once():
+    """An allgather of n ranks is n * (n - 1) sends."""
+    found = solve(problem_of(topologies.torus(6, 6), collectives.allgather(36)))
+    pairs = {(c, e) for c, e in zip(found.chunk.tolist(), found.link.tolist(), strict=True)}
+    assert len(found.chunk) == len(pairs) == 36 * 35
+
+
+def test_columns_are_compact():
+    """Two bytes for a chunk, four for a link and for a start."""
+    found = solve(problem_of(topologies.mesh(4, 4), collectives.allgather(16)))
+    assert [a.dtype for a in (found.chunk, found.link, found.start)] == [np.uint16, np.int32, np.int32]
+
+
+@pytest.mark.slow  # compiles the kernel once more
+def test_long_times_need_eight_bytes():
+    """A time beyond 2**31 ticks gives wider starts, and the same schedule."""
+    builder = TopologyBuilder("slow", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us="0.000001", beta_us_per_mb=3000)
+    problem = problem_of(builder.build(), collectives.broadcast(3))
+    assert verified(problem).finish_ticks == 2 * 3000000001
+    assert solve(problem).start.dtype == np.int64
+
+
+@pytest.mark.slow
+def test_many_events_of_many_sizes():
+    """Links that pipeline keep more events in the heap than it begins with, and it grows."""
+    builder = TopologyBuilder("long", [0, 0], alpha_meaning="pipelined")
+    builder.add_link(0, 1, alpha_us=10**4, beta_us_per_mb=1)
+    sizes = [MB, 2 * MB] * 1500
+    problem = problem_of(builder.build(), collectives.broadcast(2, chunks_per_rank=3000), chunk_bytes=sizes)
+    # 1500 * (1 + 2) us of beta, one after another, then the last alpha.
+    assert verified(problem).finish_us == 4500 + 10**4
+
+
+def test_same_seed_same_columns():
+    """A run is repeated exactly; another seed gives another schedule."""
+    problem = problem_of(topologies.torus(5, 5), collectives.allgather(25))
+    one, two, other = (solve(problem, seed=s, num_runs=1) for s in (1, 1, 2))
+    assert (one.chunk == two.chunk).all() and (one.link == two.link).all()
+    assert not ((one.chunk == other.chunk).all() and (one.link == other.link).all())
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Every run of the kernel that `spread` begins."""
+    begun = []
+    run = spreading._run
+
+    def counted(*arguments):
+        begun.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(spreading, "_run", counted)
+    return begun
+
+
+def test_search_stops_at_its_target(runs):
+    """No second run once the finish is as asked."""
+    solve(problem_of(topologies.ring(4), collectives.allgather(4)), num_runs=50, target_ticks=10**6)
+    assert len(runs) == 1
+
+
+def test_time_limit_gives_up_later_runs(runs):
+    """Ten thousand runs of a mesh take minutes; after a fifth of a second the best so far is returned."""
+    problem = problem_of(topologies.mesh(12, 12), collectives.allgather(144))
+    solve(problem, num_runs=10_000, until=Deadline.after(0.2))
+    assert 1 <= len(runs) < 1000
+
+
+def test_links_that_a_sketch_rules_out_are_not_used():
+    """A ring one way round: three rounds rather than two."""
+    topology = topologies.ring(4)
+    upwards = frozenset(e for e, ends in enumerate(topology.links) if ends.dst == (ends.src + 1) % 4)
+    problem = problem_of(topology, collectives.allgather(4), links_allowed=upwards)
+    assert verified(problem).finish_us == 61.5
+
+
+def test_group_uses_ranks_outside_as_relays():
+    """Ranks 0 and 2 of a path 0 - 1 - 2 exchange chunks through 1: two hops each."""
+    problem = problem_of(
+        topologies.mesh(3),
+        collectives.custom(3, precondition={0: [0], 1: [2]}, postcondition={0: [2], 1: [0]}),
+    )
+    schedule = verified(problem)
+    assert (schedule.num_transfers, schedule.finish_us) == (4, 41)
+
+
+def test_relays_keep_to_shortest_ways():
+    """A scatter along a line of five: 1 + 2 + 3 + 4 sends, the farthest first, done in four rounds."""
+    schedule = verified(problem_of(topologies.mesh(5), collectives.scatter(5)))
+    assert (schedule.num_transfers, schedule.finish_us) == (10, 82)
+
+
+def test_unreachable_ranks_are_an_error():
+    """One link from 0 to 1: rank 1's chunk cannot reach rank 0."""
+    builder = TopologyBuilder("one way", [0, 0])
+    builder.add_link(0, 1, alpha_us=0, beta_us_per_mb=1)
+    with pytest.raises(CollectiveError, match="1 chunks cannot reach"):
+        solve(problem_of(builder.build(), collectives.allgather(2)))
+
+
+def test_combining_collectives_are_refused():
+    """Reductions are spread in reverse by others."""
+    problem = problem_of(topologies.ring(3), collectives.allreduce(3))
+    with pytest.raises(CollectiveError, match="combines"):
+        make_demand(problem.collective, problem.costs)
+
+
+def test_fabric_tells_fast_links_from_slow():
+    """Two pairs joined inside by 1 us links, across by 10 us links: two classes, two components."""
+    builder = TopologyBuilder("pairs", [0, 0, 1, 1])
+    for src, dst, beta in ((0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (0, 2, 10), (2, 0, 10)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    problem = problem_of(builder.build(), collectives.allgather(4))
+    fabric = make_fabric(problem)
+    of_class = fabric.component[1].tolist()
+    assert of_class[0] == of_class[1] != of_class[2] == of_class[3]
+    assert fabric.fast_rate[1].tolist() == [1, 1, 1, 1]
+
+
+def late_ports():
+    """Two pairs that exchange 8 chunks a rank over rails of 10 + 1 us, and links inside of 5 + 1, free after 1."""
+    builder = TopologyBuilder("late ports", [0, 0, 1, 1], alpha_meaning="pipelined")
+    for a, b in ((0, 1), (2, 3), (0, 2), (1, 3)):
+        for src, dst in ((a, b), (b, a)):
+            builder.add_link(src, dst, alpha_us=5 if b == a + 1 else 10, beta_us_per_mb=1)
+    return problem_of(builder.build(), collectives.allgather(4, chunks_per_rank=8))
+
+
+def test_fast_links_lag_by_what_they_take_beyond_what_they_are_busy():
+    """A link inside is free after 1 of 6 us."""
+    problem = late_ports()
+    fabric = make_fabric(problem)
+    assert (fabric.fast_lag[1] / problem.costs.ticks_per_us).tolist() == [5, 5, 5, 5]
+
+
+def test_slow_links_repeat_what_fast_ones_get_late():
+    """Where each chunk crosses once, 8 on each rail, the last is at the neighbour at 10 + 8 + 5 + 1 = 24 us.
+
+    By 22 us a rail brings 12 chunks, and the link inside has to bring only 4 after the first of these, at 17 us.
+    """
+    schedule = verified(late_ports(), rules=[Rule("in-turn", rarest=True)])
+    assert schedule.finish_us == 22
+
+
+def test_slow_links_bring_a_node_every_chunk_once():
+    """Nodes of three joined by slow rails: each chunk crosses once, and spreads inside."""
+    builder = TopologyBuilder("rails", [0, 0, 0, 1, 1, 1])
+    for node in (0, 3):
+        for a in range(3):
+            for b in range(3):
+                if a != b:
+                    builder.add_link(node + a, node + b, alpha_us=0, beta_us_per_mb=1)
+    rails = [builder.add_link(s, (s + 3) % 6, alpha_us=0, beta_us_per_mb=10) for s in range(6)]
+    schedule = verified(problem_of(builder.build(), collectives.allgather(6)), rules=[Rule("in-turn")])
+    # One crossing a chunk, 10 us, and 1 us to the two neighbours.
+    assert (int(np.isin(schedule.link, rails).sum()), schedule.finish_us) == (6, 11)
+
+
+def test_rarest_chunks_leave_a_source_once():
+    """Three chunks to three neighbours: each gets another first, and they exchange them, in 2 rounds of 20.5 us.
+
+    In order of arrival all three get the same chunk in each of three rounds.
+    """
+    collective = collectives.broadcast(4, chunks_per_rank=3)
+    problem = problem_of(topologies.fully_connected(4), collective)
+    rules = [Rule("in-turn", rarest=rarest) for rarest in (True, False)]
+    assert [verified(problem, rules=[rule], num_runs=1).finish_us for rule in rules] == [41, 61.5]
+
+
+def test_demand_of_arrays():
+    """A demand needs no `Collective`: one chunk from rank 0 of a ring to all."""
+    problem = problem_of(topologies.ring(4), collectives.allgather(4))
+    fabric = make_fabric(problem)
+    found = spread(fabric, Demand(np.ones(1, np.int64), np.array([0, 1]), np.zeros(1, np.int32)))
+    assert len(found.chunk) == 3
+
+
+@pytest.mark.slow
+def test_kernel_is_the_same_undecorated():
+    """Without compilation, the same columns come out."""
+    code = (
+        "import taccl, numba\n"
+        "from taccl.problem.problem import make_problem\n"
+        "from taccl.synthesis.kernels.fabric import problem_arrays\n"
+        "from taccl.synthesis.kernels.limits import Limits\n"
+        "from taccl.synthesis.proposers.spreading import spread\n"
+        "for topology, name in ((taccl.topologies.dgx_a100(2, profile='nominal'), 'allgather'), (taccl.topologies.mesh(3, 3), 'scatter')):\n"
+        "    collective = taccl.collectives.make(name, topology.num_ranks)\n"
+        "    fabric, demand = problem_arrays(make_problem(topology, collective, chunk_bytes=10**6))\n"
+        "    found = spread(fabric, demand, Limits(seed=3, num_runs=2))\n"
+        "    print(found.chunk.tolist(), found.link.tolist(), found.start.tolist())\n"
+        "print(bool(numba.config.DISABLE_JIT))\n"
+    )
+    answers = []
+    for disabled in ("0", "1"):
+        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        *columns, last = done.stdout.splitlines()
+        assert last == str(disabled == "1")
+        answers.append(columns)
+    assert answers[0] == answers[1]

@@ -1,0 +1,409 @@
+"""The quotient: how much symmetry saves, which symmetries times may have, and which ways are kept."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from fractions import Fraction
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pytest
+
+from taccl import collectives, topologies
+from taccl.analysis.verification.verify import verify
+from taccl.sketch.group import symmetry_group
+from taccl.sketch.library import load_sketch
+from taccl.sketch.symmetry import offset_permutation
+from taccl.sketch.upstream import load_problem
+from taccl.synthesis.proposers.greedy import critical_priorities, expand, list_schedule
+from taccl.synthesis.symmetry.quotient import take_quotient
+from taccl.synthesis.symmetry.timing_group import timing_group
+from taccl.topology import machines
+from taccl.topology.builder import TopologyBuilder
+from tests.foreign import OURS
+from tests.fuzzing import cases
+from tests.synthesis.small_problems import custom, full, problem_of, ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from taccl.problem.problem import Problem
+    from taccl.synthesis.symmetry.quotient import Quotient
+    from taccl.topology.topology import Topology
+
+ROTATION = tuple((r + 1) % 4 for r in range(4))
+
+
+def timing_quotient(problem: Problem) -> Quotient:
+    """By the symmetries that times may have."""
+    return take_quotient(problem, timing_group(problem))
+
+
+def test_without_symmetry_every_chunk_and_link_is_a_hop() -> None:
+    """Full(3), allgather: each chunk over the 4 links that do not lead home; 9 states."""
+    quotient = timing_quotient(problem_of(full(3), collectives.allgather(3)))
+    assert quotient.group.order == 1
+    assert len(quotient.hops) == 3 * 4
+    assert len(quotient.states) == 3 * 3
+    assert (quotient.num_resources, len(quotient.link_rep)) == (6, 6)
+
+
+def test_a_rotation_makes_all_chunks_one() -> None:
+    """Ring of 4 turned by one: a chunk over the 6 of 8 links that do not lead home, 4 states, 2 links."""
+    quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert quotient.group.order == 4
+    assert (len(quotient.hops), len(quotient.states), len(quotient.link_rep)) == (6, 4, 2)
+    assert all(len(quotient.members(m)) == 4 for m in range(6))
+
+
+def test_hops_over_one_orbit_of_links_share_its_representative() -> None:
+    """So that they can merge."""
+    quotient = timing_quotient(problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,)))
+    assert {hop.link for hop in quotient.hops} == set(quotient.link_rep)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "size", "hops"),
+    [
+        ("hub-n1", "hub-64KB", 2, 2 * 1 // 2),  # chunks * links that do not lead home // elements
+        # Rank 0's chunk: 0->1, 0->3, 2->3 and 3->2, but neither 1->0, home, nor 2->1, back.
+        ("hub-n2", "hub-64KB", 2, 4 * 4 // 2),
+        ("hub-rails-n2", "hub-64KB", 4, 4 * (1 + 2 + 2) // 4),
+        # Two chunks a rank: one link in its node, 4 to each other node, 2 in each, none from one to the other.
+        ("hub-n3", "hub-64KB", 3, 12 * (1 + 2 * 4 + 2 * 2) // 3),
+        ("ndv2-n2", "ndv2-2MB", 2, 16 * (32 - 4 + 1 + 32) // 2),
+        ("dgx2-n1", "dgx2-4KB", 4, 16 * (240 - 15) // 4),
+    ],
+)
+def test_our_sketches_fold(sketch: str, topology: str, size: int, hops: int) -> None:
+    """All the symmetry that our files name is used in time: so many elements, so many hops, by hand."""
+    folder = OURS / "upstream-taccl"
+    problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
+    quotient = timing_quotient(problem)
+    assert (quotient.group.order, len(quotient.hops)) == (size, hops)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "topology", "size", "hops"),
+    [
+        ("sk1-ndv2-n1", "topo-ndv2-1MB", 1, 224), ("sk1-ndv2-n2", "topo-ndv2-1MB", 2, 488),
+        ("sk1-dgx2-n1", "topo-dgx2-1MB", 8, 450), ("sk1-dgx2-n2", "topo-dgx2-1MB", 16, 1864),
+        ("sk2-dgx2-n2", "topo-dgx2-1KB", 16, 932),
+    ],
+)  # fmt: skip
+def test_published_sketches_fold(shared_data: Path, sketch: str, topology: str, size: int, hops: int) -> None:
+    """All the symmetry that the sketches name is used in time: so many elements, so many hops."""
+    folder = shared_data / "upstream-taccl"
+    problem = load_problem(folder / "sketch" / f"{sketch}.json", folder / "topo" / f"{topology}.json")
+    quotient = timing_quotient(problem)
+    assert (quotient.group.order, len(quotient.hops)) == (size, hops)
+
+
+def test_the_shipped_dgx2_sketch_folds_sixteenfold() -> None:
+    """DGX-2 x2, allgather of two chunks a rank, ranks alike modulo 2: 64 chunks in orbits of 16.
+
+    A chunk spreads over the 16 * 15 links of its node's switch but the 15 that lead home, crosses over the one
+    connection of its relay (direct crossing), and spreads over all 16 * 15 of the other node: 466 hops.
+    """
+    topology, collective = machines.dgx2(nodes=2), collectives.allgather(32, chunks_per_rank=2)
+    quotient = timing_quotient(load_sketch("dgx2/sk1").apply(topology, collective, chunk_size="1MB"))
+    assert quotient.group.order == 16
+    assert len(quotient.hops) == 64 // 16 * (225 + 1 + 240) == 1864
+
+
+def test_an_unfolded_schedule_verifies() -> None:
+    """What is scheduled on the quotient is a schedule of the whole, with the quotient's finish."""
+    problem = problem_of(ring(4), collectives.allgather(4), symmetry=(ROTATION,))
+    quotient = timing_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
+    assert found is not None
+    whole = expand(quotient, found.sends, producer="test")
+    assert verify(whole).ok
+    assert whole.finish_ticks == found.finish_ticks == 4
+    assert len(whole) == 12
+
+
+def listed(generators: Iterable[tuple[tuple[int, ...], ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    """Every product of permutations of several things at once, the identity among them."""
+    steps = list(generators)
+    found = [tuple(tuple(range(len(part))) for part in steps[0])]
+    for element in found:
+        for step in steps:
+            product = tuple(tuple(b[i] for i in a) for a, b in zip(element, step, strict=True))
+            if product not in found:
+                found.append(product)
+    return found
+
+
+def symmetric(seed: int) -> Problem:
+    """A small network with up to three of its symmetries, and random chunks that those take to one another."""
+    rng = random.Random(seed)
+    mirror = tuple(range(5, -1, -1))
+    three = ((1, 2, 0, 4, 5, 3, 7, 8, 6), (0, 3, 6, 1, 4, 7, 2, 5, 8), (3, 4, 5, 6, 7, 8, 0, 1, 2))
+    cube = ((1, 0, 3, 2, 5, 4, 7, 6), (0, 2, 1, 3, 4, 6, 5, 7), (0, 2, 4, 6, 1, 3, 5, 7))
+    anyone = tuple(rng.choice(list(permutations(range(4)))[1:]) for _ in range(3))
+    topology, known = rng.choice(
+        (
+            (ring(6), ((1, 2, 3, 4, 5, 0), mirror)),
+            (topologies.torus(3, 3), three),
+            (topologies.hypercube(3), cube),
+            (full(4), anyone),
+            (full(4, port=True), anyone),
+            (topologies.dgx2(1), (offset_permutation(16, 3, 8), offset_permutation(16, 8, 16))),
+        )
+    )
+    ranks = rng.sample(known, rng.randint(1, len(known)))
+    num_ranks = topology.num_ranks
+    everyone = range(num_ranks) if rng.random() < 0.3 else rng.sample(range(num_ranks), rng.randint(1, 2))
+    origins = rng.sample(range(num_ranks), rng.randint(1, 2))
+    images = (
+        (tuple(sorted(g[r] for r in origins)), tuple(sorted(g[r] for r in everyone)))
+        for (g,) in listed([(each,) for each in ranks])
+    )
+    ways = list(dict.fromkeys(images)) * rng.randint(1, 2)
+    slack = Fraction(rng.choice((0, 1, 1000)))
+    return problem_of(topology, custom(num_ranks, ways), symmetry=tuple(ranks), routing_slack=slack)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_a_fold_by_generators_is_that_by_the_listed_group() -> None:
+    """Its hops, states and their ends are the orbits that one finds by trying every product of generators."""
+    for seed in cases("quotients by generators", few=15, many=400):
+        problem = symmetric(seed)
+        group = symmetry_group(problem)
+        elements = listed((g.ranks, g.chunks, g.links) for g in group.generators)
+        plain, whole = take_quotient(problem), take_quotient(problem, group)
+        assert group.order == len({ranks for ranks, _, _ in elements})
+        sends = {
+            (hop.chunk, hop.link): {(chunks[hop.chunk], links[hop.link]) for _, chunks, links in elements}
+            for hop in plain.hops
+        }
+        names = {
+            (state.chunk, state.rank): min((chunks[state.chunk], r[state.rank]) for r, chunks, _ in elements)
+            for state in plain.states
+        }
+        assert {(state.chunk, state.rank) for state in whole.states} == set(names.values())
+        assert {frozenset(whole.members(m)) for m in range(len(whole.hops))} == set(
+            map(frozenset, sends.values())
+        )
+        assert len(whole.hops) == len(set(map(frozenset, sends.values())))
+        for m, hop in enumerate(whole.hops):
+            members = sends[hop.chunk, hop.link]
+            first = min(e for _, e in members)
+            assert (hop.chunk, hop.link) == min((c, e) for c, e in members if e == first)
+            assert whole.num_members(m) == len(members)
+            row = min(c for c, _ in members)
+            assert list(hop.links) == sorted(e for c, e in members if c == row)
+        ends = {
+            (hop.chunk, hop.link): [
+                {names[plain.states[p].chunk, plain.states[p].rank] for p in each}
+                for each in (hop.srcs, hop.dsts)
+            ]
+            for hop in plain.hops
+        }
+        for hop in whole.hops:
+            assert ends[hop.chunk, hop.link] == [
+                {(whole.states[p].chunk, whole.states[p].rank) for p in each} for each in (hop.srcs, hop.dsts)
+            ]
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_what_is_folded_in_time_never_clashes() -> None:
+    """No link shares a resource with its image under any product, and what is scheduled so verifies."""
+    for seed in cases("quotients of times", few=15, many=400):
+        problem = symmetric(seed)
+        quotient = timing_quotient(problem)
+        held = [{hold.resource for hold in holds} for holds in problem.topology.holds_of_link]
+        generators = [(g.ranks, g.links) for g in quotient.group.generators]
+        for ranks, links in listed(generators) if generators else ():
+            moved = ranks != tuple(range(len(ranks)))
+            assert not moved or all(held[e].isdisjoint(held[links[e]]) for e in problem.links_allowed)
+        found = list_schedule(quotient, critical_priorities(quotient))
+        assert found is not None
+        whole = expand(quotient, found.sends, producer="test")
+        assert verify(whole).ok
+        assert whole.finish_ticks <= found.finish_ticks
+
+
+def test_more_symmetries_than_memory_holds() -> None:
+    """All 24! renamings of 24 ranks reduce an alltoall to five hops; times may have 24 of them.
+
+    A chunk goes from its sender to its receiver or to another, from another to its receiver, from its receiver
+    to another, and between others.
+    """
+    rotation, swap = offset_permutation(24, 1, 24), (1, 0, *range(2, 24))
+    problem = problem_of(full(24), collectives.alltoall(24), symmetry=(swap, rotation))
+    whole = take_quotient(problem, symmetry_group(problem))
+    assert whole.group.order is None
+    assert sorted(whole.num_members(m) for m in range(len(whole.hops))) == [
+        24 * 23,
+        *[24 * 23 * 22] * 3,
+        24 * 23 * 22 * 21,
+    ]
+    assert timing_group(problem).order == 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "offsets", "order", "in_time"),
+    [
+        (topologies.fully_connected(12), ((1, 3), (1, 4), (1, 12)), None, 12),
+        (topologies.fully_connected(12), ((1, 3), (1, 4)), None, 4),
+        (topologies.dgx2(1), ((3, 8), (1, 16)), 2048, 16),
+        (topologies.dgx2(2), ((2, 8), (2, 16), (16, 32)), 128, 16),
+    ],
+    ids=["3, 4 and 12", "3 and 4", "8 and 16", "8, 16 and 32"],
+)
+def test_several_symmetries_fold_in_little_memory(
+    topology: Topology, offsets: Sequence[tuple[int, int]], order: int | None, in_time: int
+) -> None:
+    """As many in time as there are ranks, or ranks of other NICs, and 64 MB for them all.
+
+    Of 3 and 4, the twelve that turn all ranks are products of more than two of these.
+    """
+    num_ranks = topology.num_ranks
+    symmetry = tuple(offset_permutation(num_ranks, *each) for each in offsets)
+    problem = problem_of(topology, collectives.allgather(num_ranks), symmetry=symmetry)
+    tracemalloc.start()
+    quotient = timing_quotient(problem)
+    whole = take_quotient(problem, symmetry_group(problem))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (whole.group.order, quotient.group.order) == (order, in_time)
+    assert most < 64 * 2**20
+
+
+def shared(*, half_duplex: bool = False) -> Problem:
+    """Rank 0 to 2 and 1 to 3 behind one NIC (or: 0 to 1 and back over one wire), mirrored."""
+    if half_duplex:
+        builder = TopologyBuilder("wire", [0, 0])
+        pairs, mirror = ((0, 1), (1, 0)), (1, 0)
+    else:
+        builder = TopologyBuilder("NIC", [0, 0, 1, 1])
+        pairs, mirror = ((0, 2), (1, 3)), (1, 0, 3, 2)
+    resource = builder.add_resource("shared")
+    for src, dst in pairs:
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, resource, alpha_us=0, beta_us_per_mb=1)
+    ways = [([src], [dst]) for src, dst in pairs]
+    return problem_of(builder.build(), custom(len(mirror), ways), symmetry=(mirror,))
+
+
+@pytest.mark.parametrize("half_duplex", [False, True], ids=["NIC", "wire"])
+def test_a_fixed_resource_is_not_folded_in_time(half_duplex: bool) -> None:
+    """The mirror keeps the shared resource where it is: two sends take turns, 2 us."""
+    problem = shared(half_duplex=half_duplex)
+    group = symmetry_group(problem)
+    assert group.order == 2
+    assert timing_group(problem).order == 1
+    assert len(take_quotient(problem, group).hops) == 1
+    quotient = timing_quotient(problem)
+    found = list_schedule(quotient, critical_priorities(quotient))
+    assert found is not None
+    assert found.finish_ticks == 2
+
+
+def test_a_fixed_resource_that_nobody_may_use_does_not_matter() -> None:
+    """Without the links that hold the NIC, times may have the mirror."""
+    builder = TopologyBuilder("idle NIC", [0, 0, 1, 1])
+    nic = builder.add_resource("NIC")
+    for src, dst in ((0, 1), (1, 0), (0, 2), (1, 3)):
+        link = builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+        if dst > 1:
+            builder.add_hold(link, nic, alpha_us=0, beta_us_per_mb=1)
+    collective = custom(4, [([0], [1]), ([1], [0])])
+    problem = problem_of(builder.build(), collective, symmetry=((1, 0, 3, 2),))
+    group = symmetry_group(problem)
+    assert (group.order, timing_group(problem).order) == (2, 1)
+    inside = problem.with_clauses(links_allowed=frozenset({0, 1}))
+    assert timing_group(inside).order == 2
+
+
+def test_only_the_part_that_acts_freely_is_taken() -> None:
+    """Four ranks in a ring with a port that ranks 0 and 2 share, 1 and 3 likewise: a half turn fixes both.
+
+    A turn by one swaps the ports, but its square is the half turn: nothing is left.
+    """
+    builder = TopologyBuilder("ports", [0] * 4)
+    ports = [builder.add_resource("even"), builder.add_resource("odd")]
+    for r in range(4):
+        link = builder.add_link(r, (r + 1) % 4, alpha_us=0, beta_us_per_mb=1)
+        builder.add_hold(link, ports[r % 2], alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.allgather(4), symmetry=(ROTATION,))
+    group = symmetry_group(problem)
+    assert (group.order, timing_group(problem).order) == (4, 1)
+
+
+def test_one_destination_makes_a_single_path() -> None:
+    """A destination that has the chunk from the start does not count."""
+    ways = [([0], [2]), ([0], [0, 2]), ([0], [1, 2])]
+    assert timing_quotient(problem_of(ring(3), custom(3, ways))).single_path == (True, True, False)
+
+
+def near_tie(slack: Fraction) -> Quotient:
+    """0 -> 1 in 46 us, or by rank 2 in 23.3 + 23.3."""
+    builder = TopologyBuilder("near tie", [0] * 3)
+    for src, dst, beta in ((0, 1, 46), (0, 2, "23.3"), (2, 1, "23.3")):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=beta)
+    return timing_quotient(problem_of(builder.build(), custom(3, [([0], [1])]), routing_slack=slack))
+
+
+@pytest.mark.parametrize(
+    ("slack", "links"), [(Fraction(0), {0}), (Fraction(1, 100), {0}), (Fraction(1, 10), {0, 1, 2})]
+)
+def test_slack_keeps_near_ties(slack: Fraction, links: set[int]) -> None:
+    """46.6 is 1.3 % above 46: a slack of 1 % keeps one way, one of 10 % both."""
+    assert {hop.link for hop in near_tie(slack).hops} == links
+
+
+def test_exact_ties_need_no_slack() -> None:
+    """Both ways round a ring of 4 to the rank opposite."""
+    quotient = timing_quotient(problem_of(ring(4), custom(4, [([0], [2])]), routing_slack=Fraction(0)))
+    assert len(quotient.hops) == 4
+
+
+def test_hops_know_how_far_it_still_is() -> None:
+    """On a ring of 5 with 2 us a hop, the first hop of a broadcast has one more hop of 2 us behind it."""
+    topology = ring(5)
+    quotient = timing_quotient(problem_of(topology, collectives.broadcast(5), routing_slack=Fraction(0)))
+    tails = {(topology.links[m.link].src, topology.links[m.link].dst): m.tail_ticks for m in quotient.hops}
+    assert (tails[0, 1], tails[1, 2]) == (2, 0)
+
+
+def test_restricting_keeps_only_the_given_hops() -> None:
+    """States stay; hops are renumbered, and states know only those."""
+    quotient = timing_quotient(problem_of(full(3), collectives.broadcast(3)))
+    part = quotient.restrict([(0, 0)])
+    assert [(m.chunk, m.link) for m in part.hops] == [(0, 0)]
+    assert len(part.states) == len(quotient.states)
+    assert sum(len(p.hops_in) for p in part.states) == 1
+
+
+def test_derived_chunks_share_the_state_of_their_source() -> None:
+    """Scan on 3 ranks: prefix 0 at rank 1 is where prefix 1 starts; the last prefix is nowhere sent."""
+    quotient = timing_quotient(problem_of(ring(3), collectives.scan(3), routing_slack=Fraction(0)))
+    sources = {hop.chunk: quotient.states[hop.srcs[0]] for hop in quotient.hops}
+    assert (sources[1].chunk, sources[1].rank) == (0, 1)
+    assert not sources[1].is_origin
+
+
+def test_a_sketch_link_is_no_hop() -> None:
+    """Links that the sketch forbids carry nothing."""
+    quotient = timing_quotient(
+        problem_of(full(3), collectives.allgather(3), links_allowed=frozenset({0, 1, 2, 4}))
+    )
+    assert {hop.link for hop in quotient.hops} == {0, 1, 2, 4}
+
+
+def test_a_link_of_several_sources_shortens_no_way():
+    """To rank 1 the link from ranks 0 and 2 is fast, and waits for both: the chunk of rank 2 goes by rank 0."""
+    builder = TopologyBuilder("ring", [0, 0, 0])
+    for rank in range(3):
+        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=5)
+    builder.add_link((0, 2), 1, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.gather(3, root=1), routing_slack=Fraction(1, 10))
+    assert {(hop.chunk, hop.link) for hop in take_quotient(problem).hops} >= {(0, 0), (2, 2), (2, 0)}

@@ -1,0 +1,415 @@
+"""Synthesis by translation: bounds are met, and what is implicit is what would be written out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from itertools import permutations
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taccl import collectives, topologies
+from taccl.analysis.certificates.bounds import lower_bound
+from taccl.analysis.certificates.translation_bound import bound_of
+from taccl.analysis.verification.verify import verify
+from taccl.analysis.verification.verify_implicit import verify_implicit
+from taccl.errors import InputError, TopologyError
+from taccl.problem.problem import make_problem
+from taccl.synthesis.symmetry.implicit import find_translations, implicit_translations, synthesize_implicit
+from taccl.synthesis.symmetry.translation import memory_needed, translate
+from taccl.topology import graphs, transform
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.named import as_named, parse_named
+from taccl.topology.regular import CyclicProduct, PermutationGroup
+from taccl.topology.translations import along_ring, translations_of_topology
+from tests.fuzzing import some
+
+COLLECTIVES = ("allgather", "reduce-scatter", "allreduce", "alltoall")
+NAMES = ("ring:2", "ring:5", "torus:3x4", "torus:2x2x3", "hypercube:3", "fully-connected:5", "star:5")
+
+
+def check(result) -> None:
+    """An implicit schedule and what it expands to are both valid, and finish together."""
+    schedule = result.schedule
+    expanded = schedule.expand()
+    assert verify_implicit(schedule).ok
+    assert verify(expanded).ok
+    assert (expanded.finish, expanded.num_transfers) == (schedule.finish, schedule.num_transfers)
+    assert result.bound.bound <= schedule.finish
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", NAMES)
+def test_small_fabrics_expand_to_valid_schedules(name, collective):
+    """Every fabric and collective, under both meanings of alpha."""
+    for meaning in ("occupies", "pipelined"):
+        check(synthesize_implicit(name, collective, chunk_size=1000, alpha_meaning=meaning))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_several_chunks_per_rank(collective):
+    """Two and three chunks of every rank."""
+    for pieces in (2, 3):
+        check(synthesize_implicit("torus:3x4", collective, chunks_per_rank=pieces))
+
+
+@pytest.mark.slow
+@settings(max_examples=some(15, 25), deadline=None)
+@given(
+    dims=st.lists(st.integers(1, 5), min_size=1, max_size=3).filter(lambda d: 2 <= np.prod(d) <= 30),
+    rates=st.lists(st.sampled_from([12, 50, 75, 400]), min_size=3, max_size=3),
+    alpha=st.sampled_from(["0", "0.5", "30"]),
+    meaning=st.sampled_from(["occupies", "pipelined"]),
+    collective=st.sampled_from(COLLECTIVES),
+    pieces=st.integers(1, 2),
+)
+def test_any_torus_is_valid(dims, rates, alpha, meaning, collective, pieces):
+    """Any sides, bandwidths by axis and alpha."""
+    check(
+        synthesize_implicit(
+            f"torus:{'x'.join(map(str, dims))}",
+            collective,
+            chunks_per_rank=pieces,
+            bandwidth_gb_per_s=rates[: len(dims)],
+            alpha_us=alpha,
+            alpha_meaning=meaning,
+        )
+    )
+
+
+@pytest.mark.parametrize("dims", ["4x4", "3x7", "5x5", "2x9", "31x33", "32x32", "2x3x4", "7x9x11", "3x3x3x3"])
+def test_tori_meet_the_bound(dims):
+    """ceil((R - 1) / links) rounds, or the diameter: no schedule is faster."""
+    assert synthesize_implicit(f"torus:{dims}").gap == 0
+
+
+@pytest.mark.parametrize("name", ["hypercube:1", "hypercube:7", "ring:9", "fully-connected:40", "star:20"])
+def test_other_fabrics_meet_the_bound(name):
+    """An allgather that no schedule beats."""
+    assert synthesize_implicit(name).gap == 0
+
+
+def test_two_speeds_meet_the_bound():
+    """75 GB/s along one axis and 50 along the other: every link is busy to the end."""
+    assert synthesize_implicit("torus:16x16", bandwidth_gb_per_s=[75, 50]).gap < 0.001
+
+
+def test_torus_200x200():
+    """40,000 ranks, 1.6 milliard transfers: 10,000 rounds of 20.5 us."""
+    result = synthesize_implicit("torus:200x200")
+    assert result.finish_us == 10_000 * 20.5
+    assert result.bound.bound == Fraction(205_000)
+    assert result.schedule.num_transfers == 40_000 * 39_999
+
+
+@pytest.mark.slow
+def test_torus_of_a_million_ranks():
+    """ceil(999,999 / 6) rounds of 20.5 us."""
+    assert synthesize_implicit("torus:100x100x100").finish_us == 166_667 * 20.5
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", ["torus:3x4", "hypercube:3", "star:4", "fully-connected:4"])
+def test_bounds_are_no_better_than_the_certificate(name, collective):
+    """On small fabrics `lower_bound` and the bound from the description lie below the finish, and agree."""
+    result = synthesize_implicit(name, collective)
+    certificate = lower_bound(result.schedule.problem())
+    assert certificate.bound <= result.schedule.finish
+    assert result.bound.bound <= certificate.bound or result.gap == 0
+    assert float(result.bound.bound) == pytest.approx(float(certificate.bound), rel=0.15)
+
+
+def test_alltoall_balances_the_ways_round():
+    """On an even torus, offsets half way round go either way: within 1 % of volume times distance."""
+    assert synthesize_implicit("torus:16x16", "alltoall").gap <= 0.01
+
+
+def test_an_allgather_and_its_reversal_take_as_long():
+    """Reduce-scatter is the allgather with time turned round; allreduce is both."""
+    finish = {name: synthesize_implicit("torus:5x6", name).schedule.finish for name in COLLECTIVES[:3]}
+    assert finish["reduce-scatter"] == finish["allgather"]
+    assert finish["allreduce"] == 2 * finish["allgather"]
+
+
+def test_the_same_seed_makes_the_same_schedule():
+    """Digests agree."""
+    first, second = (synthesize_implicit("torus:3x7", seed=5).schedule.digest() for _ in range(2))
+    assert first == second
+
+
+def test_a_one_way_ring_needs_reversed_links_for_sums():
+    """Links go upwards only: the allgather goes up, the reduce-scatter too, and both are valid."""
+    topology = topologies.ring(5).without(links=range(5, 10))
+    for collective in COLLECTIVES:
+        result = synthesize_implicit(topology, collective)
+        check(result)
+    assert synthesize_implicit(topology).gap == 0
+
+
+# ---- topologies
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [topologies.torus(4, 3), topologies.hypercube(3), topologies.star(4), topologies.fully_connected(5)],
+    ids=lambda topology: topology.name,
+)
+def test_translations_are_found(topology):
+    """Without being told more than links and holds."""
+    assert find_translations(topology) is not None
+    check(synthesize_implicit(topology))
+
+
+def test_circulant_graphs_are_found():
+    """A circulant of 13 ranks with steps of 1 and 5 either way: 12 chunks over 4 links are 3 rounds."""
+    graph = networkx.circulant_graph(13, [1, 5])
+    for _, _, data in graph.edges(data=True):
+        data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
+    result = synthesize_implicit(graphs.from_networkx(graph, name="circulant"))
+    check(result)
+    assert result.finish_us == 3 * 20.5
+
+
+def test_a_group_may_be_given():
+    """A triangle with a twin, the Cayley graph of S3: rank i is the i-th permutation of three things."""
+    elements = list(permutations(range(3)))
+
+    def times(a, b):
+        return elements.index(tuple(elements[a][i] for i in elements[b]))
+
+    swap, turn, back = (elements.index(each) for each in ((1, 0, 2), (1, 2, 0), (2, 0, 1)))
+    builder = TopologyBuilder("S3", [0] * 6)
+    for rank in range(6):
+        for step in (swap, turn, back):
+            builder.add_link(rank, times(rank, step), alpha_us=1, beta_us_per_mb=20)
+    generators = [[times(g, r) for r in range(6)] for g in (swap, turn)]
+    for collective in COLLECTIVES[:3]:
+        result = synthesize_implicit(builder.build(), collective, group=generators)
+        check(result)
+        assert result.gap == 0
+
+
+def test_alltoall_wants_links_along_the_axes():
+    """Steps of 2 and 3 on a ring of 5 are no axis."""
+    graph = networkx.circulant_graph(7, [2])
+    for _, _, data in graph.edges(data=True):
+        data.update(bandwidth_gb_per_s=50, alpha_us=0.5)
+    with pytest.raises(TopologyError, match="along the axes"):
+        synthesize_implicit(graphs.from_networkx(graph, name="twos"), "alltoall")
+
+
+def test_a_broken_torus_has_no_translations():
+    """One link less."""
+    with pytest.raises(TopologyError, match="found no translations"):
+        synthesize_implicit(transform.without(topologies.torus(3, 3), links=[0]))
+
+
+def test_shared_nics_are_refused():
+    """Ranks of one node share NICs, which translations would take to themselves."""
+    builder = TopologyBuilder("shared", [0, 0, 1, 1])
+    nic = builder.add_resource("nic")
+    for src in range(4):
+        link = builder.add_link(src, (src + 1) % 4, alpha_us=1, beta_us_per_mb=1)
+        builder.add_hold(link, nic, alpha_us=1, beta_us_per_mb=1)
+    with pytest.raises(TopologyError, match="share resources such as nic"):
+        translations_of_topology(builder.build(), [[1, 2, 3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("generators", "text"),
+    [
+        ([], "at least one"),
+        ([[0, 0, 1, 2]], "name every rank"),
+        ([[1, 0, 2, 3]], "to 2 of 4 ranks"),
+        ([[1, 2, 3, 0], [0, 3, 2, 1]], "in two ways"),
+        ([[1, 2, 0]], "expected 4"),
+        ([[2, 3, 1, 0]], "no link"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(generators, text):
+    """No group, no permutation, not all ranks, some twice, other ranks, other links."""
+    with pytest.raises(TopologyError, match=text):
+        translations_of_topology(topologies.ring(4), generators)
+
+
+def test_links_that_cost_otherwise_are_refused():
+    """One link of a ring takes longer."""
+    ring = topologies.ring(4)
+    links = (replace(ring.links[0], alpha_us=Fraction(9)), *ring.links[1:])
+    with pytest.raises(TopologyError, match="costs otherwise"):
+        translations_of_topology(replace(ring, links=links), [[1, 2, 3, 0]])
+
+
+def test_links_that_do_not_reach_all_are_refused():
+    """Two rings of two ranks, side by side."""
+    builder = TopologyBuilder("apart", [0] * 4)
+    for src in range(4):
+        builder.add_link(src, src ^ 1, alpha_us=1, beta_us_per_mb=1)
+    shape = translations_of_topology(builder.build(), CyclicProduct((2, 2)))
+    with pytest.raises(TopologyError, match="do not lead from a rank to every other"):
+        translate(shape, chunk_bytes=1000)
+
+
+# ---- groups and named fabrics
+
+
+@pytest.mark.parametrize("moduli", [(5,), (2, 3), (3, 1, 4), (2, 2, 2)])
+def test_a_product_is_the_group_that_its_shifts_generate(moduli):
+    """Multiplied out, the table of the generated permutations is the sums of digits."""
+    group = CyclicProduct(moduli)
+    places = np.arange(group.order)
+    table = group.translate(places[:, None], places[None, :])
+    generated = PermutationGroup(tuple(tuple(row) for row in table[1:].tolist()))
+    assert np.array_equal(generated.table, table)
+    taking = group.taking(places[:, None], places[None, :])
+    assert np.array_equal(generated.taking(places[:, None], places[None, :]), taking)
+    assert np.array_equal(group.translate(taking, places[:, None]), np.broadcast_to(places, table.shape))
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mesh:3x4", "mesh:2x3x2", "torus:1x5", "mesh:1x4"])
+def test_a_named_fabric_has_the_links_that_are_listed(name):
+    """Whether two ranks are linked, and at what cost, by arithmetic and by listing."""
+    rates = [10 * (axis + 1) for axis in range(name.count("x") + 1)] if name[0] in "mt" else 10
+    fabric = parse_named(name, bandwidth_gb_per_s=rates)
+    listed = {(e.src, e.dst): e.beta_us_per_mb for e in fabric.to_topology().links}
+    ranks = np.arange(fabric.num_ranks)
+    src, dst = (each.ravel() for each in np.meshgrid(ranks, ranks, indexing="ij"))
+    axis = fabric.axis(src, dst).tolist()
+    found = {
+        (int(s), int(d)): fabric.axes[a].beta_us_per_mb
+        for s, d, a in zip(src, dst, axis, strict=True)
+        if a >= 0
+    }
+    assert found == listed
+
+
+@pytest.mark.parametrize("name", [*NAMES, "mesh:3x4"])
+def test_a_topology_is_known_by_its_links(name):
+    """Parsed, listed, and recognised; with a link less it is not."""
+    fabric = parse_named(name, alpha_us=2)
+    topology = fabric.to_topology()
+    assert as_named(topology) == fabric
+    assert as_named(transform.without(topology, links=[0])) is None
+    assert as_named(replace(topology, name="mine")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("", {}, "expected a fabric"),
+        ("ndv2", {}, "found .ndv2.; expected a fabric"),
+        ("torus", {}, "no size"),
+        ("torus:0x4", {}, "at least 1"),
+        ("ring:1", {}, "found 1; expected a whole number of at least 2"),
+        ("torus:99999x99999", {}, "ranks"),
+        ("hypercube:99", {}, "ranks"),
+        ("fully-connected:999999", {}, "each linked to all others"),
+        ("torus:4x4", {"bandwidth_gb_per_s": [1, 2, 3]}, "3 bandwidths for 2 axes"),
+        ("torus:4x4", {"bandwidth_gb_per_s": 0}, "positive"),
+        ("torus:4x4", {"alpha_us": -1}, "not negative"),
+        ("torus:4x4", {"alpha_meaning": "sometimes"}, "occupies"),
+        ("mesh:3x3", {}, "no ring visits every rank"),
+    ],
+)
+def test_bad_names_are_refused(name, options, text):
+    """Before any work, with a word on what is wrong."""
+    with pytest.raises(TopologyError, match=text):
+        synthesize_implicit(name, **options)
+
+
+def test_other_bad_input():
+    """Collectives, chunks, and patterns that need too much memory."""
+    with pytest.raises(InputError, match="expected one of allgather"):
+        synthesize_implicit("ring:4", "broadcast")
+    with pytest.raises(InputError, match="chunk_size"):
+        synthesize_implicit("ring:4", chunk_size=0)
+    with pytest.raises(InputError, match="at least 1"):
+        synthesize_implicit("ring:4", chunks_per_rank=0)
+    with pytest.raises(InputError, match="which need .*; expected at most 4GiB"):
+        synthesize_implicit("torus:8192x8192")
+    with pytest.raises(InputError, match="hops"):
+        synthesize_implicit("ring:100000", "alltoall")
+
+
+def test_memory_is_known_before():
+    """A million ranks of six links each: 24 MB of steps, and 100 bytes a row."""
+    assert memory_needed(implicit_translations("torus:100x100x100")) == 124 * 10**6
+
+
+def test_rings_that_are_none():
+    """Not every rank, not linked, or of links that differ."""
+    mesh = parse_named("mesh:2x3")
+    with pytest.raises(TopologyError, match="every rank once"):
+        along_ring(mesh, [0, 1, 2, 3, 4, 4])
+    with pytest.raises(TopologyError, match="not linked"):
+        along_ring(mesh, [0, 1, 2, 3, 4, 5])
+    uneven = parse_named("mesh:2x3", bandwidth_gb_per_s=[1000, 500])
+    with pytest.raises(TopologyError, match="differ in bandwidth"):
+        along_ring(uneven, [0, 1, 2, 5, 4, 3])
+
+
+def test_the_bound_names_what_limits():
+    """Sixteen ranks: four hops take as long as 15 chunks over 4 links; of 64 the links limit."""
+    assert synthesize_implicit("torus:4x4").bound.kind == "latency"
+    bound = synthesize_implicit("torus:8x8").bound
+    assert (bound.kind, bound.bound_us) == ("cut counting", 16 * 20.5)
+    assert "63 sends of whole chunks over 4 resources of each rank" in bound.limits
+
+
+def test_a_result_tells_all_in_plain_values():
+    """Finish, bound, gap and counts."""
+    found = synthesize_implicit("torus:8x8")
+    told = found.to_dict()
+    assert (told["finish_us"], told["bound_us"], told["gap"]) == (328.0, 328.0, 0.0)
+    assert "gap 0.00%" in repr(found)
+    assert bound_of(found.schedule) == found.bound
+
+
+def test_it_serves_a_problem_whose_nodes_are_cut():
+    """Found on the topology itself, the schedule is of the problem that was asked."""
+    problem = make_problem(
+        topologies.torus(4, 4, ranks_per_node=4), collectives.allgather(16), chunk_bytes=10**6
+    )
+    schedule = translate(implicit_translations(problem.topology), chunk_bytes=10**6)
+    assert verify(schedule.expand()).ok
+    assert schedule.problem() == problem
+
+
+@pytest.mark.slow
+def test_kernel_is_the_same_undecorated():
+    """Without compilation, the same patterns come out."""
+    code = (
+        "import numba\n"
+        "from taccl.synthesis.symmetry.implicit import synthesize_implicit as make\n"
+        "for name, collective in (('torus:3x7', 'allgather'), ('torus:4x4', 'alltoall'), ('star:4', 'allreduce')):\n"
+        "    print(make(name, collective).schedule.digest())\n"
+        "print(make('torus:4x4', bandwidth_gb_per_s=[75, 50]).schedule.digest())\n"
+        "print(bool(numba.config.DISABLE_JIT))\n"
+    )
+    answers = []
+    for disabled in ("0", "1"):
+        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        *digests, last = done.stdout.splitlines()
+        assert last == str(disabled == "1")
+        answers.append(digests)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "costs"), [("ring:4", {"bandwidth": 1}), (topologies.ring(4), {"alpha_us": 1})]
+)
+def test_costs_that_would_not_be_heeded_are_refused(fabric, costs):
+    """What a name does not take, and what a topology says itself."""
+    for backend in ("auto", "dimension-balanced"):
+        with pytest.raises(InputError, match="of no use"):
+            synthesize_implicit(fabric, backend=backend, **costs)

@@ -1,0 +1,163 @@
+"""Proposers of users beside the library's own searches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl.errors import FallbackWarning, InputError
+from taccl.synthesis import register, unregister
+from taccl.synthesis.steps import registered
+from tests.effort import brief_synthesis
+
+
+class Ring:
+    """Proposes the ring, changed as a test needs it."""
+
+    name = "my ring"
+
+    def __init__(self, change=lambda schedule: schedule, *, takes_s=0.0, fits=True):
+        self.change, self.takes_s, self.fits, self.asked = change, takes_s, fits, 0
+
+    def supports(self, problem):
+        return self.fits
+
+    def estimate_s(self, problem):
+        return self.takes_s
+
+    def propose(self, search):
+        self.asked += 1
+        return self.change(replace(taccl.baselines.ring(search.problem, cut=False), problem=search.problem))
+
+
+@pytest.fixture
+def problem():
+    ring = taccl.topologies.ring(6, alpha_us=1, bandwidth_gb_per_s=100)
+    return taccl.make_problem(ring, taccl.collectives.alltoall(6, chunks_per_rank=1), size_bytes="6MB")
+
+
+@pytest.fixture
+def allgather():
+    ring = taccl.topologies.ring(4, alpha_us=1, bandwidth_gb_per_s=100)
+    return taccl.make_problem(ring, taccl.collectives.allgather(4, chunks_per_rank=2), size_bytes="6MB")
+
+
+@pytest.fixture
+def added():
+    """Registers a proposer for one test."""
+    names = []
+
+    def add(proposer):
+        register(proposer)
+        names.append(proposer.name)
+        return proposer
+
+    yield add
+    for name in set(names):
+        unregister(name)
+
+
+def row_of(result, name="my ring"):
+    return next((stage for stage in result.stages if stage.name == name), None)
+
+
+@pytest.mark.slow
+def test_a_proposal_is_a_row_of_the_stages(allgather, added):
+    """A registered proposer is asked once, and its finish is recorded."""
+    proposer = added(Ring())
+    result = brief_synthesis(allgather)
+    assert proposer.asked == 1
+    assert row_of(result).status == "done"
+    assert row_of(result).finish_us == taccl.baselines.ring(allgather, cut=False).finish_us
+
+
+@pytest.mark.slow
+def test_a_proposal_that_breaks_the_rules_is_dropped(allgather, added):
+    """What the verifier refuses is a warning and a note, and never the result."""
+    added(Ring(lambda schedule: replace(schedule, start=0 * schedule.start, end=0 * schedule.end + 1)))
+    with pytest.warns(FallbackWarning, match="my ring made a schedule that"):
+        result = brief_synthesis(allgather)
+    assert row_of(result).status == "refused"
+    assert taccl.verify(result.schedule).ok
+    assert any("my ring" in note for note in result.notes)
+
+
+@pytest.mark.slow
+def test_a_proposal_for_another_problem_is_dropped(allgather, problem, added):
+    """A schedule of another problem is refused before it is verified."""
+    added(Ring(lambda schedule: taccl.baselines.pairwise(problem)))
+    with pytest.warns(FallbackWarning, match="is of another problem"):
+        result = brief_synthesis(allgather)
+    assert row_of(result).status == "refused"
+
+
+@pytest.mark.slow
+def test_one_that_takes_too_long_is_left_out(allgather, added):
+    """A proposer whose estimate exceeds its share of the time is a row that says so."""
+    proposer = added(Ring(takes_s=1e9))
+    result = brief_synthesis(allgather)
+    assert proposer.asked == 0
+    assert row_of(result).status == "skipped" and "takes about" in row_of(result).message
+
+
+@pytest.mark.slow
+def test_one_that_does_not_suit_is_not_asked(allgather, added):
+    """A proposer that does not support the problem leaves no row."""
+    proposer = added(Ring(fits=False))
+    assert row_of(brief_synthesis(allgather)) is None and proposer.asked == 0
+
+
+@pytest.mark.slow
+def test_what_raises_inside_a_proposer_reaches_the_caller(allgather, added):
+    """A fault in a user's code is not hidden."""
+
+    def fails(schedule):
+        raise RuntimeError("a fault of mine")
+
+    added(Ring(fails))
+    with pytest.raises(RuntimeError, match="a fault of mine"):
+        brief_synthesis(allgather)
+
+
+def test_only_proposers_can_be_registered():
+    """An object without the methods is refused."""
+    with pytest.raises(InputError, match="expected an object with a name"):
+        register(object())
+
+
+def test_a_name_is_registered_once(added):
+    """The later of two proposers of one name replaces the earlier."""
+    first, second = Ring(), Ring()
+    added(first)
+    added(second)
+    assert [each for each in registered() if each.name == "my ring"] == [second]
+
+
+def test_an_unknown_name_cannot_be_taken_out():
+    """The error names what is registered."""
+    with pytest.raises(InputError, match="registered: none"):
+        unregister("nobody")
+
+
+def test_an_entry_point_that_cannot_be_loaded_is_left_out(monkeypatch):
+    """A package that raises as it is imported costs a warning, and no synthesis."""
+    from taccl.synthesis import steps
+
+    class Broken:
+        name = "broken"
+
+        def load(self):
+            raise ImportError("no module")
+
+    class Fine:
+        name = "fine"
+
+        def load(self):
+            return Ring
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [Broken(), Fine()])
+    with pytest.warns(FallbackWarning, match="broken could not be loaded"):
+        found = steps._installed.__wrapped__()
+    assert [each.name for each in found] == ["my ring"]

@@ -1,0 +1,192 @@
+"""Sums that two ranks complete at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline
+from taccl.baselines import baseline
+from taccl.schedule.listing import listed
+from taccl.schedule.timing import exact_times
+from taccl.synthesis.improve.improvement import Improvement
+from taccl.synthesis.improve.routes import read_trees
+from taccl.synthesis.parameters import DEFAULTS
+from taccl.synthesis.replan import replan
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.transforms.exchange import exchange_s, exchanged, offer_exchanged
+from taccl.topology.builder import TopologyBuilder
+from taccl.topology.transform import without
+from tests.effort import brief_synthesis
+from tests.fuzzing import cases, some
+from tests.synthesis.small_problems import custom, full, problem_of, random_problem, ring, two_levels
+
+
+def line(num_ranks):
+    """Neighbours joined both ways, 1 us."""
+    builder = TopologyBuilder("line", [0] * num_ranks)
+    for rank in range(num_ranks - 1):
+        builder.add_link(rank, rank + 1, alpha_us=0, beta_us_per_mb=1)
+        builder.add_link(rank + 1, rank, alpha_us=0, beta_us_per_mb=1)
+    return builder.build()
+
+
+def one_sum(topology, *sends, **clauses):
+    """A sum of all for all, whose root is rank 1, by (from, to, is added) in order, as soon as may be."""
+    everyone = range(topology.num_ranks)
+    problem = problem_of(topology, custom(len(everyone), [(everyone, everyone)], combining=True), **clauses)
+    link = {(each.src, each.dst): e for e, each in enumerate(topology.links)}
+    return exact_times(
+        problem, chunk=[0] * len(sends), link=[link[a, b] for a, b, _ in sends], sequence=range(len(sends)),
+        reduce=[added for _, _, added in sends], producer="by hand",
+    )  # fmt: skip
+
+
+ALONG_A_LINE = [(0, 1, True), (3, 2, True), (2, 1, True), (1, 2, False), (1, 0, False), (2, 3, False)]
+
+
+def test_the_middle_of_a_line_exchanges():
+    """Four ranks in a line take 4 us by way of rank 1, 3 if it sends what it has while rank 2 does."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    found = exchanged(schedule)
+    taccl.verify(found).raise_if_failed()
+    assert (schedule.finish_us, found.finish_us) == (4, 3)
+    assert (len(found), found.producer) == (len(schedule), "by hand, sums exchanged")
+    assert exchanged(found) is None  # two ranks complete it: no one is the root
+
+
+def test_an_exchange_is_read_as_trees():
+    """One of the two is taken for the root, and the other, with all behind it, waits for the sum from there."""
+    reduction, spreading = read_trees(exchanged(one_sum(line(4), *ALONG_A_LINE)))
+    (root,) = reduction.origins
+    assert root in (1, 2) and spreading.origins == {root}
+    assert reduction.link_to.keys() == spreading.link_to.keys() == {0, 1, 2, 3} - {root}
+    starts = {rank: sent.start_ticks for rank, sent in spreading.read_from.items()}
+    assert starts[3 - root] >= max(sent.end_ticks for sent in reduction.read_from.values())
+    assert starts[0 if root == 2 else 3] >= spreading.read_from[3 - root].end_ticks
+
+
+def test_improvement_begins_from_an_exchange():
+    """Along the same trees, where one root waits for the other again: no later than by itself."""
+    found = exchanged(one_sum(line(4), *ALONG_A_LINE))
+    search = Improvement(found.problem, read_trees(found))
+    assert found.problem.costs.us(search.run(turns=0)) == 4
+    taccl.verify(search.schedule()).raise_if_failed()
+
+
+def test_what_fails_leaves_most_of_an_exchange():
+    """The rest is re-planned along its trees, and exchanged again."""
+    topology = ring(6, alpha=0)
+    problem = problem_of(topology, collectives.allreduce(6))
+    old = brief_synthesis(problem).schedule
+    assert old.producer.endswith("sums exchanged")
+    left = without(topology, links=[(0, 1)])
+    found = replan(old, problem_of(left, collectives.allreduce(6)), time_limit_s=3)
+    assert not found.from_scratch and found.num_kept > len(old) / 2
+
+
+def test_what_is_exchanged_is_lowered():
+    """As programs that two ranks run at once, one buffer each."""
+    found = exchanged(one_sum(line(4), *ALONG_A_LINE))
+    program = taccl.lower(found)
+    assert program.num_steps
+
+
+def test_a_root_that_hears_from_others_as_late_waits():
+    """On a line of three both ends come to the middle at once."""
+    schedule = one_sum(line(3), (0, 1, True), (2, 1, True), (1, 0, False), (1, 2, False))
+    assert exchanged(schedule) is None
+
+
+def test_a_sum_that_goes_back_another_way_stays():
+    """Rank 0 gets the sum from rank 2, and has no use for what rank 1 had before."""
+    sends = [(2, 1, True), (0, 1, True), (1, 2, False), (2, 0, False)]
+    assert exchanged(one_sum(full(3), *sends)) is None
+
+
+def test_listing_starts_sends_anew():
+    """In their order, or the longest path first, no schedule of a line changes."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    for longest_first in (False, True):
+        again = listed(schedule, longest_first=longest_first)
+        taccl.verify(again).raise_if_failed()
+        assert again.digest() == schedule.digest()
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [(4, 3), (6, 5), (8, 7)])
+def test_rings_of_even_length_take_one_step_less(num_ranks, steps):
+    """Half of a ring there and half of it back, but for the step that two ranks make at once."""
+    problem = problem_of(ring(num_ranks, alpha=0), collectives.allreduce(num_ranks))
+    result = brief_synthesis(problem)
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.finish_us == steps
+
+
+def test_it_is_offered_last_and_only_where_it_is_better():
+    """The earlier schedule stays if the exchange does not improve it."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
+    search.offer_whole(schedule, producer="some")
+    offer_exchanged(search)
+    assert search.best.finish_us == 3 and search.stages[-1].name == "exchange"
+    same = search.best
+    offer_exchanged(search)
+    assert search.best is same
+
+
+def test_what_comes_second_may_gain_more():
+    """Two of the earliest schedules of all levels are kept, each once; here the later one is exchanged."""
+    schedule = one_sum(line(4), *ALONG_A_LINE)
+    best = exchanged(schedule)
+    search = Search(schedule.problem, Options(), Deadline.after(60), most_earliest=2)
+    part = search.part(schedule.problem, "sketch: ", search.deadline, serves_above=True)
+    for each in (best, schedule, replace(schedule, producer="another"), best):
+        part.offer_whole(each, producer="some")
+    assert [each.finish_us for each in search.earliest] == [best.finish_us, schedule.finish_us]
+    search.best, search.earliest = schedule, search.earliest[1:]
+    offer_exchanged(search)
+    assert search.best.finish_us == best.finish_us
+
+
+def test_named_contributions_are_left_alone():
+    """One-shot sends name what they carry, which is kept apart: no rank has a sum to exchange."""
+    schedule = baseline("one-shot", problem_of(full(3), collectives.allreduce(3)), cut=False)
+    assert schedule.carries is not None
+    assert exchanged(schedule) is None
+
+
+def test_it_is_not_begun_without_sums_or_time():
+    """Copies have no roots; and a large allreduce takes too long."""
+    gather, reduction = (
+        problem_of(ring(4), make(4)) for make in (collectives.allgather, collectives.allreduce)
+    )
+    assert exchange_s(gather, 60.0, DEFAULTS) == 0
+    assert exchange_s(reduction, 60.0, DEFAULTS) > 0 == exchange_s(reduction, 0.01, DEFAULTS)
+
+
+@pytest.mark.slow
+@pytest.mark.fuzz
+def test_exchanged_sums_are_sums():
+    """Whatever a search finds, exchanged it is a schedule of the same problem, with as many sends."""
+    found = 0
+    for seed in cases("sums exchanged", few=12, many=500):
+        rng = random.Random(f"sums exchanged {seed}")
+        betas = [rng.randrange(3) for _ in range(4)]
+        around = ring(rng.randint(3, 7), betas=betas), two_levels(2, local=1, nic=rng.randint(1, 4)), line(5)
+        topology = rng.choice(around)
+        sums = collectives.allreduce(topology.num_ranks, chunks_per_rank=rng.randint(1, 2))
+        problem = random_problem(seed, combining=True) if seed % 3 == 0 else problem_of(topology, sums)
+        schedule = brief_synthesis(problem, backend="greedy").schedule
+        try:
+            other = exchanged(schedule)
+        except ValueError:
+            continue
+        if other is not None:
+            taccl.verify(other).raise_if_failed()
+            assert len(other) == len(schedule)
+            found += 1
+    assert found > some(2, 100)

@@ -1,0 +1,230 @@
+"""Collectives that reduce, in one call: reductions, their spreading, and how well the two overlap."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import taccl
+from taccl import collectives
+from taccl._internal.deadline import Deadline
+from taccl.problem.collective import Chunk, Collective
+from taccl.synthesis.proposers import stages
+from taccl.synthesis.proposers.large import schedule_large
+from taccl.synthesis.search import Options, Search
+from taccl.synthesis.transforms.halves import search_apart
+from taccl.topology.builder import TopologyBuilder
+from tests.effort import brief_synthesis
+from tests.fuzzing import by_turns, some
+from tests.synthesis.brute_force import TooLarge, optimal_ticks
+from tests.synthesis.small_problems import custom, problem_of, random_problem, ring, star, two_nodes
+
+TOPOLOGIES = {"ring": ring(4), "star": star(3), "two nodes": two_nodes()}
+COMBINING = {
+    "reduce": collectives.reduce(4, root=2),
+    "reduce-scatter": collectives.reduce_scatter(4),
+    "allreduce": collectives.allreduce(4),
+    "allreduce of 2 chunks a rank": collectives.allreduce(4, chunks_per_rank=2),
+    "scan": collectives.scan(4),
+}
+MULTI_ROOT = {
+    "broadcast": collectives.multi_root_broadcast(4, roots=[1, 3]),
+    "scatter": collectives.multi_root_scatter(4, roots=[0, 2]),
+    "gather": collectives.multi_root_gather(4, roots=[0, 3]),
+    "reduce": custom(4, [(range(4), [1]), (range(4), [3])], combining=True),
+    "allreduce": custom(4, [(range(4), range(4)), ([1, 2], [0, 3])], combining=True),
+}
+
+
+def assert_sound(result, problem):
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.schedule.problem.digest() == problem.digest()
+    assert 0 < result.bound_us <= result.finish_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "collective", "backend"),
+    by_turns(TOPOLOGIES, COMBINING, ["auto", "greedy", "highs", "cpsat"]),
+)
+def test_combining(topology, collective, backend):
+    """Every combining collective is one call and one verified schedule, on every shape of network."""
+    problem = problem_of(TOPOLOGIES[topology], COMBINING[collective])
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "collective", "backend"), by_turns(TOPOLOGIES, MULTI_ROOT, ["auto", "greedy", "highs"])
+)
+def test_multi_root(topology, collective, backend):
+    """So are collectives of several roots, whether they reduce or not."""
+    problem = problem_of(TOPOLOGIES[topology], MULTI_ROOT[collective])
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce-scatter"])
+def test_reductions_only_reduce(name):
+    """Sums that end at their root need no broadcast phase: every transfer reduces."""
+    result = brief_synthesis(problem_of(ring(4), COMBINING[name]))
+    assert result.schedule.reduce.all()
+    assert not any(stage.name.startswith("spread") for stage in result.stages)
+
+
+def test_allreduce_reduces_and_spreads():
+    """On 4 ranks, each of 4 chunks takes 4 reducing transfers, of which 2 are exchanged, and 2 copies."""
+    schedule = brief_synthesis(problem_of(ring(4), collectives.allreduce(4))).schedule
+    assert (int(schedule.reduce.sum()), int((~schedule.reduce).sum())) == (16, 8)
+
+
+# Derived by hand. Ring of 4, 2 us per hop: a sum needs data from two hops away, 4 us. For all ranks at once
+# each of the 8 links carries 12 / 8 sends, so two. Star of leaves 1, 2 and 3 us away: to the hub, the slowest
+# leaf's 3 us. To leaf 3, the sum of the others is at the hub after 2 us and takes 3 more.
+KNOWN = [
+    ("ring", collectives.reduce_scatter(4), 4),
+    ("ring", collectives.reduce(4), 4),
+    ("star", collectives.reduce(4), 3),
+    ("star", collectives.reduce(4, root=3), 5),
+]
+
+
+@pytest.mark.parametrize(("topology", "collective", "finish_us"), KNOWN)
+def test_known_finish(topology, collective, finish_us):
+    """Finishes derived by hand."""
+    result = brief_synthesis(problem_of(TOPOLOGIES[topology], collective))
+    assert result.finish_us == finish_us
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(some(12, 24)))
+def test_random(seed):
+    """On random problems that reduce, bound <= least finish <= what is found; by brute force, if it can.
+
+    Brute force tries what a rank with one buffer a chunk can do; less is found where contributions are kept apart.
+    """
+    problem = random_problem(seed, combining=True)
+    result = brief_synthesis(problem, backend="greedy")
+    taccl.verify(result.schedule).raise_if_failed()
+    assert result.bound_us <= result.finish_us
+    try:
+        least = optimal_ticks(problem, max_states=2_000)
+    except TooLarge:
+        return
+    assert result.bound_us <= problem.costs.us(least)
+    assert problem.costs.us(least) <= result.finish_us or result.schedule.contributions is not None
+
+
+class TestBothHalves:
+    """The two halves of an allreduce, together."""
+
+    def test_they_overlap(self):
+        """On a star of leaves 1, 2, 3 us away the quick leaves' sums spread while the slow leaf's are made.
+
+        One phase after the other takes 9 + 9 us. The link to leaf 3 has 4 sends of 3 us. From 2 us on it can
+        carry the partial sum of leaf 3's own chunk. With sums complete at other ranks than the collective's
+        roots the rest follows by 14 us.
+        """
+        result = brief_synthesis(problem_of(star(3), collectives.allreduce(4)))
+        assert result.finish_us == 14
+        assert result.schedule.producer == "improvement"
+
+    @pytest.mark.slow
+    def test_the_best_trees_are_improved_where_sums_that_are_kept_apart_come_first(self, monkeypatch):
+        """For 64 KB on two NDv2 recursive multiplying is ahead of both phases, until these are improved."""
+        improved = []
+        improve = stages.improve_schedule
+
+        def watch(schedule, *given):
+            improved.append(schedule)
+            return improve(schedule, *given)
+
+        monkeypatch.setattr(stages, "improve_schedule", watch)
+        problem = taccl.make_problem(
+            taccl.topologies.ndv2(2), collectives.allreduce(16, chunks_per_rank=1), size_bytes=64_000
+        )
+        result = brief_synthesis(problem)
+        assert_sound(result, problem)
+        [first] = improved
+        multiplying = taccl.baselines.baseline("multiplying", problem, cut=False)
+        assert multiplying.finish < first.finish and multiplying.carries is not None
+        assert result.schedule.finish < multiplying.finish
+
+    def test_bound_met_needs_none(self):
+        """If one phase after the other meets the bound, no improvement runs."""
+        result = brief_synthesis(problem_of(two_nodes(), collectives.allreduce(4)))
+        assert (result.finish_us, result.stopped) == (14, "bound met")
+        assert "ruin and recreate" not in [each.name for each in result.stages]
+
+    @pytest.mark.slow
+    def test_merging_clauses_hold(self):
+        """Merged sends across nodes stay merged sends: never a reduction together with a copy."""
+        problem = problem_of(
+            two_nodes(),
+            collectives.allreduce(4, chunks_per_rank=2),
+            merging=frozenset({4, 5, 6}),
+            max_merge=2,
+        )
+        result = brief_synthesis(problem)
+        assert_sound(result, problem)
+        schedule = result.schedule
+        kinds = {}
+        for group, reduces in zip(schedule.group.tolist(), schedule.reduce.tolist(), strict=True):
+            assert kinds.setdefault(group, reduces) == reduces
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["ndv2/sk1", "ndv2/sk1-n1", "ndv2/sk2-n1"])
+    def test_on_a_sketch(self, name):
+        """Under a real sketch, with its symmetry and merging."""
+        sketch = taccl.load_sketch(name)
+        topology = sketch.topology()
+        problem = sketch.apply(topology, collectives.allreduce(topology.num_ranks))
+        assert_sound(brief_synthesis(problem), problem)
+
+
+def test_halves_of_fine_ticks_are_joined():
+    """Sums that end at 2.5 * 10**9 ticks are beyond 32 bits, though the copies that follow them are not."""
+    builder = taccl.topologies.TopologyBuilder("fine", [0] * 4)
+    for src, dst in itertools.permutations(range(4), 2):
+        builder.add_link(src, dst, alpha_us="0.123456789", beta_us_per_mb="2.345")
+    problem = taccl.make_problem(builder.build(), "allreduce", size_bytes=4_000_004)
+    found = schedule_large(problem, num_runs=1, seed=0)
+    assert found.finish_ticks > 2**32
+    assert taccl.verify(found).ok
+
+
+@pytest.mark.parametrize("name", ["reduce", "reduce-scatter", "allreduce"])
+@pytest.mark.parametrize("backend", ["greedy", "auto"])
+def test_links_that_add_up_count_a_contribution_once(name, backend):
+    """A ring of three, and a link that adds up what ranks 1 and 2 send to rank 0."""
+    builder = TopologyBuilder("adding", [0, 0, 0])
+    for rank, beta in enumerate((3, 1, 3)):
+        builder.add_link(rank, (rank + 1) % 3, alpha_us=0, beta_us_per_mb=beta)
+    builder.add_link((1, 2), 0, alpha_us=1, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.make(name, 3))
+    assert_sound(brief_synthesis(problem, backend=backend), problem)
+
+
+def test_links_that_add_up_may_be_needed_and_count_twice():
+    """Only a link from ranks 1 and 2 leads to rank 0, and only rank 1 to rank 2: that there is none is said."""
+    builder = TopologyBuilder("narrow", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    builder.add_link((1, 2), 0, alpha_us=0, beta_us_per_mb=1)
+    problem = problem_of(builder.build(), collectives.reduce_scatter(3))
+    with pytest.raises(taccl.NoSolutionError, match="adds each contribution once"):
+        brief_synthesis(problem, backend="greedy")
+
+
+def test_sums_are_kept_where_contributions_cannot_go_apart():
+    """A link carries what starts at rank 1, where the sum is made, and no contribution of rank 0 to rank 2."""
+    builder = TopologyBuilder("line", [0, 0, 0])
+    for src, dst in ((0, 1), (1, 2)):
+        builder.add_link(src, dst, alpha_us=0, beta_us_per_mb=1)
+    sums = Collective("sum", 3, (Chunk((0, 1), (1, 2), 1),), combining=True)
+    problem = problem_of(builder.build(), sums, carries_from={1: frozenset({1})})
+    found = brief_synthesis(problem, backend="greedy").schedule
+    search = Search(problem, Options(), Deadline.after(2), best=found)
+    search_apart(search, lambda _: pytest.fail("there is nothing to search"))
+    assert search.best is found
+    assert [stage.status for stage in search.stages] == ["infeasible"]
