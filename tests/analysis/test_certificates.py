@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taccl import baselines, collectives, topologies
-from taccl.analysis.certificates import bounds, cuts, flows, latency
+from taccl._internal.deadline import OutOfTime
+from taccl.analysis.certificates import bounds, cost_of_sketch, cuts, flows, latency
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.cost_of_sketch import prices
 from taccl.analysis.simulation.simulate import simulate
@@ -450,6 +451,18 @@ def test_prices_come_apart() -> None:
     assert (found.bound.bound, found.without_sketch.bound, found.divisible.bound) == (4, 2, 3)
     assert (found.sketch, found.chunks, found.solver) == (1, pytest.approx(1 / 3), 0)
     assert "sketch: +100.00% over 2 us without it" in repr(found)
+
+
+def test_prices_without_a_bound_in_time_name_the_limit(monkeypatch):
+    """The error names the argument, and what to do."""
+
+    def late(*_, **__):
+        raise OutOfTime("the time limit came first")
+
+    monkeypatch.setattr(cost_of_sketch, "lower_bound", late)
+    problem = problem_of(ring(3), collectives.allgather(3))
+    with pytest.raises(OutOfTime, match=r"time_limit_s: no bound in 0\.5 s; give more time"):
+        prices(problem, time_limit_s=0.5)
 
 
 def test_prices_without_a_schedule() -> None:

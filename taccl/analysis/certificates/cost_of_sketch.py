@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl._internal.arguments import Duration, checked
-from taccl._internal.deadline import Deadline
+from taccl._internal.deadline import Deadline, OutOfTime
 from taccl.analysis.certificates.bounds import lower_bound
 from taccl.analysis.certificates.certificate import Certificate
 from taccl.analysis.certificates.every_cut import stronger
@@ -86,7 +86,10 @@ def prices(
         if time_limit_s is None:
             return lower_bound(of, divisible=divisible)
         part_s = share * deadline.left_s
-        return lower_bound(of, divisible=divisible, budget_s=part_s, limit_s=part_s, end_s=part_s)
+        try:
+            return lower_bound(of, divisible=divisible, budget_s=part_s, limit_s=part_s, end_s=part_s)
+        except OutOfTime:
+            raise OutOfTime(f"time_limit_s: no bound in {time_limit_s:g} s; give more time") from None
 
     is_free = free == problem.clauses
     divisible = bound(problem, divisible=True, share=1 / 2 if is_free else 1 / 3)
