@@ -83,7 +83,7 @@ def predict(problem: Problem, algorithm: Algorithm, on: Topology) -> Prediction:
 
 
 def _piped_us(lanes: Lanes) -> float:
-    """Time of all pieces on open lanes: by a periodic plan, or, of few, served as they become ready.
+    """Time of all pieces on open lanes: by a periodic plan; of few also as they become ready or in its order.
 
     Schedules of many pieces follow the plan, but their first pieces need not wait for all turns: half counts.
     """
@@ -101,7 +101,10 @@ def _piped_us(lanes: Lanes) -> float:
     if pieces > few:
         each_us = (served_us - _served_us(lanes, few // 2, mb)) / (few - few // 2)
         return min(planned_us, served_us + (pieces - few) * max(each_us, lanes.busiest_us(mb)))
-    return served_us if plan is None else min(served_us, plan.end_us + (pieces - 1) * plan.period_us)
+    if plan is None:
+        return served_us
+    by_plan_us = _by_plan_us(lanes, int(pieces), mb, plan)
+    return min(served_us, by_plan_us, plan.end_us + (pieces - 1) * plan.period_us)
 
 
 def _is_poor(plan: Plan, lanes: Lanes, mb: float, pieces: float) -> bool:
@@ -114,6 +117,27 @@ def _served_us(lanes: Lanes, pieces: int, mb: float) -> float:
     """Time of some pieces on open lanes, served as they become ready."""
     columns = _pieces(pieces * len(lanes.hops), lanes, None)
     return float(_first_come_us(lanes.problem.topology, mb, columns)[1].max(initial=0))
+
+
+def _by_plan_us(lanes: Lanes, pieces: int, mb: float, plan: Plan) -> float:
+    """Time of some pieces on open lanes, whose sends take resources in the order of their planned starts."""
+    topology, columns = lanes.problem.topology, _pieces(pieces * len(lanes.hops), lanes, plan)
+    us, holds = _held_us(topology, mb)
+    free = [0.0] * len(topology.resources)
+    copied: dict[tuple[int, int], float] = {}
+    summed: dict[tuple[int, int], float] = {}
+    order = np.argsort(columns.start, kind="stable")
+    sends = (columns.chunk[order].tolist(), columns.link[order].tolist(), columns.adds[order].tolist())
+    for chunk, over, adds in zip(*sends, strict=True):
+        source, end = (chunk, topology.links[over].src), (chunk, topology.links[over].dst)
+        sum_us = summed.get(source, 0.0)
+        start = sum_us if adds else copied.get(source, sum_us)
+        start = max(start, *(free[resource] - begin for resource, begin, _ in holds[over]))
+        for resource, _, until in holds[over]:
+            free[resource] = max(free[resource], start + until)
+        reached = summed if adds else copied
+        reached[end] = max(reached.get(end, 0.0), start + us[over])
+    return max(max(each.values(), default=0.0) for each in (copied, summed))
 
 
 def channels_of(problem: Problem, algorithm: Algorithm) -> Channels:
@@ -194,7 +218,7 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
     Of sends that are ready at once, the one of the earlier step and turn goes first. A send waits for its
     chunk of `mb` MB, or for all that it adds up, to reach its source.
     """
-    links, held = topology.links, topology.holds_of_link
+    links = topology.links
     chunk, link, adds = columns.chunk.tolist(), columns.link.tolist(), columns.adds.tolist()
     arrivals: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
     for send, over in enumerate(link):
@@ -208,19 +232,7 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
         num_awaited.append(len(awaited))
         for earlier in awaited:
             followers[earlier].append(send)
-    us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in links]
-    # Of each link, its resources, and from when until when after its start a send holds them.
-    holds: list[list[tuple[int, float, float]]] = []
-    for over, each in enumerate(held):
-        lasts = [(hold, float(hold.alpha_us) + mb * float(hold.beta_us_per_mb)) for hold in each]
-        holds.append(
-            [
-                (hold.resource, us[over] - last, us[over])
-                if hold.side == "receive"
-                else (hold.resource, 0.0, last)
-                for hold, last in lasts
-            ]
-        )
+    us, holds = _held_us(topology, mb)
     order = np.lexsort((columns.lane, columns.turn, columns.step)).tolist()
     place = [0] * len(order)
     for number, send in enumerate(order):
@@ -263,6 +275,23 @@ def _first_come_us(topology: Topology, mb: float, columns: _Columns) -> tuple[Fl
             if not num_awaited[later]:
                 heappush(pending, (ready[later], place[later]))
     return starts, starts + np.array(us)[columns.link]
+
+
+def _held_us(topology: Topology, mb: float) -> tuple[list[float], list[list[tuple[int, float, float]]]]:
+    """Time of `mb` MB over each link; and its resources, each held between two times after a start."""
+    us = [float(e.alpha_us) + mb * float(e.beta_us_per_mb) for e in topology.links]
+    holds: list[list[tuple[int, float, float]]] = []
+    for over, each in enumerate(topology.holds_of_link):
+        lasts = [(hold, float(hold.alpha_us) + mb * float(hold.beta_us_per_mb)) for hold in each]
+        holds.append(
+            [
+                (hold.resource, us[over] - last, us[over])
+                if hold.side == "receive"
+                else (hold.resource, 0.0, last)
+                for hold, last in lasts
+            ]
+        )
+    return us, holds
 
 
 class _Columns(NamedTuple):
