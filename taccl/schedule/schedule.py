@@ -326,8 +326,12 @@ def make_schedule(
 
     Raises `InputError` if a column has values outside its type and range, or the columns differ in length.
     """
-    given = {"chunk": chunk, "link": link, "start": start, "end": end, "group": group, "reduce": reduce}
-    columns = {name: full_column(name, values) for name, values in given.items() if values is not None}
+    columns = {
+        name: full_column(name, values)
+        for name, values in (("chunk", chunk), ("link", link), ("start", start))
+    }
+    given = {"end": end, "group": group, "reduce": reduce}
+    columns |= {name: full_column(name, values) for name, values in given.items() if values is not None}
     sums: tuple[tuple[int, ...], ...] = ()
     if contributions is not None:
         number: dict[tuple[int, ...], int] = {}

@@ -69,9 +69,10 @@ def new_solver(payload: dict[str, Any], control: Control) -> Any:
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = payload["threads"]
-    # Strategies take turns of counted work. Free-running threads share solutions as the clock has it, so that
-    # a second run may return another schedule; one thread has one strategy, and finds less (ortools 9.15).
-    solver.parameters.interleave_search = True
+    # Strategies take turns of counted work unless a task wants none. Free threads share solutions as the
+    # clock has it, so that a second run may return another schedule; one thread has one strategy, and finds
+    # less (ortools 9.15).
+    solver.parameters.interleave_search = payload.get("in_turns", True)
     solver.parameters.random_seed = payload["seed"] % 2**31
     solver.parameters.max_time_in_seconds = control.time_left_s()
     solver.parameters.log_search_progress = payload["log"]

@@ -155,3 +155,11 @@ def test_a_schedule_too_large_for_full_columns_is_refused(monkeypatch):
         taccl.lower(bare())
     assert taccl.verify(bare()).ok
     assert relay().listable() == relay()
+
+
+@pytest.mark.parametrize("name", ["chunk", "link", "start"])
+def test_columns_that_nothing_derives_are_required(name):
+    """None in place of one is named, as of any other value that is no column."""
+    columns = {"chunk": [0], "link": [0], "start": [0]} | {name: None}
+    with pytest.raises(InputError, match=f"schedule.{name}: found"):
+        make_schedule(bare().problem, **columns)

@@ -41,6 +41,7 @@ def solve(
     threads: int = 1,
     seed: int = 0,
     log: bool = False,
+    in_turns: bool = True,
     **options: Any,
 ) -> JobShopAnswer:
     """The best schedule that CP-SAT finds for the job shop, in a worker process.
@@ -48,6 +49,8 @@ def solve(
     - `optional`, `required`: Hops that may be made, and that must be; all others are left out.
     - `upper_ticks`, `lower_ticks`: The finish must be at most (at least) this.
     - `hint`: A schedule on the quotient to start from; its hops need not all be among those given.
+    - `in_turns`: True if strategies take turns of counted work, and two runs find the same; otherwise more is
+      found in short rounds.
     - `**options`: Those of `taccl.solvers.worker.run_task`, of which a time limit is needed.
     """
     hops = sorted({*optional, *required})
@@ -60,6 +63,7 @@ def solve(
         "upper": int(upper_ticks),
         "lower": int(lower_ticks),
         "threads": threads,
+        "in_turns": in_turns,
         "seed": seed,
         "log": log,
     }

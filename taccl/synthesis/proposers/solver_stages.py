@@ -188,6 +188,7 @@ def job_shop(
         hint=hint,
         time_limit_s=max(_LEAST_S, min(budget_s, search.deadline.left_s)),
         on_progress=lambda _: search.report(f"{name} on cpsat"),
+        in_turns=search.options.backend == "cpsat",
         **options if seed is None else options | {"seed": seed},
     )
     search.note(answer.status)
