@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _row(report: Report, folder: Path) -> Row:
-    """What the commands of an input print: the line that is right, and all of it."""
+    """Run the commands of an input; the row has the line that matches and all lines."""
     with tempfile.TemporaryDirectory() as place:
         said = "\n".join(_said(command, folder / report.file, place) for command in report.commands)
     lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]

@@ -38,7 +38,7 @@ _LARGEST = 2**48
 @checked
 @dataclass(frozen=True)
 class PacketRun:
-    """What became of the packets.
+    """Counts of packets that were sent, lost and added up.
 
     Parameters
     ----------

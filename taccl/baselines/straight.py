@@ -42,7 +42,7 @@ _FEW_TRANSFERS, _LATE = 2000, 1.05
 
 @checked
 def pairwise(problem: Problem, *, cut: bool = True) -> Schedule:
-    """A schedule in which rank r sends its chunks for rank r + s directly in step s.
+    """Pairwise exchange: in step s, rank r sends its chunks for rank r + s directly.
 
     Between nodes of equal size, a step has a distance between nodes and one within them, so that shared NICs
     carry the same load in every step. Ranks without a link relay over a shortest route. Only the merging

@@ -188,7 +188,7 @@ def _rings(kind: str, num_ranks: int, number: int) -> Made:
 
 
 def _halving_doubling(kind: str, num_ranks: int, _: int) -> Made:
-    """Partners differ in one bit, the lowest first, and exchange half of the data, then all in reverse.
+    """Recursive halving and doubling: partners differ in one bit, the lowest first.
 
     In an allreduce of a number of ranks that is no power of two, each rank beyond it adds its data to a
     neighbour's first, and gets the sum at the end.

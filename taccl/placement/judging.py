@@ -229,9 +229,9 @@ def _halves(stacks: _Figures, rng: np.random.Generator) -> tuple[_Figures, _Figu
 
 
 def _noise(one: _Figures, other: _Figures) -> _Figures:
-    """A matrix with the distribution of a half's noise, from the difference of both halves.
+    """Matrix of noise with the distribution of a half's, from the difference of both halves.
 
-    What all pairs of a half have in common is no noise: it delays every order alike.
+    A delay that all pairs of a half share is no noise, as it delays every order alike.
     """
     found = {}
     for name in one:

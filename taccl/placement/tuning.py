@@ -1,6 +1,6 @@
-"""Which of its algorithms a library is fastest with at which size, by running each of them with real ranks.
+"""The fastest algorithm of an MPI library at each size, measured with real ranks.
 
-A library reads which algorithm is forced when it starts: so ranks are started anew for each.
+A library reads the name of a forced algorithm when it starts, so ranks are started anew for each.
 """
 
 from __future__ import annotations

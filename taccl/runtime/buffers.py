@@ -93,7 +93,7 @@ class RankMemory(NamedTuple):
 
 
 class Buffers:
-    """The input, output and scratch of one rank, each (chunks, elements).
+    """Input, output and scratch buffers of one rank, each of shape (chunks, elements).
 
     - `given` ((inputs, elements) array): What `restore` puts into the input.
     """

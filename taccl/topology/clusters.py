@@ -55,7 +55,7 @@ def asymmetry(matrix: NDArray[np.float64]) -> float:
 
 
 def _are_by_chance(distance: NDArray[np.float64]) -> bool:
-    """True if clusters are no more than noise: a permutation test of the cophenetic correlation.
+    """True if clusters are noise by a permutation test of the cophenetic correlation.
 
     By average linkage the hosts that a merge joins are its height apart on average. So the correlation is the
     standard deviation of cophenetic distances over that of distances, which no permutation changes: the sum

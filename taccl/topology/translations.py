@@ -1,4 +1,4 @@
-"""Translations: a group that takes any rank to any other in exactly one way, and the links it moves about.
+"""Translations: a group that acts regularly on the ranks of a fabric, and its classes of links.
 
 Where a fabric looks the same from every rank, one rank's view of it is enough. The links out of place 0
 stand for classes of links, each with one link out of every place. So do the resources that they hold.

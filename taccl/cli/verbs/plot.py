@@ -85,7 +85,7 @@ def _drawn(options: argparse.Namespace) -> Axes:
 
 
 def details_of(file: str) -> dict[str, Any]:
-    """How the schedule of a file was found; empty where the file does not say."""
+    """Details of the search in a schedule's file; empty if the file has none."""
     from taccl.formats.native import read_document
     from taccl.formats.registry import format_of_content
 

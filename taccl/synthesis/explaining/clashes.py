@@ -195,7 +195,7 @@ def _hitting_set(cuts: Sequence[_Cut], *, solver: str, time_limit_s: float) -> l
 
 
 def own_chunks_wait(problem: Problem, *, solver: str, deadline: float) -> bool:
-    """True if own chunks with priority wait for each other in a cycle: the routing model is infeasible.
+    """True if own chunks with priority wait for each other in a cycle: routing is infeasible then.
 
     Of a sum it is that of its reduction, backwards over reversed links, and of what follows it. Raises
     `SolverUnavailableError` if the solver is not installed, or not licensed for the model. `NoSolutionError`
