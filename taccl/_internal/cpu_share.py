@@ -50,12 +50,15 @@ def _load_factor() -> float:
 
 
 def process_began_s() -> float:
-    """Start of this process on the clock of `time.monotonic`; by its CPU time where the platform hides it."""
+    """About the start of this program on the clock of `time.monotonic`: before it ran and waited for a core.
+
+    The kernel's start time of a process is not used: it may be that of a shell that ran other commands first,
+    and then made way for this one (``exec``).
+    """
     now_s = time.monotonic()
     try:
-        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            began = int(file.read().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
-    except (AttributeError, OSError, ValueError, IndexError):
-        age_s = 0.0
-    return now_s - max(age_s, time.process_time())
+        with open(_RUN_TIMES, encoding="ascii") as file:
+            ran_ns, waited_ns, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return now_s - time.process_time()
+    return now_s - (ran_ns + waited_ns) / 1e9

@@ -43,6 +43,14 @@ def test_without_run_times_the_load_of_the_machine_counts(tmp_path, monkeypatch)
     assert cpu_share.busy_factor() == 4.0
 
 
-def test_a_process_began_before_its_first_work():
-    """The start of the process lies at least its CPU time back."""
-    assert 0.9 * time.process_time() <= time.monotonic() - cpu_share.process_began_s()
+def test_a_program_began_before_it_ran_and_waited(run_times):
+    """A shell that made way for it after other commands has slept, and neither ran nor waited for a core."""
+    run_times(0.1, 300.0)
+    assert time.monotonic() - cpu_share.process_began_s() == pytest.approx(300.1, abs=5)
+
+
+def test_without_run_times_a_program_began_its_cpu_time_ago(tmp_path, monkeypatch):
+    """The CPU time of the process, where the platform tells no waits."""
+    monkeypatch.setattr(cpu_share, "_RUN_TIMES", str(tmp_path / "none"))
+    monkeypatch.setattr("time.process_time", lambda: 200.0)
+    assert time.monotonic() - cpu_share.process_began_s() == pytest.approx(200.0, abs=5)
