@@ -245,7 +245,7 @@ class Probe:
         ]
         alpha_us, beta = (
             [[Fraction(each, 1000) for each in row] for row in np.rint(1000 * values).astype(int).tolist()]
-            for values in (np.round(alpha, 3), _rounded(1000.0 * slowness))
+            for values in (np.nan_to_num(np.round(alpha, 3)), np.nan_to_num(_rounded(1000.0 * slowness)))
         )
         ends = np.array([*permutations(range(count), 2)])
         for src, dst in ends.tolist():

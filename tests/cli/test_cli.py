@@ -402,10 +402,10 @@ class TestBaseline:
         assert (code, values["topology"]) == (0, "ndv2 x3")
 
     def test_list(self, run, run_json):
-        """``--list`` names every baseline."""
+        """``--list`` names every baseline, with a sentence on it."""
         assert list(run_json("baseline", "--list")[1]["baselines"]) == [*taccl.baselines.BASELINES, "nccl"]
         rows = run("baseline", "--list")[1].splitlines()
-        assert all(row.split(maxsplit=1)[1].startswith("A schedule ") for row in rows)
+        assert all(row.split(maxsplit=1)[1].endswith(".") for row in rows)
 
     def test_spelling(self, run, run_json):
         """Case does not matter, and the nearest name is offered for a typing error."""
