@@ -432,7 +432,7 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
             raise InputError(f"{many}; expected fewer", where=where)
         if fixed and len(values) != len(kinds):
             raise InputError(f"found {quoted(value)}; expected {expected}", where=where)
-        if not fixed and (item is None or set(map(type, values)) <= item.plain):  # found out fast for many
+        if not fixed and (item is None or _takes_all(item, {*map(type, values)})):  # fast for many
             as_it_is = type(values) is make or (make is tuple and container != "tuple")
             return values if as_it_is else make(values)
         each_kind = kinds if fixed else itertools.repeat(item)
@@ -442,6 +442,13 @@ def _several(container: str, inner: Sequence[ast.expr], scope: Mapping[str, Any]
         )
 
     return Reader(expected, read, "several")
+
+
+def _takes_all(item: Reader, kinds: set[type]) -> bool:
+    """True if values of these types are taken as they are. A schedule may have to be listed first."""
+    if "Schedule" in item.classes or not item.classes:
+        return kinds <= item.plain
+    return all(_is_any(each, item.classes) for each in kinds)
 
 
 def _is_dots(node: ast.expr) -> bool:

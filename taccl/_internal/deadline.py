@@ -296,9 +296,11 @@ class _TimeIsUp(BaseException):
     One may arrive as its deadline is left, and then reaches the next deadline around that.
 
     - `number`: That of the interrupt; larger than those of deadlines around it.
+    - `is_lost`: True once it arrived where Python drops exceptions: as an object was deleted.
     """
 
     number = 0
+    is_lost = False
 
 
 class _Interrupt:
@@ -320,6 +322,7 @@ class _Interrupt:
 
     def begin(self) -> None:
         """Start to watch the clock."""
+        _note_lost_interrupts()
         _start(threading.Thread(target=self._watch, name="taccl-deadline", daemon=True))
 
     def end(self) -> None:
@@ -335,17 +338,19 @@ class _Interrupt:
         self._is_sent = False
 
     def _watch(self) -> None:
+        sent_s = -math.inf
         while not self._left.wait(min(max(0.0, self._at_s - time.monotonic()), threading.TIMEOUT_MAX)):
             if self._ready is not None and not self._ready():
                 self._at_s = time.monotonic() + _TICK_S
                 continue
-            again_s = _APART_S
+            now_s = time.monotonic()
             with _STARTS, self._lock:
-                if not self._left.is_set() and self._may_raise():
+                is_due = self.kind.is_lost or now_s >= sent_s + _AGAIN_S
+                if is_due and not self._left.is_set() and self._may_raise():
                     self._is_sent = self.was_sent = True
-                    again_s = _AGAIN_S
+                    self.kind.is_lost, sent_s = False, now_s
                     _raise_in(self._thread, self.kind)
-            self._at_s = time.monotonic() + again_s
+            self._at_s = now_s + _APART_S
 
     def _may_raise(self) -> bool:
         """True unless the thread is where it must not be interrupted.
@@ -357,6 +362,22 @@ class _Interrupt:
         if frame is not None and frame.f_globals.get("__name__") == "contextlib":
             return False
         return _frames_apart(self._thread) <= self._apart
+
+
+def _note_lost_interrupts() -> None:
+    """Have interrupts noted that Python drops, instead of reported; they are sent again."""
+    others = sys.unraisablehook
+    if getattr(others, "notes_interrupts", False):
+        return
+
+    def note(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, _TimeIsUp):
+            unraisable.exc_type.is_lost = True
+        else:
+            others(unraisable)
+
+    note.notes_interrupts = True  # type: ignore[attr-defined]
+    sys.unraisablehook = note
 
 
 def await_left_behind() -> None:

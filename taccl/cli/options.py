@@ -101,7 +101,7 @@ def _collective(word: str) -> str:
 _TRIED_ARRIVALS, _BOUNDED_ARRIVALS = 1_024, 100_000
 #: CPU seconds for the bound of a protocol, and for an estimate instead of it, for each link; what would end
 #: late is not begun.
-_BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 5e-5
+_BOUND_S_PER_LINK, _ESTIMATE_S_PER_LINK = 8e-5, 2e-5
 #: Seconds for a verb's work in any case, however long what comes before it takes.
 LEAST_S = 0.1
 #: Share of a verb's time limit for that comparison.

@@ -56,8 +56,8 @@ class BudgetParameters(_Group):
     most_bound_share: float = 0.5
     least_bound_s: float = 0.1  # of the bound, in any case
     last_bound_s: float = 0.6  # least time limit of a bound that begins at the end
-    # For the bound over all chunkings, once the search has ended: what it gets in any case, and at most.
-    least_every_s: float = 0.3
+    # For the bound over all chunkings: seconds of work that it gets in any case, and at most.
+    least_every_s: float = 0.5
     most_every_s: float = 1.0
     improve_share: float = 0.5  # kept for ruin and recreate, where there is a sketch
 

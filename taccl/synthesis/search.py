@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_size
 from taccl.analysis.certificates.bounds import lower_bound
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Problems with at most so many hops have as long for their bound as it takes.
 _BRIEF_HOPS = 5_000
+#: Largest share of the time left that a busy machine adds to the bound over all chunkings.
+_MOST_EVERY_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +307,23 @@ class Search:
             found = bound_within(self.problem, self.deadline, self.parameters.budget, kept_s=self.kept_s)
             self.prove(found, since)
 
+    def look_over_all_chunkings(self, known: Certificate | None = None) -> Certificate | None:
+        """The bound over all chunkings, which is sought once, in a part of the time; None if that is short.
+
+        - `known`: A bound of the problem in its chunks.
+        """
+        budget, since, left_s = self.parameters.budget, time.monotonic(), self.deadline.left_s
+        # Past the limit a busy machine gets no more seconds than another.
+        least_s = min(
+            budget.least_every_s * busy_factor(), max(budget.least_every_s, _MOST_EVERY_SHARE * left_s)
+        )
+        every_s = min(max(least_s, budget.most_every_s), max(least_s, budget.bound_share * left_s))
+        every = bound_of_every_cut(known or no_bound(self.problem), budget_s=every_s)
+        every_us, name = None if every is None else every.bound_us, "bound over all chunkings"
+        if (name, every_us) not in ((each.name, each.bound_us) for each in self.stages):
+            self.record(name, "taccl", "done", since, bound_us=every_us)
+        return every
+
     def prove(self, bound: Certificate, since: float) -> None:
         """Keep a bound that was found since then, and log it."""
         self.bound = bound
@@ -350,12 +370,7 @@ class Search:
         assert self.best is not None, "there is a schedule"
         if not self.interrupted:
             known = self.bound or lower_bound(self.problem, budget_s=0.0, limit_s=0.0)
-            budget = self.parameters.budget
-            every_s = min(budget.most_every_s, max(budget.least_every_s, self.deadline.left_s))
-            since, every = time.monotonic(), bound_of_every_cut(known, budget_s=every_s)
-            self.bound = stronger(known, every)
-            every_us = None if every is None else every.bound_us
-            self.record("bound over all chunkings", "taccl", "done", since, bound_us=every_us)
+            self.bound = stronger(known, self.look_over_all_chunkings(known))
         if self.bound is None:
             fault = "it was stopped before a lower bound was proven; give more time, or ask lower_bound"
         elif self.best.finish >= self.bound.bound:
@@ -395,7 +410,7 @@ def bound_within(
     left_s, share = limit.left_s, budget.bound_share
     limit_s = max(budget.least_bound_s, budget.most_bound_share * left_s, share * (left_s + kept_s))
     is_brief = problem.collective.num_chunks * len(problem.links_allowed) <= _BRIEF_HOPS
-    end_s = None if is_brief else max(left_s, budget.last_bound_s)
+    end_s = None if is_brief else max(left_s, budget.last_bound_s / busy_factor())
     try:
         if limit.cancellation.why:
             limit.check()

@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from taccl._internal.cpu_share import busy_factor
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
 from taccl._internal.units import format_count, format_us
 from taccl.analysis.certificates.certificate import Certificate
+from taccl.analysis.certificates.every_cut import share_bound_of_every_cut
 from taccl.analysis.verification.verify import verify
 from taccl.baselines.in_network import shared_links
 from taccl.baselines.servers import servers
@@ -258,6 +260,8 @@ def _search_by_ranks(problem: Problem, options: Options, limit: Deadline) -> Res
     try:
         if competes:
             offer_first(whole)
+            with suppress(OutOfTime):
+                whole.look_over_all_chunkings()
             if problem.chunks_open:
                 tried.append(offer_cut(whole, cut, limit.sooner(for_baselines_s(limit, _CUT_SHARE))))
         found = _search_in_chunks(problem, options, limit, tried[-1], whole.problem)
@@ -326,6 +330,7 @@ def _search_in_chunks(
     with limit.enforced(may_end):
         asked, proposals = _with_chunks(problem, options, limit)
         share_baselines(asked, whole)
+        share_bound_of_every_cut(asked, whole)
         left_s = max(0.1, limit.left_s)
         is_large, choice = choose(asked, options.backend, left_s, parameters)
         if options.spill_dir is not None and not is_large:

@@ -211,24 +211,31 @@ class Topology:
     @cached_property
     def nodes_of_link(self) -> tuple[tuple[frozenset[int], frozenset[int]], ...]:
         """The nodes of every link's sources, and of its destinations."""
-        node = self.node_of_rank
-        return tuple(
-            (frozenset(node[r] for r in link.srcs), frozenset(node[r] for r in link.dsts))
-            for link in self.links
-        )
+        known: dict[tuple[int, ...], frozenset[int]] = {}  # most ends are a rank alone
+
+        def nodes(ranks: tuple[int, ...]) -> frozenset[int]:
+            if ranks not in known:
+                known[ranks] = frozenset(self.node_of_rank[rank] for rank in ranks)
+            return known[ranks]
+
+        return tuple((nodes(link.srcs), nodes(link.dsts)) for link in self.links)
 
     @cached_property
     def internode_links(self) -> tuple[int, ...]:
         """Every link between nodes, by index."""
         return tuple(link for link in range(len(self.links)) if self.is_internode(link))
 
+    def changed(self, **values: Any) -> Topology:
+        """The topology with other values of fields, which are known to be sound: none is checked."""
+        other = object.__new__(Topology)
+        vars(other).update({each.name: getattr(self, each.name) for each in fields(self)}, **values)
+        return other
+
     @cached
     def reversed(self) -> Topology:
         """The topology with every link reversed; link, resource and hold keep their index."""
         suffix = " reversed"
-        turned = object.__new__(Topology)  # which has been checked already
-        vars(turned).update({each.name: getattr(self, each.name) for each in fields(self)})
-        vars(turned).update(
+        turned = self.changed(
             name=self.name.removesuffix(suffix) if self.name.endswith(suffix) else self.name + suffix,
             links=tuple(Link(e.dsts, e.srcs, e.alpha_us, e.beta_us_per_mb, e.name) for e in self.links),
             holds=tuple(

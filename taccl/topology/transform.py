@@ -151,7 +151,12 @@ def under(topology: Topology, protocol: str) -> Topology:
         if kind != "nic" and now[constant.name]:
             factors[kind == "internode", cost] = constant.value / now[constant.name]
     launch_us = topology.launch_us + new.launch_us - old.launch_us
-    found = rescaled(replace(topology, protocol=protocol, launch_us=launch_us), factors)
+    if launch_us < 0:
+        said = (
+            f"found a launch of {topology.launch_us} us, less than the profile's; expected {old.launch_us} us"
+        )
+        raise TopologyError(said, where="launch_us")
+    found = rescaled(topology.changed(protocol=protocol, launch_us=launch_us), factors)
     found.cache["profile"] = new
     return found
 
@@ -159,11 +164,11 @@ def under(topology: Topology, protocol: str) -> Topology:
 def rescaled(
     topology: Topology,
     factors: Mapping[tuple[bool, str], Fraction],
-    rounded: Callable[[Fraction], Fraction] = lambda cost: cost,
+    rounded: Callable[[Fraction], Fraction] | None = None,
 ) -> Topology:
     """The topology with costs of links times factors: ``"alpha"`` and ``"beta"``, in nodes and between them.
 
-    A send holds each resource by the same beta, and for at most the link's new alpha.
+    A send holds each resource by the same beta, and for at most the link's new alpha. Factors are above 0.
     """
     factor = {
         between: tuple(factors.get((between, cost), Fraction(1)) for cost in ("alpha", "beta"))
@@ -178,7 +183,7 @@ def rescaled(
     def times(cost: Fraction, factor: Fraction) -> Fraction:
         key = id(cost), id(factor)
         if key not in known:
-            known[key] = rounded(cost * factor)
+            known[key] = cost * factor if rounded is None else rounded(cost * factor)
         return known[key]
 
     def no_more(cost: Fraction, most: Fraction) -> Fraction:
@@ -203,6 +208,8 @@ def rescaled(
         )
         for hold in topology.holds
     )
+    if rounded is None:
+        return topology.changed(links=links, holds=holds)
     return replace(topology, links=links, holds=holds)
 
 

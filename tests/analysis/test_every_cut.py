@@ -17,6 +17,7 @@ from taccl.analysis.certificates.every_cut import (
     bound_of_every_cut,
     bound_rows,
     gap_text,
+    share_bound_of_every_cut,
     standing,
     stronger,
 )
@@ -55,6 +56,41 @@ def test_both_bounds_are_told_where_they_differ():
     assert rows[0][1].startswith("40 us for 1 chunk per rank")
     assert rows[1][1].startswith("30 us")
     assert len(bound_rows(alike, bound_of_every_cut(alike))) == 1
+
+
+def test_the_bound_over_all_chunkings_precedes_the_choice_of_chunks():
+    """Where time is short, the bound over all chunkings is found before the search takes what is left."""
+    result = brief_synthesis(taccl.make_problem(RING, "allreduce", size_bytes=4_000_000))
+    names = [stage.name for stage in result.stages]
+    assert names.index("bound over all chunkings") < names.index("chunks")
+    assert names.count("bound over all chunkings") == 1
+
+
+def test_a_bound_that_used_up_its_time_is_sought_again(monkeypatch):
+    """A larger budget seeks a bound again only if the smaller one was used up; the larger bound stays."""
+    budgets = []
+
+    def found(problem, *, budget_s, **options):
+        budgets.append(budget_s)
+        return bounds.lower_bound(problem, **options, budget_s=budget_s)
+
+    monkeypatch.setattr(every_cut, "lower_bound", found)
+    bound = _bound(RING, "allgather", 5_000_000, chunks_per_rank=1)
+    bound_of_every_cut(bound, budget_s=0.0)
+    first = bound_of_every_cut(bound)
+    assert bound_of_every_cut(bound, budget_s=100.0).bound >= first.bound
+    assert bound_of_every_cut(bound, budget_s=1000.0) is bound_of_every_cut(bound)
+    assert budgets == [0.0, 100.0]
+
+
+def test_other_chunks_of_the_same_data_share_their_bound():
+    """A bound over all chunkings is sought once for all numbers of chunks."""
+    one, two = (
+        taccl.make_problem(RING, "allgather", size_bytes=5_000_000, chunks_per_rank=n) for n in (1, 2)
+    )
+    found = bound_of_every_cut(taccl.lower_bound(one))
+    share_bound_of_every_cut(two, one)
+    assert bound_of_every_cut(taccl.lower_bound(two)) is found
 
 
 def test_every_chunking_pays_an_alpha_for_what_starts_or_ends_apart():

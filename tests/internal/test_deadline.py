@@ -460,3 +460,21 @@ def test_an_error_before_time_is_up_stays_what_it_is():
     """Only an error after the interrupt is taken for it."""
     with pytest.raises(ValueError, match="not an array"), Deadline.after(1000).enforced():
         raise ValueError("not an array")
+
+
+def test_an_interrupt_that_python_drops_is_sent_again_unreported(monkeypatch):
+    """An interrupt that comes while an object is deleted is dropped by Python, and another one follows."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+
+    class Lasting:
+        def __del__(self):
+            while time.monotonic() < since + 0.1:
+                pass
+
+    since = time.monotonic()
+    with pytest.raises(OutOfTime), Deadline.after(0.01).enforced():
+        Lasting()
+        while True:
+            pass
+    assert reported == []

@@ -6,7 +6,9 @@ all chunkings is optimal under the costs of the topology.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+import time
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from taccl._internal.deadline import NEVER, Deadline, OutOfTime
@@ -21,17 +23,23 @@ from taccl.topology.transform import rescaled
 _BUDGET_S, _LIMIT_TIMES = 1.0, 2.0
 #: Multiple of the budget after which the best claim so far has to do; and moves up to which none is cut off.
 _END_TIMES, _BRIEF_MOVES = 2.0, 5_000
+#: Least ratio of budgets at which a bound that used up the smaller one is computed again.
+_LARGER = 1.5
 #: Max pairs of a chunk and a link for which the bound over all chunkings is computed.
 _MOST_MOVES = 100_000_000
 #: Relative difference above which both bounds are reported.
 _WORTH_TELLING = Fraction(1, 100)
+#: Key of these bounds in the cache of a problem: by `in_network`.
+_CACHE = f"{__name__}.bound_of_every_cut"
 
 
-def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Certificate | None:
+def bound_of_every_cut(bound: Certificate, *, budget_s: float | None = None) -> Certificate | None:
     """Bound of the same problem over all chunkings; None if it would take too long.
 
-    It is computed once, in about `budget_s` seconds. Padding to whole bytes does not count, since another
-    chunking pads less.
+    Padding to whole bytes does not count, since another chunking pads less.
+
+    - `budget_s`: Seconds for it, about. A bound that used up fewer is computed again. By default it is
+      computed once, in 1 s.
     """
     problem = bound.problem
     if bound.divisible:
@@ -39,21 +47,40 @@ def bound_of_every_cut(bound: Certificate, *, budget_s: float = _BUDGET_S) -> Ce
     moves = problem.collective.num_chunks * len(problem.topology.links)
     if moves > _MOST_MOVES:
         return None
-    key = f"{__name__}.bound_of_every_cut, in_network={bound.in_network}"
-    if key not in problem.cache:
-        end_s = None if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
-        until = NEVER if end_s is None else Deadline.after(end_s)
+    found: dict[bool, _Found] = problem.cache.setdefault(_CACHE, {})
+    known = found.get(bound.in_network)
+    if known is None or (budget_s is not None and known.used_s * _LARGER <= budget_s):
+        budget_s = _BUDGET_S if budget_s is None else budget_s
+        end_s = math.inf if moves <= _BRIEF_MOVES else _END_TIMES * budget_s
+        since = time.monotonic()
         try:
-            with until.enforced():
+            with (NEVER if end_s == math.inf else Deadline.after(end_s)).enforced():
                 unpadded = _unpadded(problem)
-            problem.cache[key] = lower_bound(
+            every = lower_bound(
                 unpadded, divisible=True, in_network=bound.in_network, budget_s=budget_s,
-                limit_s=_LIMIT_TIMES * budget_s, end_s=None if end_s is None else until.left_s,
+                limit_s=_LIMIT_TIMES * budget_s,
+                end_s=None if end_s == math.inf else max(0.0, since + end_s - time.monotonic()),
             )  # fmt: skip
         except OutOfTime:
-            return None
-    found: Certificate = problem.cache[key]
-    return found
+            return None if known is None else known.bound
+        is_cut_off = time.monotonic() - since > budget_s
+        every = every if known is None else stronger(known.bound, every)
+        known = found[bound.in_network] = _Found(every, budget_s if is_cut_off else math.inf)
+    return known.bound
+
+
+def share_bound_of_every_cut(problem: Problem, other: Problem) -> None:
+    """Take over the bound over all chunkings that was found for the same data in other chunks."""
+    if problem.size_bytes is not None and problem.size_bytes == other.size_bytes:
+        problem.cache.setdefault(_CACHE, {}).update(other.cache.get(_CACHE, {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A bound over all chunkings, and the seconds that it used up: infinity if it was found in less."""
+
+    bound: Certificate
+    used_s: float
 
 
 def stronger(bound: Certificate, every: Certificate | None) -> Certificate:
